@@ -1,0 +1,392 @@
+"""Language models that read embeddings: random weights of the true Qwen2 architecture, any pretrained one, and LoRA.
+
+`Backbone` runs the library's own modules block by block, so that a text is read once for all rows that share it, the last
+block works only where something is read out, and decoding keeps keys and values. `plain` is the library's forward on the
+same embeddings; a test holds the two equal, and a model whose blocks are not understood is read the plain way.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from decisionllm.registry import register
+
+# Letters: U texts, L their tokens, B rows, n new tokens, M keys seen, H query heads, G key heads, d head width, D width.
+
+
+@register("backbone", "nano", width=128, layers=3, heads=4, kv_heads=2, inner=384)
+@register("backbone", "tiny", width=256, layers=4, heads=4, kv_heads=2, inner=1408)
+@register("backbone", "small", width=512, layers=8, heads=8, kv_heads=2, inner=2816)
+@register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)  # the shape of Qwen2.5-0.5B
+def qwen2(
+    seed,
+    *,
+    width: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+    dropout: float = 0.0,
+    tune: str = "full",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+):
+    """Qwen2 with random weights drawn from `seed`, and the project's own text tokenizer."""
+    from transformers import AutoModel, Qwen2Config
+
+    from decisionllm.tokenizers.text import own_tokenizer
+
+    tokenizer = own_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
+    )  # fmt: skip
+    return _tuned(_random(AutoModel, config, seed), tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
+
+
+@register("backbone", "dt")
+def gpt2(
+    seed,
+    *,
+    width: int = 128,
+    layers: int = 3,
+    heads: int = 1,
+    dropout: float = 0.1,
+    tune: str = "full",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+):
+    """The Decision Transformer's trunk: a small GPT-2 with ReLU and random weights drawn from `seed`."""
+    from transformers import AutoModel, GPT2Config
+
+    from decisionllm.tokenizers.text import own_tokenizer
+
+    tokenizer = own_tokenizer()
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
+        resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return _tuned(_random(AutoModel, config, seed), tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
+
+
+@register("backbone", "pretrained")
+def pretrained(
+    seed,
+    *,
+    folder: str = "",
+    hub_id: str = "",
+    weights: str = "pretrained",
+    dtype: str = "float32",
+    tune: str = "lora",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+):
+    """A model with its own tokenizer from a local folder, or from the hub if `hub_id` asks for it.
+
+    weights=random draws the same architecture afresh: does language help? tune=frozen: does adapting help?
+    """
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    if bool(folder) == bool(hub_id):
+        raise ValueError("backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two")
+    if folder and not (Path(folder).expanduser() / "config.json").is_file():
+        raise FileNotFoundError(f"backbone.folder: expected a model folder with config.json, found none at {folder}")
+    source = str(Path(folder).expanduser()) if folder else hub_id
+    local = bool(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        if weights == "random":
+            model = _random(AutoModel, AutoConfig.from_pretrained(source, local_files_only=local), seed)
+        else:
+            model = AutoModel.from_pretrained(source, dtype=getattr(torch, dtype), local_files_only=local)
+    except OSError as error:
+        hint = "is the folder complete?" if local else "no network, or no such model; backbone.folder=... reads a local copy"
+        raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
+    return _tuned(model, tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
+
+
+def _random(auto, config, seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return auto.from_config(config)
+
+
+def _tuned(model, tokenizer, tune, rank, alpha, targets, seed):
+    """tune: `lora` trains adapters on a frozen model, `full` trains it all, `frozen` nothing of it."""
+    if tune not in ("lora", "full", "frozen"):
+        raise ValueError(f"backbone.tune: expected lora, full or frozen, got {tune!r}")
+    if tune == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            targets = targets if targets == "all-linear" else targets.split(",")
+            config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
+            model = get_peft_model(model, config)
+    else:
+        model.requires_grad_(tune == "full")
+    return Backbone(model, tokenizer, tune)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values that later tokens attend to: per layer (N, G, M, d), the text first, then steps if there is room."""
+
+    keys: list
+    values: list
+    text_mask: torch.Tensor  # (N, L) True where real
+    text_length: torch.Tensor  # (N,) real tokens: the position of the first step
+
+    def rows(self, index):
+        """The memory of these rows, a copy. A text that all rows share is not repeated but viewed."""
+        take = (lambda x: x.expand(len(index), *x.shape[1:])) if len(self.text_length) == 1 else (lambda x: x[index])
+        return Memory([take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length))
+
+    def with_room(self, tokens):
+        """A copy with room for this many more tokens."""
+        extend = lambda x: torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)  # noqa: E731
+        return Memory([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
+
+
+class Backbone(nn.Module):
+    """A transformers model with its text tokenizer. In: texts and embedded tokens. Out: hidden states (B, n, D)."""
+
+    def __init__(self, model, tokenizer, tune):
+        super().__init__()
+        self.model, self.tokenizer, self.tune = model, tokenizer, tune
+        self.config = self.core.config
+        self.width = self.config.hidden_size
+        self.layout = next((layout for layout in (_Llama, _GPT2) if layout.fits(self)), None)
+
+    @property
+    def core(self):
+        """The transformers model itself, inside peft's wrapper where there is one."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    def embed(self, text_ids):
+        return self.core.get_input_embeddings()(text_ids)
+
+    def forward(self, tokens, text_ids, text_mask, text_index, *, reads=slice(None)):
+        """Hidden states at the read tokens: (B, n, D), texts (U, L) and each row's text (B,) -> (B, reads, D)
+
+        Padding is on the right everywhere: it comes after what is real, so that causal attention never sees it, and a
+        text's padding takes no position.
+        """
+        if self.layout is None:
+            return self.plain(tokens, text_ids, text_mask, text_index)[:, reads]
+        memory = self.read_text(text_ids, text_mask).rows(text_index)
+        n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
+
+        def with_memory(i, k, v):
+            if not text_ids.shape[1]:
+                return k, v
+            return torch.cat([memory.keys[i], k], 2), torch.cat([memory.values[i], v], 2)
+
+        padded = not bool(text_mask.all())
+        text_mask, length = (memory.text_mask, memory.text_length) if padded else (memory.text_mask[:1], memory.text_length[:1])
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_memory, reads)
+
+    def plain(self, tokens, text_ids, text_mask, text_index):
+        """The same by the library's own forward, the text repeated for every row: (B, n, D), every token read."""
+        mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
+        x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        out = self.model(inputs_embeds=x.to(self.dtype), attention_mask=mask.long(), position_ids=positions, use_cache=False)
+        return out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
+
+    @property
+    def dtype(self):
+        return next(self.core.parameters()).dtype
+
+    def read_text(self, text_ids, text_mask):
+        """Read the U texts once: their Memory. What their last block would make of them nobody reads."""
+        keys, values = [], []
+
+        def keep(i, k, v):
+            keys.append(k)
+            values.append(v)
+            return k, v
+
+        slots = torch.arange(text_ids.shape[1], device=text_ids.device)[None]
+        visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
+        self._run(self.embed(text_ids), slots, visible, keep, reads=slice(0, 0))
+        return Memory(keys, values, text_mask, text_mask.sum(1))
+
+    def extend(self, tokens, memory, filled, rows=None, *, reads=slice(None)):
+        """Decode: read n more tokens of these rows into the memory's room, in place. filled: (N,) step tokens they had before.
+
+        tokens (N, n, D) may be padded on the right; what padding writes is overwritten by the next call.
+        """
+        L, n = memory.text_mask.shape[1], tokens.shape[1]
+        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
+        together = bool((filled == filled[0]).all()) and len(rows) == len(memory.text_mask)
+        slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
+        end = L + int(filled.max()) + n
+
+        def write(i, k, v):
+            for buffer, new in ((memory.keys[i], k), (memory.values[i], v)):
+                if together:
+                    buffer[:, :, end - n : end] = new
+                else:
+                    buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
+            taken = slice(None) if together else rows
+            return memory.keys[i][taken][:, :, :end], memory.values[i][taken][:, :, :end]
+
+        text_mask, length = memory.text_mask[rows], memory.text_length[rows]
+        if together and bool(text_mask.all()):
+            text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, reads)
+
+    def _run(self, x, positions, visible, remember, reads):
+        """Every block in turn; the last one's queries and feed-forward only at the read tokens.
+
+        visible: (B or 1, n, M) bool. remember(i, k, v) files the new keys and values of block i and returns all to attend to.
+        """
+        layout, blocks = self.layout, self.layout.blocks(self.core)
+        x, rope = layout.enter(self.core, x.to(self.dtype), positions)
+        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
+        for i, block in enumerate(blocks):
+            read = reads if i == len(blocks) - 1 else slice(None)
+            q, k, v = layout.project(block, x, rope, read)
+            k, v = remember(i, k, v)
+            x = x[:, read]
+            if read == slice(0, 0):
+                return x
+            mixed = attend(q, k, v, bias[:, :, read], layout.attention_dropout(block) if self.model.training else 0.0)
+            x = layout.finish(block, x, mixed.transpose(1, 2).flatten(2))
+        return layout.norm(self.core)(x)
+
+
+def attend(q, k, v, bias, dropout):
+    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)"""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    B, H, n, d = q.shape  # on a CPU plain products are as fast in float32, and three times faster in bfloat16
+    G, M = k.shape[1:3]
+    scores = (q * d**-0.5).reshape(B, G, H // G * n, d) @ k.transpose(-1, -2)
+    weights = (scores.view(B, H, n, M) + bias).softmax(-1)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return (weights.to(v.dtype).view(B, G, H // G * n, M) @ v).view(B, H, n, d)
+
+
+def _visible(text_mask, slots, M):
+    """Which keys a token sees: all real text, and the steps' tokens up to itself. (N, L), (N, n) -> (N, n, L+M) bool"""
+    text = text_mask[:, None].expand(-1, slots.shape[1], -1)
+    steps = torch.arange(M, device=slots.device) <= slots[..., None]
+    return torch.cat([text.bool().expand(len(steps), -1, -1) if len(text) == 1 else text.bool(), steps.expand(len(text), -1, -1)], -1)
+
+
+class _Llama:
+    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
+
+    @staticmethod
+    def fits(backbone):
+        core = backbone.core
+        return hasattr(core, "rotary_emb") and _same_as_plain(backbone, _Llama)
+
+    blocks = staticmethod(lambda core: core.layers)
+    norm = staticmethod(lambda core: core.norm)
+    attention_dropout = staticmethod(lambda block: block.self_attn.attention_dropout)
+
+    @staticmethod
+    def enter(core, x, positions):
+        return x, core.rotary_emb(x, positions)
+
+    @staticmethod
+    def project(block, x, rope, read):
+        attention, h = block.self_attn, block.input_layernorm(x)
+        cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
+        q, k, v = (
+            _heads(project(part), attention.head_dim)
+            for project, part in ((attention.q_proj, h[:, read]), (attention.k_proj, h), (attention.v_proj, h))
+        )
+        if hasattr(attention, "q_norm"):
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        return _rotate(q, cos[:, :, read], sin[:, :, read]), _rotate(k, cos, sin), v
+
+    @staticmethod
+    def finish(block, x, mixed):
+        x = x + block.self_attn.o_proj(mixed)
+        return x + block.mlp(block.post_attention_layernorm(x))
+
+
+class _GPT2:
+    """How the blocks of GPT-2 are called."""
+
+    @staticmethod
+    def fits(backbone):
+        return hasattr(backbone.core, "wpe") and _same_as_plain(backbone, _GPT2)
+
+    blocks = staticmethod(lambda core: core.h)
+    norm = staticmethod(lambda core: core.ln_f)
+    attention_dropout = staticmethod(lambda block: block.attn.attn_dropout.p)
+
+    @staticmethod
+    def enter(core, x, positions):
+        return core.drop(x + core.wpe(positions)), None
+
+    @staticmethod
+    def project(block, x, rope, read):
+        attention = block.attn
+        h = block.ln_1(x)
+        if read == slice(None) or not hasattr(attention.c_attn, "nf"):  # an adapter wraps the map: it is called whole
+            q, k, v = attention.c_attn(h).split(attention.split_size, -1)
+            q = q[:, read]
+        else:
+            weight, bias, D = attention.c_attn.weight, attention.c_attn.bias, attention.split_size
+            q = h[:, read] @ weight[:, :D] + bias[:D]
+            k, v = (h @ weight[:, D:] + bias[D:]).split(D, -1)
+        return tuple(_heads(part, attention.head_dim) for part in (q, k, v))
+
+    @staticmethod
+    def finish(block, x, mixed):
+        x = x + block.attn.resid_dropout(block.attn.c_proj(mixed))
+        return x + block.mlp(block.ln_2(x))
+
+
+def _heads(x, width):
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, n, H d) -> (B, H, n, d)
+
+
+def _rotate(x, cos, sin):
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+@torch.no_grad()
+def _same_as_plain(backbone, layout):
+    """Whether a layout reads this model as the library does: one short text and five tokens, tried when it is loaded."""
+    training, backbone.layout = backbone.model.training, layout
+    backbone.model.eval()
+    device = next(backbone.core.parameters()).device
+    x = torch.linspace(-1, 1, 2 * 5 * backbone.width, device=device, dtype=backbone.dtype).view(2, 5, -1).sin()
+    ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
+    index = torch.arange(2, device=device)
+    try:
+        ours, plain = backbone.forward(x, ids, mask, index), backbone.plain(x, ids, mask, index)
+    except AttributeError:
+        return False
+    finally:
+        backbone.model.train(training)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(backbone.dtype, 5e-2)
+    return bool(torch.allclose(ours, plain, atol=tolerance * plain.abs().max().item(), rtol=0))
+
+
+def fingerprint(module):
+    """A hash of a module's frozen weights: what a saved adapter belongs to."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, weight in sorted(module.named_parameters()):
+        if not weight.requires_grad:
+            digest.update(name.encode() + weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

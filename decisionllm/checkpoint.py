@@ -1,0 +1,155 @@
+"""A run directory in and out. A checkpoint is a folder of safetensors and JSON, complete by itself but for frozen weights.
+
+runs/x/
+  config.yaml         every choice, resolved
+  run.json            what the data knew, its fingerprint, the target return, versions, a hash of the frozen weights
+  metrics.jsonl       one line a log interval
+  checkpoint/         model.safetensors: all that is trained but adapters, and the normaliser
+                      adapter/: LoRA, as peft saves it
+                      trainer.safetensors, trainer.json: the optimiser's moments, the step, random states
+"""
+
+import json
+import shutil
+import subprocess
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from decisionllm.backbones import fingerprint
+from decisionllm.model import DecisionLLM
+from decisionllm.policy import Policy
+from decisionllm.registry import build
+from decisionllm.schema import Spec
+
+FREE = ("run", "device", "home", "tracker", "fresh", "log_every", "save_every")  # what may differ when a run goes on
+PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
+
+
+def versions():
+    """What a result must say about the code: package versions, and the commit where the code is a checkout."""
+    found = {name: metadata.version(name) for name in PACKAGES}
+    here = Path(__file__).parent
+    git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
+    inside = git.returncode == 0 and (here.parent / ".git").exists()
+    return found | {"commit": git.stdout.strip() if inside else None}
+
+
+def make_model(config, spec):
+    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed."""
+    backbone = build(config["backbone"], config["seed"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config["seed"])
+        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "value")}
+        return DecisionLLM(spec, backbone, config["head"], **options)
+
+
+def describe(path, config, store, model, targets):
+    """Write what is fixed before the first step: config.yaml and run.json. targets: quantiles of the training returns."""
+    shutil.rmtree(path / "checkpoint", ignore_errors=True)
+    shutil.rmtree(path / "checkpoint.old", ignore_errors=True)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint, "targets": targets,
+             "frozen": fingerprint(model.backbone), "versions": versions()}  # fmt: skip
+    (path / "run.json").write_text(json.dumps(facts, indent=1))
+
+
+def same_run(path, config, store):
+    """The facts of a run that was begun, if it was begun with this config and this data; anything else is an error."""
+    before, facts = read(path)
+    different = {key: (before.get(key), value) for key, value in config.items() if before.get(key) != value and key not in FREE}
+    if different:
+        shown = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
+        raise ValueError(f"{path} holds another run ({shown}): choose another run=..., or fresh=true to begin again")
+    if facts["fingerprint"] != store.fingerprint:
+        raise ValueError(f"{path} was begun on data {facts['fingerprint']}, this is {store.fingerprint}: choose another run=..., or fresh=true")
+    return facts
+
+
+def read(path):
+    """(config, facts) of a run directory."""
+    path = Path(path)
+    if not (path / "run.json").is_file():
+        raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
+    return yaml.safe_load((path / "config.yaml").read_text()), json.loads((path / "run.json").read_text())
+
+
+def save(path, model, trainer_tensors, trainer_facts):
+    """Write runs/x/checkpoint, all or nothing: until the new one is whole, the old one stays."""
+    folder, partial, old = path / "checkpoint", path / "checkpoint.partial", path / "checkpoint.old"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        save_file(_own_state(model), partial / "model.safetensors")
+        if model.backbone.tune == "lora":
+            model.backbone.model.save_pretrained(partial / "adapter", save_embedding_layers=False)
+        save_file(trainer_tensors, partial / "trainer.safetensors")
+        (partial / "trainer.json").write_text(json.dumps(trainer_facts))
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
+        raise OSError(f"{folder}: could not be written ({error}); {kept}. Make room or choose another run=...") from error
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.is_dir():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find(path):
+    """The checkpoint folder of a run, or None. A save cut off between its two renames left the old one."""
+    return next((folder for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old") if folder.is_dir()), None)
+
+
+def restore(path, model, facts):
+    """Load a checkpoint's weights into a model made from the same config; anything that does not fit is an error."""
+    folder = find(path)
+    if folder is None:
+        raise FileNotFoundError(f"{path}: expected a run with a checkpoint, found none; train it first")
+    try:
+        saved = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}/model.safetensors is damaged or missing ({error}); train again, or restore a copy") from error
+    wanted = _own_state(model)
+    lacking, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
+    if lacking or extra:
+        raise ValueError(f"{folder}: not this model's weights; {_names('missing', lacking)}{_names('unknown', extra)}the config names another backbone, head or embedding than was trained")
+    for name, tensor in saved.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}; it was trained with other sizes")
+    if facts["frozen"] != fingerprint(model.backbone):
+        raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
+    if model.backbone.tune == "lora":
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model.backbone.model, load_file(folder / "adapter" / "adapter_model.safetensors"))
+    model.load_state_dict(saved, strict=False)
+
+
+def load(path, *, device="cpu", target_return=None, **acting):
+    """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own."""
+    config, facts = read(path)
+    spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
+    model = make_model(config, spec)
+    restore(path, model, facts)
+    options = {key: config[key] for key in ("ahead", "decode", "temperature")} | {k: v for k, v in acting.items() if v is not None}
+    stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
+    target = facts["targets"][str(config["target_quantile"])] if target_return is None else target_return
+    return Policy(model.to(device), config["window"], stride, target, device=device, **options), config, facts
+
+
+def _own_state(model):
+    """All that a checkpoint must hold: what is trained, but for adapters, and the normaliser."""
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _names(word, names):
+    return f"{word}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""

@@ -1,0 +1,219 @@
+"""D4RL's Maze2D logs: real files where D4RL users keep them, or the same protocol run again on our own physics.
+
+A log is one continuous run of a planner to random goals, so its episodes are a choice, and the choice decides what a
+return-to-go means. `cut=timeouts` ends an episode where the planner's own goal is reached (`timeouts` in the file);
+`cut=horizon` after as many steps as an evaluation has; `cut=goal_exit` where the ball leaves the fixed goal's disc.
+Regenerated logs are equal in their statistics, not in their bytes, and are named so: `maze2d-umaze-v1@regen-seed0`.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.datasets.store import Source
+from decisionllm.registry import register
+from decisionllm.schema import Episode, Spec
+from decisionllm.worlds.maze2d import Maze, Planner, reward
+
+HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
+STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+KEYS = {"observations": 4, "actions": 2}
+
+
+@register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
+@register("dataset", "maze2d-medium", maze="medium", text="${text}")
+@register("dataset", "maze2d-large", maze="large", text="${text}")
+@register("dataset", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}")
+@register("dataset", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
+@register("dataset", "maze2d-large-dense", maze="large", dense=True, text="${text}")
+def load(
+    *,
+    maze: str,
+    dense: bool = False,
+    text: str = "none",
+    cut: str = "timeouts",
+    source: str = "auto",
+    piece: int = 1000,
+    path: str = "",
+    steps: int = 0,
+    seed: int = 0,
+) -> Source:
+    """One Maze2D log as episodes.
+
+    text: `none`; `constant` names the maze; `goal` names the goal that the planner was walking to, from the log's goal
+    column, and relabels the rewards for it; `shuffled` is `goal` with the texts dealt to other episodes.
+    cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
+    source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` takes
+    the file where there is one. steps: how many to regenerate; 0 is the published size. seed: of the regeneration.
+    """
+    for name, value, known in (
+        ("text", text, ("none", "constant", "goal", "shuffled")),
+        ("cut", cut, ("timeouts", "horizon", "goal_exit", "run")),
+        ("source", source, ("auto", "file", "regenerate")),
+    ):
+        if value not in known:
+            raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
+    world, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
+    by_goal = text in ("goal", "shuffled")
+    if by_goal and cut not in ("timeouts", "run"):
+        raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
+    file = find_file(maze, dense, path) if source != "regenerate" else None
+    if file:
+        log, name = read_hdf5(file), published
+    elif source == "file" or path:
+        raise FileNotFoundError(
+            f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; put "
+            f"{file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
+        )
+    else:
+        log, name = generate(world, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze]), f"{published}@regen-seed{seed}"
+        name += f"-{steps}" if steps else ""
+
+    longest = piece if cut == "run" else HORIZON[maze]
+    first, last = cut_points(log, cut, longest, world)
+    if not by_goal and not file:
+        log["rewards"] = reward(log["observations"][:, :2], world.goal, dense=dense)
+    tasks = [task_text(maze) if text == "constant" else ""] * len(first)
+    if by_goal:
+        if "goals" not in log:
+            raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
+        rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the ball was sent to in this episode
+        goals = np.rint(log["goals"][rows]).astype(int)
+        log["rewards"] = reward(log["observations"][:, :2], np.repeat(goals, last - first, axis=0), dense=dense)
+        tasks = [task_text(maze, goal) for goal in goals]
+    if text == "shuffled":
+        tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
+
+    columns = [np.asarray(log[key], np.float32) for key in ("observations", "actions", "rewards")]
+    episodes = (Episode(*(c[a:b] for c in columns), terminated=False, truncated=True, task=task, group=i)
+                for i, (a, b, task) in enumerate(zip(first, last, tasks, strict=True)))  # fmt: skip
+    spec = Spec(observation_dim=4, action_dim=2, horizon=longest, low=(-1.0, -1.0), high=(1.0, 1.0))
+    info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
+    return Source(spec, episodes, info)
+
+
+def task_text(maze, goal=None):
+    """The task in words. goal: (2,) cell, also its position; without it the text only names the maze."""
+    if goal is None:
+        return f"Maze2D {maze}. Push the ball to the goal and keep it there."
+    rows, columns = Maze.named(maze).walls.shape
+    vertical = ("top", "middle", "bottom")[int(3 * (goal[0] - 1) / (rows - 2))]
+    horizontal = ("left", "centre", "right")[int(3 * (goal[1] - 1) / (columns - 2))]
+    return (
+        f"Maze2D {maze}. Push the ball to the goal at the {vertical} {horizontal}, row {goal[0]}, column {goal[1]} "
+        f"(x = {goal[0]}.0, y = {goal[1]}.0), and keep it there."
+    )
+
+
+def cut_points(log, cut, longest, world):
+    """First rows and ends (exclusive) of the episodes: two (E,) int arrays. A jump of the ball always parts two episodes."""
+    position = log["observations"][:, :2]
+    jump = np.abs(np.diff(position, axis=0)).max(1) > 0.06  # one step moves at most 0.053
+    end = np.append(jump, True)
+    if cut == "timeouts":
+        end |= log["ends"]
+    if cut == "goal_exit":
+        inside = reward(position, world.goal) > 0
+        end |= np.append(inside[:-1] & ~inside[1:], True)
+    last = np.flatnonzero(end) + 1
+    first = np.concatenate([[0], last[:-1]])
+    pieces = -(-(last - first) // longest)  # what is longer is cut into pieces, counted back from the end
+    back = np.concatenate([np.arange(p)[::-1] for p in pieces])
+    last_of, first_of = np.repeat(last, pieces), np.repeat(first, pieces)
+    return np.maximum(first_of, last_of - (back + 1) * longest), last_of - back * longest
+
+
+def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
+    """D4RL's generation protocol, its noisy variant, which made the published files: a dict of columns of `steps` rows.
+
+    `chains` balls walk side by side, each never reset; a goal is a random free cell, aimed at through the planner's
+    waypoints; a new one is drawn when it is reached or after `time_limit` steps. Actions carry noise N(0, noise^2).
+    Source: D4RL `scripts/generation/generate_maze2d_datasets.py`. Left out: its loop shows the old observation once more
+    after each goal, which repeats a row.
+    """
+    rng = np.random.default_rng(seed)
+    chains = max(1, min(chains, steps // 2000))
+    length = -(-steps // chains)
+    states = world.reset(chains, rng)
+    planner = Planner(world, chains, rng)
+    shape = (chains, length)
+    log = {"observations": np.empty((*shape, 4), np.float32), "actions": np.empty((*shape, 2), np.float32),
+           "goals": np.empty((*shape, 2), np.float32), "ends": np.zeros(shape, bool)}  # fmt: skip
+    age, goals = np.zeros(chains, int), np.zeros((chains, 2))
+    fresh = np.ones(chains, bool)
+    for t in range(length):
+        rows = np.flatnonzero(fresh)
+        if len(rows):
+            cells = world.free_cells[rng.integers(len(world.free_cells), size=len(rows))]
+            goals[rows] = cells + rng.uniform(-0.1, 0.1, cells.shape)
+            planner.aim(rows, states[rows, :2], cells)
+            age[rows] = 0
+        actions, solved = planner.act(states)
+        actions = np.clip(actions + rng.normal(0, noise, actions.shape), -1, 1)
+        fresh = solved | (age >= time_limit)
+        for name, column in (("observations", states), ("actions", actions), ("goals", goals), ("ends", fresh)):
+            log[name][:, t] = column
+        states = world.step(states, actions)
+        age += 1
+    log["ends"][:, -1] = True
+    return {name: column.reshape(chains * length, *column.shape[2:])[:steps] for name, column in log.items()}
+
+
+def write_hdf5(path, log, world, *, dense=False):
+    """A generated log as the file that D4RL's users read: its keys, rewards for the fixed goal."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for key in KEYS:
+            file.create_dataset(key, data=log[key], compression="gzip")
+        file["rewards"] = reward(log["observations"][:, :2], world.goal, dense=dense).astype(np.float32)
+        file["terminals"] = np.zeros(len(log["ends"]), bool)
+        file["timeouts"] = log["ends"]
+        file["infos/goal"] = log["goals"]
+        file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
+
+
+def read_hdf5(path):
+    """A D4RL Maze2D file as columns: observations, actions, rewards, ends and, where the file has them, goals.
+
+    Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1) rewards are squeezed;
+    rewards stay as published, computed from the observation of their own row.
+    """
+    import h5py
+
+    try:
+        file = h5py.File(path)
+    except OSError as error:
+        raise ValueError(f"{path}: not a readable HDF5 file, perhaps truncated ({error}); fetch it again") from error
+    with file:
+        lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
+        if lacking:
+            raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(file)}")
+        log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals")}
+        log["ends"] = file["timeouts"][()] if "timeouts" in file else log["terminals"]
+        if "infos/goal" in file:
+            log["goals"] = file["infos/goal"][()]
+    log["ends"] = log["ends"].astype(bool).reshape(-1) | log.pop("terminals").astype(bool).reshape(-1)
+    log["rewards"] = log["rewards"].reshape(-1)
+    sizes = {key: len(column) for key, column in log.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"{path}: expected columns of one length, got {sizes}")
+    for key, width in KEYS.items():
+        if log[key].ndim != 2 or log[key].shape[1] != width:
+            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {log[key].shape}")
+    return log
+
+
+def file_names(maze, dense):
+    kind = "dense" if dense else "sparse"
+    return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
+
+
+def find_file(maze, dense, path=""):
+    """Where a D4RL user has the file: the given path, $D4RL_DATASET_DIR, ~/.d4rl/datasets; None if nowhere."""
+    if path:
+        return Path(path).expanduser() if Path(path).expanduser().is_file() else None
+    folders = [os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"]
+    places = [Path(folder).expanduser() / name for folder in folders if folder for name in file_names(maze, dense)]
+    return next((place for place in places if place.is_file()), None)

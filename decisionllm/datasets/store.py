@@ -1,0 +1,169 @@
+"""Data on disk is one thing for every source: flat arrays that are memory-mapped, episode offsets, and a card.
+
+A store is a folder: one .npy a field, rows of all episodes end to end, and card.json, which holds what the data knows
+(sizes, action space, horizon), the different task texts, where it came from, and a fingerprint of every byte.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.registry import build
+from decisionllm.schema import Episode, Spec
+
+FORMAT = 1
+PER_STEP = {"observations": np.float32, "actions": np.float32, "rewards": np.float32, "action_masks": np.bool_}
+PER_EPISODE = {"terminated": np.bool_, "truncated": np.bool_, "task": np.int32, "group": np.int64}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an adapter gives: the data's spec, its episodes, and whatever a result must say about where they came from."""
+
+    spec: Spec
+    episodes: list  # of Episode, or an iterator of them
+    info: dict = field(default_factory=dict)  # name, env, text, cut, seed, ...: JSON values
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open store. n steps, E episodes; every array is a view of a file, in raw units."""
+
+    path: Path
+    spec: Spec
+    tasks: tuple  # the different texts
+    info: dict
+    fingerprint: str
+    observations: np.ndarray  # (n, S) float32
+    actions: np.ndarray  # (n, A) float32
+    rewards: np.ndarray  # (n,) float32
+    offsets: np.ndarray  # (E+1,) int64: episode e is rows offsets[e]:offsets[e+1]
+    terminated: np.ndarray  # (E,) bool
+    truncated: np.ndarray  # (E,) bool
+    task: np.ndarray  # (E,) int32, into tasks
+    group: np.ndarray  # (E,) int64
+    action_masks: np.ndarray | None = None  # (n, C) bool
+
+    @cached_property
+    def lengths(self):
+        return np.diff(self.offsets)
+
+    @cached_property
+    def returns(self):
+        """(E,) float64, raw reward units"""
+        return np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
+
+    def episode(self, e):
+        rows = slice(self.offsets[e], self.offsets[e + 1])
+        masks = None if self.action_masks is None else self.action_masks[rows]
+        return Episode(
+            self.observations[rows], self.actions[rows], self.rewards[rows], bool(self.terminated[e]),
+            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks,
+        )  # fmt: skip
+
+
+def write(path, source):
+    """Write a Source to a folder, all or nothing, and open it. Every number is checked against the spec on the way."""
+    path, spec = Path(path), source.spec
+    episodes, tasks = [], {}
+    for e, episode in enumerate(source.episodes):
+        _check(f"episode {e}", episode, spec)
+        episodes.append(episode)
+        tasks.setdefault(episode.task, len(tasks))
+    if not episodes:
+        raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
+    arrays = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
+    for name, dtype in PER_STEP.items():
+        parts = [getattr(e, name) for e in episodes]
+        if parts[0] is not None:
+            arrays[name] = np.concatenate(parts).astype(dtype)
+    arrays |= {name: np.array([tasks[e.task] if name == "task" else getattr(e, name) for e in episodes], dtype)
+               for name, dtype in PER_EPISODE.items()}  # fmt: skip
+    card = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
+    card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
+    card["fingerprint"] = _fingerprint(card, arrays)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    partial.mkdir()
+    try:
+        for name, array in arrays.items():
+            np.save(partial / f"{name}.npy", array)
+        (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return open_store(path)
+
+
+def open_store(path):
+    """Open a folder made by `write`; nothing is read but the card until it is asked for."""
+    path = Path(path)
+    if not (path / "card.json").is_file():
+        raise FileNotFoundError(f"{path}: expected a data store (a folder with card.json), found none")
+    card = json.loads((path / "card.json").read_text())
+    if card.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again")
+    arrays = {}
+    for name, (dtype, shape) in card["arrays"].items():
+        try:
+            arrays[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); delete the folder to make it again") from error
+        if str(arrays[name].dtype) != dtype or list(arrays[name].shape) != shape:
+            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {arrays[name].shape}")
+    spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
+    return Store(path, spec, tuple(card["tasks"]), card["info"], card["fingerprint"], **arrays)
+
+
+def prepare(dataset, home):
+    """The store of a dataset's config node, made on first use and found again by the hash of its options.
+
+    dataset: `_target_` of an adapter, its options. An option that names a file is hashed with the file's size and time, so
+    that a replaced file is read again.
+    """
+    options = {k: v for k, v in dataset.items() if k != "_target_"}
+    stamps = [[p.stat().st_size, p.stat().st_mtime_ns] for v in options.values() if isinstance(v, str) and v and (p := Path(v)).is_file()]
+    key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
+    path = Path(home).expanduser() / "stores" / f"{dataset['_target_'].rpartition('.')[0].rpartition('.')[2]}-{key}"
+    if (path / "card.json").is_file():
+        return open_store(path)
+    return write(path, build(dataset))
+
+
+def _check(name, episode, spec):
+    observed, acted = episode.observations.shape[1], episode.actions.shape[1]
+    if (observed, acted) != (spec.observation_dim, spec.action_dim):
+        raise ValueError(f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {acted}")
+    if len(episode.rewards) > spec.horizon:
+        raise ValueError(f"{name}: expected at most {spec.horizon} steps (the horizon), got {len(episode.rewards)}; cut the log or raise the horizon")
+    if spec.num_actions:
+        wrong = (episode.actions != np.rint(episode.actions)) | (episode.actions < 0) | (episode.actions >= spec.num_actions)
+        space = f"an index below {spec.num_actions}"
+        if episode.action_masks is not None and episode.action_masks.shape[1] != spec.num_actions:
+            raise ValueError(f"{name}: expected action masks of {spec.num_actions} actions, got {episode.action_masks.shape[1]}")
+        if episode.action_masks is not None and not wrong.any():
+            chosen = np.take_along_axis(episode.action_masks, episode.actions.astype(int), 1)
+            if not chosen.all():
+                raise ValueError(f"{name}, step {np.argmin(chosen)}: the mask forbids the recorded action {int(episode.actions[np.argmin(chosen), 0])}")
+    else:
+        slack = 1e-4 * np.subtract(spec.high, spec.low)
+        wrong = (episode.actions < np.subtract(spec.low, slack)) | (episode.actions > np.add(spec.high, slack))
+        space = f"within {list(spec.low)} .. {list(spec.high)}"
+    if wrong.any():
+        row = int(np.argmax(wrong.any(1)))
+        raise ValueError(f"{name}, step {row}: expected an action {space}, got {episode.actions[row].tolist()}")
+
+
+def _fingerprint(card, arrays):
+    digest = hashlib.blake2b(json.dumps([card["spec"], card["tasks"]], sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode() + arrays[name].tobytes())
+    return digest.hexdigest()

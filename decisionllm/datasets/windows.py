@@ -1,0 +1,139 @@
+"""Episodes -> windows of up to T steps, padded on the right. Training, evaluation and the server all slice here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decisionllm.schema import Window
+
+
+def returns_to_go(rewards, total, offsets):
+    """What is still to come at each step: the total less what came before it. (n,), (E,) -> (n,) float64
+
+    In a log the total is the episode's own return, so that this is the sum that follows, the present reward included:
+    [1, 2, 3] with total 6 -> [6, 5, 3]. In a rollout it is the return that was asked for, and the same rule counts down.
+    `rewards` holds episodes end to end, of rows offsets[e]:offsets[e + 1], and `total` has one entry an episode.
+    """
+    before = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
+    start = before[offsets[:-1]]
+    return np.repeat(np.asarray(total, np.float64) + start, np.diff(offsets)) - before[:-1]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Episodes end to end, as the slicer reads them. A log's are views of files; a rollout's end with the step that is now."""
+
+    observations: np.ndarray  # (n, S)
+    actions: np.ndarray  # (n, A)
+    returns_to_go: np.ndarray  # (n,)
+    first: np.ndarray  # (E,) row of each episode's first step
+    end: np.ndarray  # (E,) row after its last
+    action_masks: np.ndarray | None = None  # (n, C)
+
+
+def of_store(store, *, ahead=0):
+    """The steps of a log. ahead: count only the rewards of so many next steps; 0 counts to the end of the episode.
+
+    A truncated episode does not show what its last steps would have brought, so these are left out if `ahead` is set.
+    """
+    togo = returns_to_go(store.rewards, store.returns, store.offsets)
+    first, end = store.offsets[:-1], store.offsets[1:]
+    if ahead:
+        last = np.repeat(end, store.lengths)
+        later = np.minimum(np.arange(len(togo)) + ahead, last)
+        togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
+        end = np.where(store.terminated, end, np.maximum(end - ahead + 1, first))
+    return Steps(store.observations, store.actions, togo.astype(np.float32), first, end, store.action_masks)
+
+
+def asked(rewards, target_returns, offsets, *, ahead=0):
+    """The return that a policy is asked for at each step of a rollout: the return-to-go of the target, or, where returns count
+    only `ahead` steps, the target itself, since as much is to come in the next steps as in the last. (n,), (E,) -> (n,)"""
+    if ahead:
+        return np.repeat(np.asarray(target_returns, np.float64), np.diff(offsets))
+    return returns_to_go(rewards, target_returns, offsets)
+
+
+def of_histories(histories, target_returns, *, ahead=0):
+    """The steps of N histories; the action that is still to be chosen is a zero, which no prediction can see."""
+    sizes = np.array([len(h.observations) for h in histories])
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    zero = np.zeros((1, histories[0].actions.shape[1]), np.float32)
+    rewards = np.concatenate([part for h in histories for part in (h.rewards, [0.0])])
+    masks = None if histories[0].action_masks is None else np.concatenate([h.action_masks for h in histories])
+    return Steps(
+        np.concatenate([h.observations for h in histories]).astype(np.float32),
+        np.concatenate([part for h in histories for part in (h.actions, zero)]).astype(np.float32),
+        asked(rewards, target_returns, offsets, ahead=ahead).astype(np.float32), offsets[:-1], offsets[1:], masks,
+    )  # fmt: skip
+
+
+def cut(steps, episodes, starts, T):
+    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window"""
+    first, end = steps.first[episodes], steps.end[episodes]
+    rows = (first + starts)[:, None] + np.arange(T)
+    mask = rows < end[:, None]
+    rows = np.minimum(rows, end[:, None] - 1)
+    shown = mask[..., None]
+    return Window(
+        observations=steps.observations[rows] * shown,
+        actions=steps.actions[rows] * shown,
+        returns_to_go=steps.returns_to_go[rows] * mask,
+        timesteps=(rows - first[:, None]) * mask,
+        mask=mask,
+        episodes=episodes,
+        action_masks=None if steps.action_masks is None else steps.action_masks[rows] | ~shown,
+    )
+
+
+def window_start(now, T, stride):
+    """The step where the window of a decision at step `now` begins, for windows of T steps: (N,) int -> (N,) int
+
+    The window grows to T steps and then lets the oldest `stride` go at once, so that cached keys and values stay valid
+    in between. Every window is one that training has seen: its length is within T - stride + 1 .. T once the episode is
+    longer. stride = 1 is the plain sliding window.
+    """
+    over = np.maximum(np.asarray(now) + 1 - T, 0)
+    return -(-over // stride) * stride
+
+
+class Sampler:
+    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes.
+
+    A window that begins near the end of its episode is short, as it is at the beginning of a rollout.
+    """
+
+    def __init__(self, steps, episodes, *, T, batch_size, seed):
+        self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
+        self.episodes = np.sort(np.asarray(episodes))
+        lengths = (steps.end - steps.first)[self.episodes]
+        self.before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def __call__(self, step):
+        drawn = np.random.default_rng((self.seed, step)).integers(self.before[-1], size=self.batch_size)
+        return self.at(drawn)
+
+    def at(self, drawn):
+        """The windows that begin at these steps, counted over the chosen episodes alone. (B,) int -> Window"""
+        which = np.searchsorted(self.before, drawn, side="right") - 1
+        return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
+
+
+def select(store, *, fraction=1.0, quality=0.0, held_out=0.0, seed=0):
+    """The episodes to train on and those held out: two sorted (E,) int arrays; no group is in both.
+
+    held_out: share of the groups never trained on. fraction: data volume, the share of the other groups that is kept.
+    quality: of those, drop episodes whose return is below this quantile; the best are always kept.
+    """
+    for name, value in {"fraction": fraction, "quality": quality, "held_out": held_out}.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
+    groups = np.unique(store.group)
+    groups = groups[np.random.default_rng(seed).permutation(len(groups))]
+    out = round(held_out * len(groups))
+    kept = groups[out : out + max(round(fraction * (len(groups) - out)), 1)]
+    chosen = np.flatnonzero(np.isin(store.group, kept))
+    if not len(chosen):
+        raise ValueError(f"held_out={held_out} leaves no group of {len(groups)} to train on")
+    returns = store.returns[chosen]
+    return chosen[returns >= np.quantile(returns, quality)], np.flatnonzero(np.isin(store.group, groups[:out]))

@@ -1,0 +1,112 @@
+"""Maze2D's evaluation: N mazes in lock-step, D4RL's starts, its fixed goal, its normalised score.
+
+The standard protocol shows four numbers and no goal. A policy trained with text=goal is told the fixed goal in words; such a
+row is always labelled `goal-text`, since it knows what the standard one does not.
+"""
+
+import numpy as np
+
+from decisionllm.datasets.maze2d import HORIZON, task_text
+from decisionllm.registry import register
+from decisionllm.worlds.maze2d import GOAL_RADIUS, Maze, Planner, reward
+
+# Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`.
+REFERENCE = {
+    ("umaze", False): (23.85, 161.86),
+    ("medium", False): (13.13, 277.39),
+    ("large", False): (6.7, 273.99),
+    ("umaze", True): (68.537689, 193.66285642381482),
+    ("medium", True): (44.264742, 297.4552547777125),
+    ("large", True): (30.569041, 303.4857382709002),
+}
+
+# Normalised scores on D4RL's own data, for context: CORL's README, last checkpoint, 4 seeds x 100 episodes, and QDT's values.
+PUBLISHED = {
+    "umaze": {"BC (CORL)": 0.36, "DT (CORL)": 18.08, "DT (QDT paper)": 31.0, "IQL (CORL)": 42.11, "QDT": 57.3, "ReBRAC (CORL)": 106.87},
+    "medium": {"BC (CORL)": 0.79, "DT (CORL)": 31.71, "DT (QDT paper)": 8.2, "IQL (CORL)": 34.85, "QDT": 13.3, "ReBRAC (CORL)": 105.11},
+    "large": {"BC (CORL)": 2.26, "DT (CORL)": 35.66, "DT (QDT paper)": 2.3, "IQL (CORL)": 61.72, "QDT": 31.0, "ReBRAC (CORL)": 78.33},
+}  # fmt: skip
+
+
+@register("env", "maze2d-umaze", maze="umaze", text="${text}")
+@register("env", "maze2d-medium", maze="medium", text="${text}")
+@register("env", "maze2d-large", maze="large", text="${text}")
+@register("env", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}")
+@register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
+@register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}")
+class Maze2D:
+    """N mazes of one layout with one goal. text: as in the dataset. told_goal: name another cell in the text, as `row,column`,
+    while rewards stay with the fixed goal: does the agent follow the text?"""
+
+    def __init__(self, num_episodes, *, maze: str, dense: bool = False, text: str = "none", told_goal: str = ""):
+        self.maze, self.dense, self.text = Maze.named(maze), dense, text
+        self.horizon = HORIZON[maze]
+        told = self.maze.goal if not told_goal else np.array([int(part) for part in told_goal.split(",")])
+        if told.shape != (2,) or self.maze.walls[tuple(told)]:
+            raise ValueError(f"env.told_goal: expected a free cell as row,column, got {told_goal!r}")
+        words = {"none": "", "constant": task_text(maze)}.get(text, task_text(maze, told))
+        self.tasks = [words] * num_episodes
+        self.reference = REFERENCE[maze, dense]
+        self.published = {} if dense else PUBLISHED[maze]
+        self.protocol = "goal-text" if text in ("goal", "shuffled") else "standard"
+
+    def reset(self, seed):
+        self.states, self.time = self.maze.reset(len(self.tasks), np.random.default_rng(seed)), 0
+        return self.states
+
+    def step(self, actions):
+        """(N, 2) -> observations (N, 4), rewards (N,) paid for the new position, ended (N,), truncated (N,)"""
+        self.states, self.time = self.maze.step(self.states, actions), self.time + 1
+        N = len(self.tasks)
+        gains = reward(self.states[:, :2], self.maze.goal, dense=self.dense)
+        return self.states, gains, np.zeros(N, bool), np.full(N, self.time >= self.horizon)
+
+    def score(self, episodes):
+        """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
+        low, high = self.reference
+        return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
+
+    def draw(self, episodes, title, count=16):
+        """The first episodes on the maze: rows downwards, columns to the right, walls where the ball's frame has them."""
+        from matplotlib.patches import Circle
+
+        from decisionllm.eval.report import figure
+
+        rows, columns = self.maze.walls.shape
+        made = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
+        axis = made.subplots()
+        axis.imshow(self.maze.walls, cmap="Greys", vmax=2, extent=(-0.7, columns - 0.7, rows - 0.7, -0.7))
+        axis.add_patch(Circle(self.maze.goal[::-1], GOAL_RADIUS, color="tab:green", alpha=0.3))
+        for episode in episodes[:count]:
+            x, y = episode.observations[:, 0], episode.observations[:, 1]
+            axis.plot(y, x, linewidth=0.8, alpha=0.8)
+            axis.plot(y[0], x[0], "k.", markersize=4)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("y")
+        axis.set_ylabel("x")
+        return made
+
+    def baselines(self, seed):
+        """Scripted players to stand beside a policy: name -> begin(tasks)."""
+        return {"random": lambda tasks: _Random(seed), "planner": lambda tasks: _Planner(self.maze, len(tasks), seed)}
+
+
+class _Random:
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def act(self, observations, rewards=None):
+        return self.rng.uniform(-1, 1, (len(observations), 2))
+
+
+class _Planner:
+    """D4RL's controller, planning afresh in every episode: it knows the walls and the goal."""
+
+    def __init__(self, maze, count, seed):
+        self.planner, self.goals, self.planned = Planner(maze, count, np.random.default_rng(seed)), np.tile(maze.goal, (count, 1)), False
+
+    def act(self, observations, rewards=None):
+        if not self.planned:
+            self.planner.aim(np.arange(len(observations)), observations[:, :2], self.goals)
+            self.planned = True
+        return self.planner.act(observations)[0]

@@ -1,0 +1,38 @@
+"""A policy acting in an env, N episodes at once, in lock-step."""
+
+import numpy as np
+
+from decisionllm.schema import Episode
+
+
+def rollout(begin, env, *, seed, progress=lambda steps: None):
+    """Play N episodes to their ends: N Episodes, the type that training reads.
+
+    begin(tasks) -> something whose `act(observations, rewards)` answers with actions (N, A) in raw units: a policy's session, or
+    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. An ended episode leaves the batch.
+    """
+    observations = np.asarray(env.reset(seed), np.float32)
+    N = len(observations)
+    player, rewards, alive = begin(env.tasks), None, np.arange(N)
+    log = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
+    terminated = np.zeros(N, bool)
+    while len(alive):
+        actions = np.asarray(player.act(observations[alive], rewards), np.float32)
+        full = np.zeros((N, actions.shape[1]), np.float32)
+        full[alive] = actions
+        after, gains, ended, truncated = env.step(full)
+        for i in alive:
+            log["observations"][i].append(observations[i])
+            log["actions"][i].append(full[i])
+            log["rewards"][i].append(gains[i])
+        terminated |= ended
+        over = (ended | truncated)[alive]
+        if over.any() and not over.all():
+            player.keep(~over)
+        alive = alive[~over]
+        observations, rewards = np.asarray(after, np.float32), gains[alive]
+        progress(1)
+    return [
+        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i], i)
+        for i in range(N)
+    ]

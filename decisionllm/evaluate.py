@@ -1,0 +1,68 @@
+"""The verb `evaluate`: load runs, roll them out beside scripted baselines, append to results.jsonl, write the report."""
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from decisionllm import checkpoint
+from decisionllm.eval import report
+from decisionllm.eval.rollout import rollout
+from decisionllm.registry import build
+from decisionllm.schema import Report
+
+
+def evaluate(config):
+    """Roll out every run of config["run"] (see configs/evaluate.yaml). Returns the path of results.jsonl."""
+    console = Console()
+    runs = [Path(r) for r in ([config["run"]] if isinstance(config["run"], str) else config["run"])]
+    out = Path(config["out"]) if config["out"] else runs[0].parent
+    acting = {key: config[key] for key in ("stride", "decode", "temperature")}
+    loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
+    results, drawn, published = out / "results.jsonl", set(), {}
+    out.mkdir(parents=True, exist_ok=True)
+    with results.open("a") as file:
+        for run, (policy, trained, facts) in zip(runs, loaded, strict=True):
+            if trained["env"]["_target_"] == "none" and not config["env"]:
+                raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
+            env = build(trained["env"] | config["env"], config["episodes"])
+            published = getattr(env, "published", {})
+            told = policy.model.tokenizer.returns is not None
+            headline = policy.target_return if told else None
+            targets = [headline, *(facts["targets"][str(q)] for q in config["sweep"] if told), *(config["targets"] if told else ())]
+            players = [
+                (trained["name"], target, lambda tasks, p=policy, t=target: p.begin(tasks, env.horizon, t)) for target in dict.fromkeys(targets)
+            ]
+            if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:
+                players += [(name, None, begin) for name, begin in env.baselines(config["seed"]).items()]
+            for name, target, begin in players:
+                ours = name == trained["name"]
+                with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+                    task = bar.add_task(f"{name} {target or ''}", total=env.horizon)
+                    began = time.monotonic()
+                    episodes = rollout(begin, env, seed=config["seed"], progress=lambda n, bar=bar, task=task: bar.advance(task, n))
+                seconds = time.monotonic() - began
+                scores = env.score(episodes) if hasattr(env, "score") else [float(e.rewards.sum()) for e in episodes]
+                low, high = report.interval(scores)
+                row = Report(
+                    dataset=facts["dataset"]["name"], policy=name, protocol=env.protocol if ours else "scripted",
+                    text=env.text if ours else "none", seed=trained["seed"] if ours else config["seed"], target_return=target,
+                    headline=not ours or target == headline, n=len(episodes), score=float(sum(scores) / len(scores)), low=low, high=high,
+                    mean_return=float(sum(e.rewards.sum() for e in episodes) / len(episodes)), seconds=round(seconds, 2),
+                    extra={"run": str(run), "decode": policy.decode, "env_seed": config["seed"], "fingerprint": facts["fingerprint"],
+                           "versions": checkpoint.versions()} if ours else {"env_seed": config["seed"]},
+                )  # fmt: skip
+                file.write(json.dumps(row.row()) + "\n")
+                file.flush()
+                console.print(f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s")
+                label = f"{name}-{row.protocol}-{row.seed}"
+                if hasattr(env, "draw") and label not in drawn and row.headline:
+                    drawn.add(label)
+                    report.save(out / f"rollout-{label}.png", env.draw(episodes, f"{name}, {row.protocol}: {row.score:.1f}"))
+            drawn.add(facts["dataset"]["name"])
+    console.print(report.table(report.summarise(report.read_rows(out))), soft_wrap=True, highlight=False)
+    if config["report"]:
+        console.print(f"report: {report.write_report(out, published)}", soft_wrap=True)
+    return results

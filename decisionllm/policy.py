@@ -1,0 +1,208 @@
+"""Histories -> actions, for N at once: what evaluation and the server both call.
+
+`Policy.act` reads every window afresh and is the truth; `Policy.begin` gives a session that keeps keys and values between
+decisions and answers the same. Both see the same windows: `window_start` says where each begins.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decisionllm.datasets.windows import Steps, asked, cut, of_histories, window_start
+from decisionllm.schema import Batch, History
+from decisionllm.tokenizers import text
+
+
+def collate(window, texts, index):
+    """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
+    used, index = np.unique(index, return_inverse=True)
+    ids, mask = texts[0][used], texts[1][used]
+    length = int(mask.sum(1).max()) if mask.numel() else 0
+    tensor = torch.from_numpy
+    return Batch(
+        tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
+        tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
+        None if window.action_masks is None else tensor(window.action_masks),
+    )  # fmt: skip
+
+
+@dataclass
+class Policy:
+    """A trained model and how it acts.
+
+    window: T, the most steps it sees; stride: how many old steps leave the window at once. target_return: what it is asked
+    for unless a history says otherwise, in raw reward units. ahead: the return is that of so many next steps, and stays
+    what it is; 0: it is the whole episode's, and what was received is taken off. decode, temperature: see `DecisionLLM.choose`.
+    """
+
+    model: torch.nn.Module
+    window: int
+    stride: int
+    target_return: float
+    ahead: int = 0
+    decode: str = "mode"
+    temperature: float = 1.0
+    device: str = "cpu"
+    generator: torch.Generator | None = None
+
+    def __post_init__(self):
+        if self.decode not in ("mode", "mean", "sample", "best"):
+            raise ValueError(f"decode: expected mode, mean, sample or best, got {self.decode!r}")
+        if self.decode == "best" and self.model.value is None:
+            raise ValueError("decode=best: needs a model trained with value=true")
+        if not 1 <= self.stride <= self.window:
+            raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
+        self.model.eval()
+
+    @torch.inference_mode()
+    def act(self, histories):
+        """N histories -> actions (N, A), raw units. Each window is read afresh."""
+        self._check(histories)
+        targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
+        steps = of_histories(histories, targets, ahead=self.ahead)
+        now = steps.end - steps.first - 1
+        start = window_start(now, self.window, self.stride)
+        tasks = sorted({h.task for h in histories})
+        texts = text.encode(self.model.backbone.tokenizer, tasks)
+        window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
+        batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
+        each, last = torch.arange(len(histories)), torch.from_numpy(now - start)
+        masks = None if batch.action_masks is None else batch.action_masks[each, last]
+        return self._choose(self.model.read(batch)[each, last], masks)
+
+    def begin(self, tasks, horizon, target_returns=None):
+        """A session for N episodes of at most `horizon` steps."""
+        return Session(self, tasks, horizon, target_returns)
+
+    def _choose(self, hidden, masks):
+        options = {"decode": self.decode, "temperature": self.temperature, "generator": self.generator}
+        return self.model.choose(hidden, masks, **options).cpu().numpy()
+
+    def _check(self, histories):
+        spec = self.model.spec
+        for i, h in enumerate(histories):
+            got = h.observations.shape[1], h.actions.shape[1]
+            if got != (spec.observation_dim, spec.action_dim):
+                raise ValueError(
+                    f"history {i}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, "
+                    f"as this policy was trained on; got {got[0]} and {got[1]}"
+                )
+            if len(h.observations) > spec.horizon:
+                raise ValueError(f"history {i}: expected at most {spec.horizon} steps (the horizon), got {len(h.observations)}")
+
+
+class Session:
+    """N episodes under way: their histories, and the keys and values of what was read of them."""
+
+    def __init__(self, policy, tasks, horizon, target_returns=None):
+        self.policy, model, spec = policy, policy.model, policy.model.spec
+        if model.tokenizer.timesteps is not None and horizon > spec.horizon:
+            raise ValueError(
+                f"horizon: expected at most {spec.horizon} steps, the longest training episode, since this model learned one "
+                f"vector a step; got {horizon}. Train with timesteps=none to go beyond"
+            )
+        N, H = len(tasks), horizon
+        self.tasks = list(tasks)
+        self.targets = np.broadcast_to(policy.target_return if target_returns is None else target_returns, N).astype(float)
+        self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
+        self.actions = np.zeros((N, H, spec.action_dim), np.float32)
+        self.rewards = np.zeros((N, H))
+        self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
+        self.now = np.zeros(N, int)  # the step that is to be decided next
+        different = sorted(set(self.tasks))
+        self.texts = text.encode(model.backbone.tokenizer, different)
+        self.text_index = np.array([different.index(task) for task in self.tasks])
+        self.start = np.full(N, -1)  # where the remembered window begins; -1: nothing is remembered
+        self.memory = None
+
+    def resume(self, histories):
+        """Take up episodes that have already begun: their pasts are taken over, and `see` is next. Returns the session."""
+        for i, h in enumerate(histories):
+            self.now[i] = t = len(h.actions)
+            self.observations[i, :t], self.actions[i, :t], self.rewards[i, :t] = h.observations[:t], h.actions, h.rewards
+            if h.action_masks is not None:
+                self.masks[i, :t] = h.action_masks[:t]
+        return self
+
+    def histories(self):
+        """What the session knows, as records; the observation of now must have been seen."""
+        return [
+            History(
+                self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], float(self.targets[i]), self.tasks[i],
+                None if self.masks is None else self.masks[i, : t + 1],
+            )
+            for i, t in enumerate(self.now)
+        ]  # fmt: skip
+
+    def act(self, observations, rewards=None, action_masks=None):
+        """What is seen now, and what the last actions brought: (N, S), (N,) -> actions (N, A), raw units."""
+        self.see(observations, rewards, action_masks)
+        actions = self.decide()
+        self.did(actions)
+        return actions
+
+    def see(self, observations, rewards=None, action_masks=None):
+        rows, H = np.arange(len(self.now)), self.observations.shape[1]
+        if (self.now >= H).any():
+            raise ValueError(f"session: expected at most {H} steps (the horizon), got one more")
+        if not np.isfinite(observations).all():
+            raise ValueError(f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}")
+        self.observations[rows, self.now] = observations
+        if rewards is not None:
+            self.rewards[rows, np.maximum(self.now - 1, 0)] = np.where(self.now > 0, rewards, 0)
+        if action_masks is not None:
+            self.masks[rows, self.now] = action_masks
+
+    def did(self, actions):
+        self.actions[np.arange(len(self.now)), self.now] = actions
+        self.now = self.now + 1
+
+    @torch.inference_mode()
+    def decide(self):
+        """The actions for what was seen last. (N, A), raw units."""
+        policy = self.policy
+        if policy.model.backbone.layout is None:  # an architecture whose cache is not understood
+            return policy.act(self.histories())
+        start = window_start(self.now, policy.window, policy.stride)
+        N, H = self.rewards.shape
+        first = np.arange(N) * H
+        togo = asked(self.rewards.ravel(), self.targets, np.arange(N + 1) * H, ahead=policy.ahead).astype(np.float32)
+        flat = [None if x is None else x.reshape(N * H, -1) for x in (self.observations, self.actions, self.masks)]
+        steps = Steps(flat[0], flat[1], togo, first, first + self.now + 1, flat[2])
+        hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
+        for rows, again in ((np.flatnonzero(start != self.start), True), (np.flatnonzero(start == self.start), False)):
+            if len(rows):
+                hidden[torch.from_numpy(rows)] = self._extend(steps, rows, start[rows], again)
+        self.start = start
+        masks = None if self.masks is None else torch.from_numpy(self.masks[np.arange(N), self.now]).to(policy.device)
+        return policy._choose(hidden, masks)
+
+    def _extend(self, steps, rows, start, again):
+        """Read these rows' steps into the memory of windows that begin at `start`: the whole window again, or only what is new,
+        which is the last action, this step's return and this step's observation. -> hidden (rows, D)"""
+        model, device, k = self.policy.model, self.policy.device, self.policy.model.tokenizer.tokens
+        if self.memory is None:
+            texts = model.backbone.read_text(*(part.to(device) for part in self.texts))
+            self.memory = texts.rows(torch.from_numpy(self.text_index).to(device)).with_room(k * self.policy.window)
+        begin = start if again else self.now[rows] - 1
+        counts = self.now[rows] - begin + 1
+        batch = collate(cut(steps, rows, begin, int(counts.max())), self.texts, self.text_index[rows]).to(device)
+        tokens = model.tokens(batch)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
+        known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1  # tokens remembered: they end with an observation
+        alike = (counts == counts[0]).all()
+        hidden = model.backbone.extend(
+            tokens, self.memory, torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),
+            reads=slice(-1, None) if alike else model.tokenizer.reads,
+        ).float()  # fmt: skip
+        return hidden[:, -1] if alike else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
+
+    def keep(self, rows):
+        """Go on with these episodes alone. (M,) int or (N,) bool"""
+        rows = np.arange(len(self.now))[rows]
+        for name in ("observations", "actions", "rewards", "targets", "now", "start", "text_index"):
+            setattr(self, name, getattr(self, name)[rows])
+        self.masks = None if self.masks is None else self.masks[rows]
+        self.tasks = [self.tasks[i] for i in rows]
+        if self.memory is not None:
+            self.memory = self.memory.rows(torch.from_numpy(rows).to(self.policy.device))

@@ -1,0 +1,53 @@
+"""Task descriptions -> token ids. The project's own byte-level BPE ships with it, so that nothing is downloaded.
+
+`tokenizer.json` is made from `corpus.txt` by `python -m decisionllm.tokenizers.text`; a test makes it again and compares the
+bytes. It splits text as Qwen does, digits apart, and knows every byte, so that no text is unknown to it.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # Qwen2's pre-tokenisation pattern
+VOCABULARY = 2048
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
+
+
+def build(corpus):
+    """Train the tokenizer on lines of text; the same lines give the same bytes."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, min_frequency=2, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
+
+
+@cache
+def own_tokenizer():
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
+
+
+def encode(tokenizer, texts):
+    """U texts -> ids (U, L) long and mask (U, L) bool, padded with id 0 on the right; L = 0 where all texts are empty."""
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    length = max(map(len, ids), default=0)
+    padded = torch.tensor([row + [0] * (length - len(row)) for row in ids], dtype=torch.long).view(len(ids), length)
+    sizes = torch.tensor([len(row) for row in ids])
+    return padded, torch.arange(length) < sizes[:, None]
+
+
+if __name__ == "__main__":
+    build((HERE / "corpus.txt").read_text().splitlines()).save(str(HERE / "tokenizer.json"), pretty=False)

@@ -1,0 +1,51 @@
+"""(return-to-go, observation, action) of a step -> three embeddings, in the order R o a R o a ..."""
+
+import torch
+from einops import rearrange
+from torch import nn
+from torch.nn import functional as F
+
+
+class TrajectoryTokenizer(nn.Module):
+    """Numbers in the model's own units -> tokens (B, k T, D), k tokens a step: 3, or 2 without returns.
+
+    embedding: `linear`, one map a stream as in the paper, or `mlp`, two layers. timesteps: `learned`, one vector a step of
+    the horizon, shared by the step's tokens, or `none`. returns=False leaves the return token out: behaviour cloning.
+    """
+
+    def __init__(self, spec, width, *, embedding="linear", timesteps="learned", returns=True):
+        super().__init__()
+        if embedding not in ("linear", "mlp"):
+            raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
+        if timesteps not in ("learned", "none"):
+            raise ValueError(f"timesteps: expected learned or none, got {timesteps!r}")
+
+        def stream(size):
+            if embedding == "linear":
+                return nn.Linear(size, width)
+            return nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, width))
+
+        self.num_actions, self.horizon = spec.num_actions, spec.horizon
+        self.tokens = 3 if returns else 2  # per step
+        self.returns = stream(1) if returns else None
+        self.observations = stream(spec.observation_dim)
+        self.actions = stream(spec.num_actions or spec.action_dim)
+        self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, returns_to_go, observations, actions, timesteps):
+        """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D)"""
+        if self.num_actions:
+            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(observations.dtype)
+        streams = [self.observations(observations), self.actions(actions)]
+        if self.returns is not None:
+            streams.insert(0, self.returns(returns_to_go[..., None]))
+        tokens = torch.stack(streams, 2)  # (B, T, k, D)
+        if self.timesteps is not None:
+            tokens = tokens + self.timesteps(timesteps)[:, :, None]
+        return self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+
+    @property
+    def reads(self):
+        """Where actions are predicted: the observation tokens, each of which sees its step's return and all before."""
+        return slice(self.tokens - 2, None, self.tokens)

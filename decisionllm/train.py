@@ -1,0 +1,204 @@
+"""The verb `train`: one loop, read from top to bottom. The same command goes on where an interrupted run stopped."""
+
+import json
+import math
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from safetensors.torch import load_file
+
+from decisionllm import checkpoint
+from decisionllm.datasets import windows
+from decisionllm.datasets.store import prepare
+from decisionllm.policy import collate
+from decisionllm.tokenizers import text
+
+SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
+
+
+def train(config):
+    """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
+    run, console = Path(config["run"]), Console()
+    accelerator = Accelerator(
+        mixed_precision=precision(config), cpu=config["device"] == "cpu", project_dir=run,
+        log_with=None if config["tracker"] == "none" else config["tracker"],
+    )  # fmt: skip
+    main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
+    say = console.print if main else lambda *_: None
+    parts = world * config["accumulate"]  # each batch is dealt out to the processes, and there to micro-batches
+    if config["batch_size"] % parts:
+        raise ValueError(f"batch_size: expected a multiple of {world} processes x accumulate={config['accumulate']}, got {config['batch_size']}")
+
+    # the data: windows of the chosen episodes
+    with accelerator.main_process_first():
+        store = prepare(config["dataset"], config["home"])
+    chosen, held_out = windows.select(store, **{key: config[key] for key in ("fraction", "quality", "held_out")}, seed=config["data_seed"])
+    steps = windows.of_store(store, ahead=config["ahead"])
+    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
+    if not len(chosen):
+        raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
+    sampler, validator = (
+        windows.Sampler(steps, episodes, T=config["window"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
+        for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
+    )
+    rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
+    returns = steps.returns_to_go[rows] if config["ahead"] else store.returns[chosen]
+
+    # the model, and its parameters in named groups
+    model = checkpoint.make_model(config, store.spec)
+    model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
+    texts = text.encode(model.backbone.tokenizer, store.tasks)
+    optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
+
+    # a new run is described before its first step; one that was begun must be the same run
+    step, elapsed = 0, 0.0
+    if checkpoint.find(run) and not config["fresh"]:
+        facts = checkpoint.same_run(run, config, store)
+        step, elapsed = resume(run, model, optimizer, facts)
+    elif main:
+        targets = {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, config["target_quantile"]})}
+        checkpoint.describe(run, config, store, model, targets)
+    if main:
+        trim(run / "metrics.jsonl", step)
+    model, wrapped = accelerator.prepare(model, optimizer)
+    inner = accelerator.unwrap_model(model)
+    if config["tracker"] != "none":
+        accelerator.init_trackers("decisionllm")
+
+    total, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
+    say(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(rows):,} steps; {len(held_out):,} episodes held out")
+    say(f"model: {total:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
+    limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
+    say(f"training: {limit} of {config['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}")
+
+    def collated(window, rows):
+        window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
+        return collate(window, texts, store.task[window.episodes]).to(accelerator.device)
+
+    @torch.no_grad()
+    def validate():
+        model.eval()
+        terms = [inner(collated(validator(i), slice(None))) for i in range(config["validation_batches"])]
+        model.train()
+        return {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
+
+    stop = []
+    handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    began, said, sums, count, rate = time.monotonic() - elapsed, -1e9, {}, 0, 0.0
+    model.train()
+    try:
+        while True:
+            # how far: in steps or in time, whichever is further; all processes agree
+            elapsed = time.monotonic() - began
+            progress = max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0)
+            if world > 1:
+                agreed = accelerator.reduce(torch.tensor([progress, len(stop)], device=accelerator.device), "mean")
+                progress, stop = float(agreed[0]), [True] * math.ceil(agreed[1])
+            over = progress >= 1 or bool(stop)
+
+            if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
+                values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
+                if not all(map(math.isfinite, values.values())):
+                    kept = f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
+                    raise FloatingPointError(f"the loss became {values} within the {count} steps before step {step}; {kept}. Try a lower lr or clip")
+                values |= {"lr": rate, "seconds": elapsed} | (validate() if validator else {})
+                sums, count = {}, 0
+                accelerator.log(values, step=step)
+                if main:
+                    with (run / "metrics.jsonl").open("a") as file:
+                        file.write(json.dumps({"step": step} | values) + "\n")
+                    if over or console.is_terminal or elapsed - said > 10:
+                        said = elapsed
+                        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
+                        say(f"step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
+                    if over or step % config["save_every"] == 0:
+                        checkpoint.save(run, inner, trainer_state(inner, optimizer), {"step": step, "elapsed": elapsed, "finished": progress >= 1})
+            if over:
+                break
+
+            cosine = (1 + math.cos(math.pi * progress)) / 2
+            rate = config["lr"] * min((step + 1) / max(config["warmup"], 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["scale"]
+            torch.manual_seed((config["seed"] * 1_000_003 + step) * world + me)  # of dropout: nothing to save
+            window = sampler(step)
+            for part in range(me, parts, world):
+                batch = collated(window, slice(part, None, parts))
+                with accelerator.autocast():
+                    terms = model(batch)
+                share = batch.mask.sum() * world / window.mask.sum()  # every real step of the batch has the same weight
+                accelerator.backward(sum((config["value_weight"] if name == "value" else 1.0) * term for name, term in terms.items()) * share)
+                for name, term in terms.items():
+                    sums[name] = sums.get(name, 0.0) + term.detach() * share / world
+            if config["clip"]:
+                accelerator.clip_grad_norm_(model.parameters(), config["clip"])
+            wrapped.step()
+            wrapped.zero_grad(set_to_none=True)
+            step, count = step + 1, count + 1
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler)
+        accelerator.end_training()
+    if progress < 1:
+        raise KeyboardInterrupt(f"stopped at step {step:,} and saved; the same command goes on from there")
+    return run
+
+
+def parameter_groups(model, config):
+    """Named groups for the optimiser, each trained parameter in exactly one: what is new or in the backbone, decayed or not."""
+    groups = {(new, decay): [] for new in (True, False) for decay in (True, False)}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            groups[not name.startswith("backbone."), weight.ndim > 1].append(weight)
+    assert sum(map(len, groups.values())) == sum(p.requires_grad for p in model.parameters()), "a parameter is in no group, or in two"
+    return [
+        {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
+         "scale": 1.0 if new else config["lr_backbone"] / config["lr"], "weight_decay": config["weight_decay"] * decay}
+        for (new, decay), weights in groups.items() if weights
+    ]  # fmt: skip
+
+
+def trainer_state(model, optimizer):
+    """The optimiser's state as named tensors: {parameter/moment: tensor}."""
+    names = {weight: name for name, weight in model.named_parameters()}
+    return {f"{names[weight]}/{key}": value.detach().cpu() for weight, state in optimizer.state.items() for key, value in state.items()}
+
+
+def resume(run, model, optimizer, facts):
+    """Weights and optimiser as they were: (step, seconds spent)."""
+    checkpoint.restore(run, model, facts)
+    folder = checkpoint.find(run)
+    weights = dict(model.named_parameters())
+    for name, value in load_file(folder / "trainer.safetensors").items():
+        weight, _, key = name.rpartition("/")
+        optimizer.state[weights[weight]][key] = value
+    state = json.loads((folder / "trainer.json").read_text())
+    return state["step"], state["elapsed"]
+
+
+def trim(path, step):
+    """Forget what a resumed run logged after its last checkpoint: it comes again."""
+    lines = path.read_text().splitlines() if path.is_file() and step else []
+    path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+
+
+def precision(config):
+    """`bf16` where the processor multiplies it faster than float32, if the choice is left to us."""
+    if config["device"] not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device: expected auto, cpu or cuda, got {config['device']!r}")
+    if config["device"] == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch")
+    if config["precision"] not in ("auto", "no", "bf16"):
+        raise ValueError(f"precision: expected auto, no or bf16, got {config['precision']!r}")
+    if config["precision"] != "auto":
+        return config["precision"]
+    if config["device"] != "cpu" and torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+    fast = any(getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("avx512_bf16", "amx_tile"))
+    return "bf16" if fast else "no"
