@@ -75,6 +75,7 @@ class Episode:
     task: str = ""  # the text of the task
     group: int = 0  # episodes of one world share it; a split never parts a group
     action_masks: np.ndarray | None = shaped("n C", optional=True)  # True where a discrete action was allowed
+    final_observation: np.ndarray | None = shaped("S", optional=True)  # what was seen after the last action, if it is known
 
     def __post_init__(self):
         if len(np.atleast_1d(self.rewards)) == 0:

@@ -86,8 +86,7 @@ def load(
         tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
 
     columns = [np.asarray(log[key], np.float32) for key in ("observations", "actions", "rewards")]
-    episodes = (Episode(*(c[a:b] for c in columns), terminated=False, truncated=True, task=task, group=i)
-                for i, (a, b, task) in enumerate(zip(first, last, tasks, strict=True)))  # fmt: skip
+    episodes = (Episode(*(c[a:b] for c in columns), task=task, group=i) for i, (a, b, task) in enumerate(zip(first, last, tasks, strict=True)))
     spec = Spec(observation_dim=4, action_dim=2, horizon=longest, low=(-1.0, -1.0), high=(1.0, 1.0))
     info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
     return Source(spec, episodes, info)

@@ -19,7 +19,7 @@ from decisionllm.schema import Episode, Spec
 
 FORMAT = 1
 PER_STEP = {"observations": np.float32, "actions": np.float32, "rewards": np.float32, "action_masks": np.bool_}
-PER_EPISODE = {"terminated": np.bool_, "truncated": np.bool_, "task": np.int32, "group": np.int64}
+PER_EPISODE = {"terminated": np.bool_, "truncated": np.bool_, "task": np.int32, "group": np.int64, "final_observation": np.float32}
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Store:
     task: np.ndarray  # (E,) int32, into tasks
     group: np.ndarray  # (E,) int64
     action_masks: np.ndarray | None = None  # (n, C) bool
+    final_observation: np.ndarray | None = None  # (E, S) float32
 
     @cached_property
     def lengths(self):
@@ -62,9 +63,10 @@ class Store:
     def episode(self, e):
         rows = slice(self.offsets[e], self.offsets[e + 1])
         masks = None if self.action_masks is None else self.action_masks[rows]
+        final = None if self.final_observation is None else self.final_observation[e]
         return Episode(
             self.observations[rows], self.actions[rows], self.rewards[rows], bool(self.terminated[e]),
-            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks,
+            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, final,
         )  # fmt: skip
 
 
@@ -79,12 +81,10 @@ def write(path, source):
     if not episodes:
         raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
     arrays = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
-    for name, dtype in PER_STEP.items():
-        parts = [getattr(e, name) for e in episodes]
-        if parts[0] is not None:
-            arrays[name] = np.concatenate(parts).astype(dtype)
-    arrays |= {name: np.array([tasks[e.task] if name == "task" else getattr(e, name) for e in episodes], dtype)
-               for name, dtype in PER_EPISODE.items()}  # fmt: skip
+    for name, dtype in (PER_STEP | PER_EPISODE).items():
+        parts = [tasks[e.task] if name == "task" else getattr(e, name) for e in episodes]
+        if all(part is not None for part in parts):
+            arrays[name] = (np.concatenate(parts) if name in PER_STEP else np.array(parts)).astype(dtype)
     card = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
     card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
     card["fingerprint"] = _fingerprint(card, arrays)

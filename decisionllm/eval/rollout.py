@@ -15,7 +15,7 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
     N = len(observations)
     player, rewards, alive = begin(env.tasks), None, np.arange(N)
     log = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
-    terminated = np.zeros(N, bool)
+    terminated, final = np.zeros(N, bool), np.zeros_like(observations)
     while len(alive):
         actions = np.asarray(player.act(observations[alive], rewards), np.float32)
         full = np.zeros((N, actions.shape[1]), np.float32)
@@ -27,12 +27,15 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
             log["rewards"][i].append(gains[i])
         terminated |= ended
         over = (ended | truncated)[alive]
+        observations = np.asarray(after, np.float32)
+        final[alive[over]] = observations[alive[over]]
         if over.any() and not over.all():
             player.keep(~over)
         alive = alive[~over]
-        observations, rewards = np.asarray(after, np.float32), gains[alive]
+        rewards = gains[alive]
         progress(1)
     return [
-        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i], i)
+        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i], i,
+                final_observation=final[i])
         for i in range(N)
-    ]
+    ]  # fmt: skip

@@ -1,0 +1,75 @@
+"""The verb `data`: make or import a dataset, print its card and one window as the model reads it, or write it elsewhere."""
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from decisionllm.datasets import minari, windows
+from decisionllm.datasets.store import prepare
+from decisionllm.tokenizers import text
+from decisionllm.tokenizers.text import own_tokenizer
+
+
+def data(config):
+    """Prepare config["dataset"] (see configs/data.yaml), print its card, and export it if asked. Returns the store."""
+    console = Console(soft_wrap=True, highlight=False)
+    store = prepare(config["dataset"], config["home"])
+    for line in card(store, ahead=config["ahead"]):
+        console.print(line, markup=False)
+    for line in window(store, config["window"], ahead=config["ahead"], seed=config["seed"]):
+        console.print(line, markup=False)
+    kind, _, target = config["export"].partition(":")
+    if kind == "minari":
+        written = minari.save(target, store)
+        console.print(f"written: Minari dataset {written.id}, {written.total_episodes:,} episodes, {written.total_steps:,} steps", markup=False)
+    elif kind:
+        raise ValueError(f"export: expected minari:<id>, got {config['export']!r}")
+    return store
+
+
+def card(store, *, ahead=0):
+    """What a reader must know before training, as lines of text."""
+    spec, lengths = store.spec, store.lengths
+    quantiles = (0, 0.1, 0.5, 0.9, 0.99, 1)
+    yield f"{store.info['name']}"
+    yield f"  path         {store.path}"
+    yield f"  fingerprint  {store.fingerprint}"
+    yield f"  options      {', '.join(f'{k}={v}' for k, v in store.info.items() if k != 'name')}"
+    yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
+    yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
+    yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
+    yield "  return       " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(store.returns, quantiles), strict=True))
+    if ahead:
+        steps = windows.of_store(store, ahead=ahead)
+        togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
+        yield f"  next {ahead:<7d} " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True))
+    yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
+    yield f"  observation  {spec.observation_dim} numbers, mean {np.round(store.observations.mean(0), 2).tolist()}, deviation {np.round(store.observations.std(0), 2).tolist()}"
+    if spec.num_actions:
+        counts = np.bincount(store.actions[:, 0].astype(int), minlength=spec.num_actions)
+        yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
+    else:
+        edge = np.isclose(store.actions, spec.low) | np.isclose(store.actions, spec.high)
+        yield f"  action       {spec.action_dim} numbers within {list(spec.low)} .. {list(spec.high)}, seen {store.actions.min(0).tolist()} .. {store.actions.max(0).tolist()}, {100 * edge.mean():.1f} % at a bound"
+    sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
+    yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
+
+
+def window(store, T, *, ahead=0, seed=0):
+    """One training window as the model reads it: the text, then a return-to-go, an observation and an action a step."""
+    steps = windows.of_store(store, ahead=ahead)
+    sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
+    w = sampler(0)
+    task = store.tasks[store.task[w.episodes[0]]]
+    ids, _ = text.encode(own_tokenizer(), [task])
+    yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {3 * int(w.mask.sum())} of the trajectory"
+    yield f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}" if task else "  no text"
+    for t in range(T):
+        if not w.mask[0, t]:
+            yield f"  {T - t} steps of padding, which nothing sees"
+            return
+        numbers = [f"{x:7.3f}" for x in w.observations[0, t]], [f"{x:6.3f}" for x in w.actions[0, t]]
+        yield f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o {' '.join(numbers[0])}   a {' '.join(numbers[1])}"
+
+

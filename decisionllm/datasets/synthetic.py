@@ -1,0 +1,46 @@
+"""A point that walks to one of four goals, with teachers of three qualities: the dataset of the tests and of quick trials."""
+
+import numpy as np
+
+from decisionllm.datasets.store import Source
+from decisionllm.registry import register
+from decisionllm.schema import Episode, Spec
+from decisionllm.worlds import point
+
+GOALS = {"north": (0.0, 2.0), "south": (0.0, -2.0), "east": (2.0, 0.0), "west": (-2.0, 0.0)}
+
+
+@register("dataset", "synthetic", text="${text}")
+@register("dataset", "synthetic-discrete", text="${text}", discrete=True)
+def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, seed: int = 0) -> Source:
+    """Walks towards goals, by teachers that err by 0.1, 0.5 and 2.0. text: none, or `goal`: names the episode's goal.
+
+    An episode ends at the goal (terminated) or after 20 steps (truncated). Discrete: stand still or one of four moves.
+    """
+    if text not in ("none", "goal"):
+        raise ValueError(f"dataset.text: expected none or goal, got {text!r}")
+    rng, made = np.random.default_rng(seed), []
+    for e in range(episodes):
+        name = list(GOALS)[e % len(GOALS)]
+        goal, error = np.array(GOALS[name]), (0.1, 0.5, 2.0)[e % 3]
+        position, rows = point.start(1, rng), []
+        for _ in range(point.HORIZON):
+            action = np.clip((goal - position) / point.STEP + rng.normal(0, error, (1, 2)), -1, 1)
+            if discrete:
+                chosen = np.argmin(((point.MOVES - action) ** 2).sum(1))
+                action = point.MOVES[[chosen]]
+            after, reward, arrived = point.move(position, action, goal)
+            rows.append((position[0], [chosen] if discrete else action[0], reward[0]))
+            position = after
+            if arrived:
+                break
+        columns = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+        made.append(Episode(*columns, bool(arrived[0]), not arrived[0], task_text(name) if text == "goal" else "", e,
+                            final_observation=position[0].astype(np.float32)))  # fmt: skip
+    action = {"action_dim": 1, "num_actions": 5} if discrete else {"action_dim": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
+    spec = Spec(observation_dim=2, **action, horizon=point.HORIZON)
+    return Source(spec, made, {"name": "synthetic", "env": "synthetic", "text": text, "discrete": discrete, "seed": seed})
+
+
+def task_text(name):
+    return f"Walk to the goal in the {name}."

@@ -1,0 +1,61 @@
+"""Small real things for the tests: data stores, tiny models, policies with random weights. No network, no GPU, no home folder."""
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.datasets import store
+from decisionllm.model import DecisionLLM
+from decisionllm.policy import Policy
+from decisionllm.registry import build, discover
+from decisionllm.schema import Episode, Spec
+
+SMALL = {"qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}, "gpt2": {"width": 32, "layers": 2, "heads": 2}}
+BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch, tmp_path):
+    """No hub, no home folder, no data of the user's."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DECISIONLLM_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.delenv("D4RL_DATASET_DIR", raising=False)
+
+
+def node(group, name, **options):
+    """The config node of a registered choice."""
+    return discover()[group][name] | {"text": "none"} * ("text" in discover()[group][name]) | options
+
+
+def episode(rewards, *, S=2, A=1, start=0.0, **fields):
+    """An episode of these rewards, whose observations and actions count up from `start`, so that each row is known."""
+    n = len(rewards)
+    rows = start + np.arange(n, dtype=np.float32)
+    return Episode(np.repeat(rows[:, None], S, 1), np.repeat(rows[:, None] / 100, A, 1), np.array(rewards, np.float32), **fields)
+
+
+def make_store(path, episodes, **spec):
+    S, A = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
+    facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | ({} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A})
+    return store.write(path, store.Source(Spec(**facts | spec), episodes, {"name": "test"}))
+
+
+def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):
+    """A small model with random weights, its biases too, so that a wrong one would show."""
+    name, sizes = BACKBONES[backbone]
+    trunk = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
+    torch.manual_seed(seed)
+    model = DecisionLLM(spec, trunk, node("head", head, **head_options or {}), **options)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim < 2:
+                weight.add_(0.1 * torch.randn_like(weight))
+            elif weight.is_floating_point():
+                weight.mul_(3.0)  # so that attention is far from uniform
+    return model.eval()
+
+
+def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, **options):
+    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode)
