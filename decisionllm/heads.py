@@ -1,4 +1,4 @@
-"""Hidden states -> distributions over the next action, and the value of an action.
+"""Hidden states -> distributions over the next action.
 
 Every head answers `forward(hidden, action_masks)` with a distribution that has `log_prob`, `mode`, `mean`, `sample`. Actions are
 in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is (B, T); mode, mean and sample are
@@ -152,36 +152,6 @@ class DiscreteHead(nn.Module):
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))
         return Discrete(logits.log_softmax(-1))
-
-
-class Value(nn.Module):
-    """What follows if this action is taken here: hidden (B, T, D), actions (B, T, A) -> standardised return (B, T).
-
-    Trained on what did follow in the log, nothing bootstrapped; hidden and actions broadcast, so that many candidates are
-    weighed for one hidden state.
-    """
-
-    def __init__(self, width, spec, *, inner=256):
-        super().__init__()
-        self.num_actions = spec.num_actions
-        self.here, self.there = nn.Linear(width, inner), nn.Linear(spec.num_actions or spec.action_dim, inner, bias=False)
-        self.out = nn.Sequential(nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, 1))
-
-    def forward(self, hidden, actions):
-        if self.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(hidden.dtype)
-        return self.out(self.here(hidden) + self.there(actions))[..., 0]
-
-
-def candidates(spec, distribution, count, generator=None):
-    """Actions worth weighing, (N, C, A) in the model's units: every discrete one, a grid over one or two dimensions, which
-    holds both bounds, or else `count` samples of the distribution (N, 1)."""
-    if spec.num_actions:
-        return torch.arange(spec.num_actions, dtype=torch.float32)[None, :, None]
-    if spec.action_dim <= 2:
-        line = torch.linspace(-1, 1, round(count ** (1 / spec.action_dim)))
-        return torch.cartesian_prod(*[line] * spec.action_dim).view(1, -1, spec.action_dim)
-    return torch.cat([distribution.mode, *(distribution.sample(generator) for _ in range(count - 1))], 1)
 
 
 def _continuous(spec, name):

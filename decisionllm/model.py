@@ -5,7 +5,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from decisionllm.heads import Value, candidates
 from decisionllm.registry import build
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
@@ -56,22 +55,18 @@ class Normalizer(nn.Module):
 class DecisionLLM(nn.Module):
     """A language model that reads a text and a trajectory, and says at each observation what action comes next.
 
-    returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning. value: also learn
-    what each action brings, which needs returns=none: a model that is told the return cannot be asked for it.
+    returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning.
     """
 
-    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", value=False):
+    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told"):
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")
-        if value and returns == "told":
-            raise ValueError("value: needs returns=none, since a model that is told the return cannot be asked for it")
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
         options = {"embedding": embedding, "timesteps": timesteps, "returns": returns == "told"}
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
-        self.value = Value(backbone.width, spec) if value else None
 
     def tokens(self, batch):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -84,35 +79,18 @@ class DecisionLLM(nn.Module):
     def read(self, batch):
         """Batch -> what was read up to each observation: (B, T, D)."""
         text = batch.text_ids, batch.text_mask, batch.text_index
-        return self.backbone(self.tokens(batch), *text, reads=self.tokenizer.reads).float()
+        tokens = self.tokens(batch)[:, :-1]  # nobody reads the last action
+        return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
-        """Batch -> the terms of the loss, each a mean over real steps: nll (nats per action), value (variance left, 1 = all)."""
-        hidden, actions = self.read(batch), self.normalizer.actions(batch.actions)
-        nll = masked_mean(-self.head(hidden, batch.action_masks).log_prob(actions), batch.mask)
-        if self.value is None:
-            return {"nll": nll}
-        wanted = self.normalizer.returns_to_go(batch.returns_to_go)
-        return {"nll": nll, "value": masked_mean((self.value(hidden, actions) - wanted).square(), batch.mask)}
+        """Batch -> the loss: negative log-likelihood, in nats an action, the mean over real steps."""
+        distribution = self.head(self.read(batch), batch.action_masks)
+        return masked_mean(-distribution.log_prob(self.normalizer.actions(batch.actions)), batch.mask)
 
-    def choose(self, hidden, action_masks, *, decode, temperature=1.0, count=64, generator=None):
-        """Hidden states (N, D) of now -> actions (N, A), raw units.
-
-        decode: `mode`, `mean` or `sample` of the distribution; `best` takes the candidate with the highest
-        value + temperature * log-probability, the mode of the behaviour tilted towards what brings more:
-        p(a) exp(value / temperature), the value in standard deviations of the training returns.
-        """
+    def choose(self, hidden, action_masks, *, decode, generator=None):
+        """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""
         distribution = self.head(hidden[:, None], None if action_masks is None else action_masks[:, None])
-        if decode == "sample":
-            chosen = distribution.sample(generator)
-        elif decode == "best":
-            options = candidates(self.spec, distribution, count, generator).to(hidden.device)
-            options = options.expand(len(hidden), -1, -1)
-            likely = distribution.log_prob(options)
-            worth = torch.where(likely.isinf(), likely, self.value(hidden[:, None], options) + temperature * likely)
-            chosen = options[torch.arange(len(hidden)), worth.argmax(1)][:, None]
-        else:
-            chosen = getattr(distribution, decode)
+        chosen = distribution.sample(generator) if decode == "sample" else getattr(distribution, decode)
         return self.normalizer.raw_actions(chosen[:, 0])
 
 

@@ -33,7 +33,7 @@ class Policy:
 
     window: T, the most steps it sees; stride: how many old steps leave the window at once. target_return: what it is asked
     for unless a history says otherwise, in raw reward units. ahead: the return is that of so many next steps, and stays
-    what it is; 0: it is the whole episode's, and what was received is taken off. decode, temperature: see `DecisionLLM.choose`.
+    what it is; 0: it is the whole episode's, and what was received is taken off. decode: see `DecisionLLM.choose`.
     """
 
     model: torch.nn.Module
@@ -42,15 +42,12 @@ class Policy:
     target_return: float
     ahead: int = 0
     decode: str = "mode"
-    temperature: float = 1.0
     device: str = "cpu"
     generator: torch.Generator | None = None
 
     def __post_init__(self):
-        if self.decode not in ("mode", "mean", "sample", "best"):
-            raise ValueError(f"decode: expected mode, mean, sample or best, got {self.decode!r}")
-        if self.decode == "best" and self.model.value is None:
-            raise ValueError("decode=best: needs a model trained with value=true")
+        if self.decode not in ("mode", "mean", "sample"):
+            raise ValueError(f"decode: expected mode, mean or sample, got {self.decode!r}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         self.model.eval()
@@ -76,8 +73,7 @@ class Policy:
         return Session(self, tasks, horizon, target_returns)
 
     def _choose(self, hidden, masks):
-        options = {"decode": self.decode, "temperature": self.temperature, "generator": self.generator}
-        return self.model.choose(hidden, masks, **options).cpu().numpy()
+        return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _check(self, histories):
         spec = self.model.spec

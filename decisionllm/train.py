@@ -71,9 +71,9 @@ def train(config):
     if config["tracker"] != "none":
         accelerator.init_trackers("decisionllm")
 
-    total, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
+    size, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
     say(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(rows):,} steps; {len(held_out):,} episodes held out")
-    say(f"model: {total:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
+    say(f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
     limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
     say(f"training: {limit} of {config['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}")
 
@@ -84,13 +84,13 @@ def train(config):
     @torch.no_grad()
     def validate():
         model.eval()
-        terms = [inner(collated(validator(i), slice(None))) for i in range(config["validation_batches"])]
+        losses = [float(inner(collated(validator(i), slice(None)))) for i in range(config["validation_batches"])]
         model.train()
-        return {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
+        return {"held_out_nll": float(np.mean(losses))}
 
     stop = []
     handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
-    began, said, sums, count, rate = time.monotonic() - elapsed, -1e9, {}, 0, 0.0
+    began, said, total, count, rate = time.monotonic() - elapsed, -1e9, 0.0, 0, 0.0
     model.train()
     try:
         while True:
@@ -103,12 +103,12 @@ def train(config):
             over = progress >= 1 or bool(stop)
 
             if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
-                values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
-                if not all(map(math.isfinite, values.values())):
+                nll = float(accelerator.reduce(total)) / count
+                if not math.isfinite(nll):
                     kept = f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
-                    raise FloatingPointError(f"the loss became {values} within the {count} steps before step {step}; {kept}. Try a lower lr or clip")
-                values |= {"lr": rate, "seconds": elapsed} | (validate() if validator else {})
-                sums, count = {}, 0
+                    raise FloatingPointError(f"the loss became {nll} within the {count} steps before step {step}; {kept}. Try a lower lr or clip")
+                values = {"nll": nll, "lr": rate, "seconds": elapsed} | (validate() if validator else {})
+                total, count = 0.0, 0
                 accelerator.log(values, step=step)
                 if main:
                     with (run / "metrics.jsonl").open("a") as file:
@@ -131,11 +131,10 @@ def train(config):
             for part in range(me, parts, world):
                 batch = collated(window, slice(part, None, parts))
                 with accelerator.autocast():
-                    terms = model(batch)
+                    nll = model(batch)
                 share = batch.mask.sum() * world / window.mask.sum()  # every real step of the batch has the same weight
-                accelerator.backward(sum((config["value_weight"] if name == "value" else 1.0) * term for name, term in terms.items()) * share)
-                for name, term in terms.items():
-                    sums[name] = sums.get(name, 0.0) + term.detach() * share / world
+                accelerator.backward(nll * share)
+                total = total + nll.detach() * share / world
             if config["clip"]:
                 accelerator.clip_grad_norm_(model.parameters(), config["clip"])
             wrapped.step()
