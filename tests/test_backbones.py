@@ -74,7 +74,9 @@ def test_our_gradients_are_the_librarys(backbone, tune):
         model.zero_grad()
         hidden = read(x)
         (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
-        found.append({"tokens": x.grad} | {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad})
+        found.append(
+            {"tokens": x.grad} | {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+        )
     ours, plain = found
     assert (len(ours) == 1) == (tune == "frozen") and ours["tokens"].abs().max() > 0
     for name, gradient in plain.items():
@@ -93,9 +95,10 @@ def test_every_registered_size_is_read_as_the_library_reads_it(name):
 def test_a_text_that_rows_share_is_read_as_if_each_had_its_own(backbone):
     model = trunk(backbone)
     tokens, ids, mask, index = inputs(model.width)
-    for shared, repeated in (((ids, mask, index), (ids[index], mask[index], torch.arange(4))), ((ids[:1], mask[:1], 0 * index), (ids[0 * index], mask[0 * index], torch.arange(4)))):
+    for texts, each in ((3, index), (1, 0 * index)):
         with torch.no_grad():
-            close(model(tokens, *shared), model(tokens, *repeated))
+            shared = model(tokens, ids[:texts], mask[:texts], each)
+            close(shared, model(tokens, ids[each], mask[each], torch.arange(4)))
 
 
 @both
@@ -184,7 +187,9 @@ def test_weights_are_drawn_from_the_seed_alone_and_the_world_keeps_its_own_rando
     assert torch.rand(1) == here
     same, other = (weights(build(node("backbone", "nano", layers=1, tune="lora"), seed)) for seed in (5, 6))
     assert all(torch.equal(weight, same[name]) for name, weight in weights(first).items())
-    assert not torch.equal(other["model.base_model.model.embed_tokens.weight"], same["model.base_model.model.embed_tokens.weight"])
+    assert not torch.equal(
+        other["model.base_model.model.embed_tokens.weight"], same["model.base_model.model.embed_tokens.weight"]
+    )
 
 
 @pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
@@ -260,10 +265,14 @@ def test_trying_a_model_out_leaves_it_in_the_mode_it_was_in(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, ValueError, "expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"),
+        ({}, ValueError, "backbone: expected backbone.folder=<local folder> or backbone.hub_id=.*, one of the two"),
         ({"folder": "a", "hub_id": "b/c"}, ValueError, "one of the two"),
-        ({"folder": "nowhere"}, FileNotFoundError, "backbone.folder: expected a model folder with config.json, found none at nowhere"),
-        ({"hub_id": "nobody/nothing"}, OSError, r"backbone nobody/nothing: could not be loaded \(no network, or no such model; backbone.folder=... reads a local copy\)"),
+        ({"folder": "nowhere"}, FileNotFoundError, "expected a model folder with config.json, found none at nowhere"),
+        (
+            {"hub_id": "a/b"},
+            OSError,
+            r"backbone a/b: could not be loaded \(no network, or no such model; backbone.folder=... reads",
+        ),
         ({"hub_id": "a/b", "weights": "some"}, ValueError, "backbone.weights: expected pretrained or random, got 'some'"),
         ({"hub_id": "a/b", "dtype": "int3"}, ValueError, "backbone.dtype: expected float32, bfloat16 or float16, got 'int3'"),
     ],
