@@ -26,7 +26,8 @@ def nothing_from_outside(monkeypatch, tmp_path):
 
 def node(group, name, **options):
     """The config node of a registered choice."""
-    return discover()[group][name] | {"text": "none"} * ("text" in discover()[group][name]) | options
+    choice = discover()[group][name]
+    return choice | ({"text": "none"} if "text" in choice else {}) | options
 
 
 def episode(rewards, *, S=2, A=1, start=0.0, **fields):

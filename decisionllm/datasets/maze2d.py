@@ -58,7 +58,7 @@ def load(
     by_goal = text in ("goal", "shuffled")
     if by_goal and cut not in ("timeouts", "run"):
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
-    file = find_file(maze, dense, path) if source != "regenerate" else None
+    file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
     if file:
         log, name = read_hdf5(file), published
     elif source == "file" or path:
@@ -182,26 +182,32 @@ def read_hdf5(path):
     import h5py
 
     try:
-        file = h5py.File(path)
+        with h5py.File(path) as file:
+            lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
+            log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals", "timeouts", "infos/goal") if key in file}
+            found = ", ".join(file)
     except OSError as error:
         raise ValueError(f"{path}: not a readable HDF5 file, perhaps truncated ({error}); fetch it again") from error
-    with file:
-        lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
-        if lacking:
-            raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(file)}")
-        log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals")}
-        log["ends"] = file["timeouts"][()] if "timeouts" in file else log["terminals"]
-        if "infos/goal" in file:
-            log["goals"] = file["infos/goal"][()]
-    log["ends"] = log["ends"].astype(bool).reshape(-1) | log.pop("terminals").astype(bool).reshape(-1)
-    log["rewards"] = log["rewards"].reshape(-1)
+    if lacking:
+        raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {found}")
     sizes = {key: len(column) for key, column in log.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"{path}: expected columns of one length, got {sizes}")
-    for key, width in KEYS.items():
-        if log[key].ndim != 2 or log[key].shape[1] != width:
-            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {log[key].shape}")
-    return log
+    if len(set(sizes.values())) > 1 or not len(log["rewards"]):
+        raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
+    for key, width in (KEYS | {"rewards": 1, "infos/goal": 2}).items():
+        column = log.get(key, np.zeros((1, width)))
+        if column.ndim > 2 or np.prod(column.shape[1:]) != width:
+            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {column.shape}")
+        if not (finite := np.isfinite(column)).all():
+            raise ValueError(f"{path}: expected finite {key}, got {column[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
+    flags = [log.pop(key).astype(bool).reshape(-1) for key in ("terminals", "timeouts") if key in log]
+    log |= {"rewards": log["rewards"].reshape(-1), "ends": np.any(flags, axis=0)}
+    return log | ({"goals": log.pop("infos/goal")} if "infos/goal" in log else {})
+
+
+def files(*, maze, dense=False, path="", source="auto", **options):
+    """What `load` would read with these options: one file, or none where it regenerates."""
+    file = None if source == "regenerate" else find_file(maze, dense, path)
+    return [file] if file else []
 
 
 def file_names(maze, dense):
