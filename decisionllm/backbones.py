@@ -6,6 +6,7 @@ same embeddings; a test holds the two equal, and a model whose blocks are not un
 """
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,11 +125,14 @@ def _tuned(model, tokenizer, tune, rank, alpha, targets, seed):
         raise ValueError(f"backbone.tune: expected lora, full or frozen, got {tune!r}")
     if tune == "lora":
         from peft import LoraConfig, get_peft_model
+        from transformers.pytorch_utils import Conv1D
 
-        with torch.random.fork_rng(devices=[]):
+        targets = targets if targets == "all-linear" else targets.split(",")
+        transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its maps the other way round
+        config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, fan_in_fan_out=transposed)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that it gives up
             torch.manual_seed(seed)
-            targets = targets if targets == "all-linear" else targets.split(",")
-            config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
             model = get_peft_model(model, config)
     else:
         model.requires_grad_(tune == "full")

@@ -26,7 +26,8 @@ def nothing_from_outside(monkeypatch, tmp_path):
 
 def node(group, name, **options):
     """The config node of a registered choice."""
-    return discover()[group][name] | {"text": "none"} * ("text" in discover()[group][name]) | options
+    choice = discover()[group][name]
+    return choice | ({"text": "none"} if "text" in choice else {}) | options
 
 
 def episode(rewards, *, S=2, A=1, start=0.0, **fields):
@@ -43,14 +44,14 @@ def make_store(path, episodes, **spec):
 
 
 def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):
-    """A small model with random weights, its biases too, so that a wrong one would show."""
+    """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
     name, sizes = BACKBONES[backbone]
     trunk = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
     torch.manual_seed(seed)
     model = DecisionLLM(spec, trunk, node("head", head, **head_options or {}), **options)
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.ndim < 2:
+            if weight.ndim < 2 or not weight.any():
                 weight.add_(0.1 * torch.randn_like(weight))
             elif weight.is_floating_point():
                 weight.mul_(3.0)  # so that attention is far from uniform
