@@ -85,7 +85,7 @@ def batches(*, T, B):
 def trainer(model, loss, batch_of):
     """() -> one optimiser step, and the loss before it."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=1e-4, weight_decay=1e-2, fused=True)
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=1e-2, fused=True)
     count = iter(range(1_000_000))
 
     def step():

@@ -7,6 +7,7 @@ and not to be quoted.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -43,10 +44,14 @@ class Case:
 
 
 def pin():
-    """One thread on one core: threads that wait for each other wait for the neighbours too."""
+    """One thread on one core: threads that wait for each other wait for the neighbours too. Freed memory is kept, so that
+    neither side pays, by chance, for having its pages given back and cleared again."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+            libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def seconds(call):

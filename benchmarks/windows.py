@@ -19,13 +19,13 @@ FIELDS = ("observations", "actions", "returns_to_go", "timesteps", "mask")
 
 
 def log(total, *, seed=0, lengths=(150, 450), S=4, A=2):
-    """About `total` steps of a made-up log, in episodes of these lengths."""
+    """About `total` steps of a made-up log, in episodes of these lengths; its actions follow from what is observed."""
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(*lengths, size=max(2 * total // sum(lengths), 2), endpoint=True))])
     n, rewards = offsets[-1], rng.normal(size=offsets[-1])
     togo = returns_to_go(rewards, np.add.reduceat(rewards, offsets[:-1]), offsets) / 10
     observations = rng.normal(size=(n, S)).astype(np.float32)
-    actions = rng.uniform(-1, 1, (n, A)).astype(np.float32)
+    actions = np.tanh(observations @ rng.normal(size=(S, A))).astype(np.float32)
     return Steps(observations, actions, togo.astype(np.float32), offsets[:-1], offsets[1:])
 
 
