@@ -96,7 +96,9 @@ def pretrained(
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     if bool(folder) == bool(hub_id):
-        raise ValueError("backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two")
+        raise ValueError(
+            "backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"
+        )
     if folder and not (Path(folder).expanduser() / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model folder with config.json, found none at {folder}")
     source = str(Path(folder).expanduser()) if folder else hub_id
@@ -151,7 +153,9 @@ class Memory:
     def rows(self, index):
         """The memory of these rows, a copy. A text that all rows share is not repeated but viewed."""
         take = (lambda x: x.expand(len(index), *x.shape[1:])) if len(self.text_length) == 1 else (lambda x: x[index])
-        return Memory([take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length))
+        return Memory(
+            [take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length)
+        )
 
     def with_room(self, tokens):
         """A copy with room for this many more tokens."""
@@ -279,15 +283,27 @@ def attend(q, k, v, bias, dropout):
     scores = (q * d**-0.5).reshape(B, G, H // G * n, d) @ k.transpose(-1, -2)
     weights = (scores.view(B, H, n, M) + bias).softmax(-1)
     if dropout:
-        weights = F.dropout(weights, dropout)
+        weights = drop(weights, dropout)
     return (weights.to(v.dtype).view(B, G, H // G * n, M) @ v).view(B, H, n, d)
+
+
+def drop(x, share):
+    """Dropout of this share, for training. On a CPU from 16 random bits a number: five times faster than torch's own."""
+    if x.is_cuda or not 0 < share < 1:
+        return F.dropout(x, share)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    keep = torch.empty(x.shape, dtype=x.dtype)
+    torch.ge(bits[: x.numel()].view(x.shape), round(share * 2**16) - 2**15, out=keep)
+    return x * keep.mul_(1 / (1 - share))
 
 
 def _visible(text_mask, slots, M):
     """Which keys a token sees: all real text, and the steps' tokens up to itself. (N, L), (N, n) -> (N, n, L+M) bool"""
     text = text_mask[:, None].expand(-1, slots.shape[1], -1)
     steps = torch.arange(M, device=slots.device) <= slots[..., None]
-    return torch.cat([text.bool().expand(len(steps), -1, -1) if len(text) == 1 else text.bool(), steps.expand(len(text), -1, -1)], -1)
+    return torch.cat(
+        [text.bool().expand(len(steps), -1, -1) if len(text) == 1 else text.bool(), steps.expand(len(text), -1, -1)], -1
+    )
 
 
 class _Llama:
@@ -337,7 +353,8 @@ class _GPT2:
 
     @staticmethod
     def enter(core, x, positions):
-        return core.drop(x + core.wpe(positions)), None
+        x = x + core.wpe(positions)
+        return (drop(x, core.drop.p) if core.training else x), None
 
     @staticmethod
     def project(block, x, rope, read):
@@ -354,8 +371,11 @@ class _GPT2:
 
     @staticmethod
     def finish(block, x, mixed):
-        x = x + block.attn.resid_dropout(block.attn.c_proj(mixed))
-        return x + block.mlp(block.ln_2(x))
+        attention, mlp = block.attn, block.mlp
+        mixed = attention.c_proj(mixed)
+        x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
+        made = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
+        return x + (drop(made, mlp.dropout.p) if block.training else made)
 
 
 def _heads(x, width):
