@@ -326,18 +326,21 @@ class _Llama:
     def project(block, x, rope, read):
         attention, h = block.self_attn, block.input_layernorm(x)
         cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
-        q, k, v = (
-            _heads(project(part), attention.head_dim)
-            for project, part in ((attention.q_proj, h[:, read]), (attention.k_proj, h), (attention.v_proj, h))
-        )
+        if h.shape[1] == h[:, read].shape[1]:
+            q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
+        else:
+            (q,), (k, v) = linear(h[:, read], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
+        q, k, v = (_heads(part, attention.head_dim) for part in (q, k, v))
         if hasattr(attention, "q_norm"):
             q, k = attention.q_norm(q), attention.k_norm(k)
         return _rotate(q, cos[:, :, read], sin[:, :, read]), _rotate(k, cos, sin), v
 
     @staticmethod
     def finish(block, x, mixed):
-        x = x + block.self_attn.o_proj(mixed)
-        return x + block.mlp(block.post_attention_layernorm(x))
+        x = x + linear(mixed, block.self_attn.o_proj)[0]
+        mlp = block.mlp
+        gate, up = linear(block.post_attention_layernorm(x), mlp.gate_proj, mlp.up_proj)
+        return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
 
 
 class _GPT2:
@@ -376,6 +379,28 @@ class _GPT2:
         x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
         made = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
         return x + (drop(made, mlp.dropout.p) if block.training else made)
+
+
+def linear(x, *layers):
+    """x through each of these maps: [(..., out), ...]. What adapters add is what peft computes, but the products with their
+    narrow sides are one, and those with their wide sides are added in place."""
+    if not all(map(_adapted, layers)):
+        return [layer(x) for layer in layers]
+    names, rows = [layer.active_adapters[0] for layer in layers], x.flatten(0, -2)
+    narrow = torch.cat([layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)])
+    inner = F.linear(rows, narrow.to(x.dtype)).split([layer.r[name] for layer, name in zip(layers, names, strict=True)], -1)
+    made = [layer.base_layer(rows) for layer in layers]
+    for out, part, layer, name in zip(made, inner, layers, names, strict=True):
+        out.addmm_(part, layer.lora_B[name].weight.to(out.dtype).t())
+    return [out.unflatten(0, x.shape[:-1]) for out in made]
+
+
+def _adapted(layer):
+    """Whether this is a linear map with one plain LoRA adapter, in use and not merged."""
+    if not (hasattr(layer, "lora_A") and isinstance(layer.base_layer, nn.Linear) and len(layer.active_adapters) == 1):
+        return False
+    special = layer.merged or layer.disable_adapters or layer.lora_variant
+    return not special and isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)
 
 
 def _heads(x, width):
