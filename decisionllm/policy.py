@@ -16,8 +16,10 @@ from decisionllm.tokenizers import text
 
 def collate(window, texts, index):
     """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
-    used, index = np.unique(index, return_inverse=True)
-    ids, mask = texts[0][used], texts[1][used]
+    ids, mask = texts
+    if len(ids) > 1:  # only those that are used
+        used, index = np.unique(index, return_inverse=True)
+        ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
     tensor = torch.from_numpy
     return Batch(
@@ -143,7 +145,9 @@ class Session:
         if (self.now >= H).any():
             raise ValueError(f"session: expected at most {H} steps (the horizon), got one more")
         if not np.isfinite(observations).all():
-            raise ValueError(f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}")
+            raise ValueError(
+                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
+            )
         self.observations[rows, self.now] = observations
         if rewards is not None:
             self.rewards[rows, np.maximum(self.now - 1, 0)] = np.where(self.now > 0, rewards, 0)
@@ -186,7 +190,9 @@ class Session:
         counts = self.now[rows] - begin + 1
         batch = collate(cut(steps, rows, begin, int(counts.max())), self.texts, self.text_index[rows]).to(device)
         tokens = model.tokens(batch)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
-        known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1  # tokens remembered: they end with an observation
+        known = (
+            np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
+        )  # tokens remembered: they end with an observation
         alike = (counts == counts[0]).all()
         hidden = model.backbone.extend(
             tokens, self.memory, torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),
