@@ -157,16 +157,20 @@ class Memory:
     text_length: torch.Tensor  # (N,) real tokens: the position of the first step
 
     def rows(self, index):
-        """The memory of these rows, a copy. A text that all rows share is not repeated but viewed."""
-        take = (lambda x: x.expand(len(index), *x.shape[1:])) if len(self.text_length) == 1 else (lambda x: x[index])
-        return Memory(
-            [take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length)
-        )
+        """The memory of these rows, a copy."""
+        return self._each(lambda x: x[index])
+
+    def shared(self, rows):
+        """The memory of one text for many rows, a view: to read, not to write."""
+        return self._each(lambda x: x.expand(rows, *x.shape[1:]))
 
     def with_room(self, tokens):
         """A copy with room for this many more tokens."""
         extend = lambda x: torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)  # noqa: E731
         return Memory([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
+
+    def _each(self, take):
+        return Memory([take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length))
 
 
 class Backbone(nn.Module):
@@ -195,7 +199,8 @@ class Backbone(nn.Module):
         """
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, reads]
-        memory = self.read_text(text_ids, text_mask).rows(text_index)
+        texts = self.read_text(text_ids, text_mask)
+        memory = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
         n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
 
         def with_memory(i, k, v):

@@ -19,7 +19,7 @@ def evaluate(config):
     console = Console()
     runs = [Path(r) for r in ([config["run"]] if isinstance(config["run"], str) else config["run"])]
     out = Path(config["out"]) if config["out"] else runs[0].parent
-    acting = {key: config[key] for key in ("stride", "decode")}
+    acting = {key: config[key] for key in ("stride", "decode", "plan")}
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
     results, drawn, published = out / "results.jsonl", set(), {}
     out.mkdir(parents=True, exist_ok=True)

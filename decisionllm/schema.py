@@ -4,7 +4,7 @@ Letters: B batch, T window length in steps, S observation size, A action size, C
 episode, t steps so far, L text tokens, U different texts of a batch.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import numpy as np
@@ -118,6 +118,7 @@ class Window:
     mask: np.ndarray = shaped("B T")  # True where real
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
     action_masks: np.ndarray | None = shaped("B T C", optional=True)
+    rewards: np.ndarray | None = shaped("B T", optional=True)  # of a log
 
     def __post_init__(self):
         _check(self)
@@ -136,9 +137,15 @@ class Batch:
     text_mask: torch.Tensor = shaped("U L")
     text_index: torch.Tensor = shaped("B")  # which text each row has
     action_masks: torch.Tensor | None = shaped("B T C", optional=True)
+    rewards: torch.Tensor | None = shaped("B T", optional=True)
 
     def __post_init__(self):
         _check(self)
+
+    def until(self, step):
+        """The same without the steps from this one on."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["shape"][:2] == ["B", "T"]}
+        return replace(self, **{name: x if x is None else x[:, :step] for name, x in named.items()})
 
     def to(self, device):
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
