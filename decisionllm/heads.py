@@ -144,7 +144,9 @@ class DiscreteHead(nn.Module):
     def __init__(self, width, spec):
         super().__init__()
         if not spec.num_actions:
-            raise ValueError("head=discrete: expected discrete actions, the data has continuous ones; take head=gaussian or bins")
+            raise ValueError(
+                "head=discrete: expected discrete actions, the data has continuous ones; take head=gaussian or bins"
+            )
         self.out = nn.Linear(width, spec.num_actions)
 
     def forward(self, hidden, action_masks=None):
@@ -164,9 +166,7 @@ class Dynamics(nn.Module):
     def __init__(self, width, spec, *, inner=256):
         super().__init__()
         self.num_actions, S, A = spec.num_actions, spec.observation_dim, spec.num_actions or spec.action_dim
-        self.change = nn.Sequential(
-            nn.Linear(S + A, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, S)
-        )
+        self.change = nn.Sequential(nn.Linear(S + A, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, S))
         self.reward = nn.Sequential(nn.Linear(width + A, inner), nn.SiLU(), nn.Linear(inner, 1))
 
     def forward(self, hidden, observations, actions):
@@ -188,4 +188,6 @@ def courses(spec):
 
 def _continuous(spec, name):
     if spec.num_actions:
-        raise ValueError(f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete")
+        raise ValueError(
+            f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete"
+        )

@@ -69,7 +69,9 @@ class Policy:
         if not self.plan:
             return self.choose(hidden, masks)
         targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
-        session = self.begin([h.task for h in histories], max(len(h.observations) for h in histories), targets).resume(histories)
+        session = self.begin([h.task for h in histories], max(len(h.observations) for h in histories), targets).resume(
+            histories
+        )
         session.see(np.stack([h.observations[-1] for h in histories]))
         return session.plan(hidden)
 
