@@ -101,12 +101,18 @@ def pretrained(
         )
     if folder and not (Path(folder).expanduser() / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model folder with config.json, found none at {folder}")
+    if weights not in ("pretrained", "random"):
+        raise ValueError(f"backbone.weights: expected pretrained or random, got {weights!r}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"backbone.dtype: expected float32, bfloat16 or float16, got {dtype!r}")
     source = str(Path(folder).expanduser()) if folder else hub_id
     local = bool(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
         if weights == "random":
-            model = _random(AutoModel, AutoConfig.from_pretrained(source, local_files_only=local), seed)
+            config = AutoConfig.from_pretrained(source, local_files_only=local)
+            config.dtype = getattr(torch, dtype)  # not what the file says
+            model = _random(AutoModel, config, seed)
         else:
             model = AutoModel.from_pretrained(source, dtype=getattr(torch, dtype), local_files_only=local)
     except OSError as error:
@@ -424,7 +430,7 @@ def _same_as_plain(backbone, layout):
     index = torch.arange(2, device=device)
     try:
         ours, plain = backbone.forward(x, ids, mask, index), backbone.plain(x, ids, mask, index)
-    except AttributeError:
+    except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
         return False
     finally:
         backbone.model.train(training)

@@ -1,5 +1,7 @@
 """Small real things for the tests: data stores, tiny models, policies with random weights. No network, no GPU, no home folder."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from decisionllm.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Episode, Spec
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
+
 SMALL = {"qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}, "gpt2": {"width": 32, "layers": 2, "heads": 2}}
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
@@ -17,7 +21,6 @@ BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {
 @pytest.fixture(autouse=True)
 def nothing_from_outside(monkeypatch, tmp_path):
     """No hub, no home folder, no data of the user's."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DECISIONLLM_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))

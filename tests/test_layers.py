@@ -37,7 +37,8 @@ def imports(nodes):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are absolute"
-            yield from ([f"decisionllm.{alias.name}" for alias in node.names] if node.module == "decisionllm" else [node.module])
+            here = node.module == "decisionllm"
+            yield from ([f"decisionllm.{alias.name}" for alias in node.names] if here else [node.module])
 
 
 def of(path):

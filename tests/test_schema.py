@@ -28,7 +28,10 @@ def batch(**fields):
         (lambda: Episode(zeros(3, 2), zeros(4, 1), zeros(3)), r"Episode.actions: expected shape \(n=3, A\), got \(4, 1\)"),
         (lambda: Episode(zeros(3), zeros(3, 1), zeros(3)), r"Episode.observations: expected shape \(n, S\), got \(3,\)"),
         (lambda: Episode([[0, 0]], zeros(1, 1), zeros(1)), r"Episode.observations: expected shape \(n, S\), got list"),
-        (lambda: Episode(zeros(1, 2), zeros(1, 1), zeros(1), final_observation=zeros(3)), r"expected shape \(S=2\), got \(3,\)"),
+        (
+            lambda: Episode(zeros(1, 2), zeros(1, 1), zeros(1), final_observation=zeros(3)),
+            r"expected shape \(S=2\), got \(3,\)",
+        ),
         (lambda: Episode(zeros(0, 2), zeros(0, 1), zeros(0)), "Episode: expected at least one step, got none"),
         (lambda: History(zeros(3, 2), zeros(3, 1), zeros(2)), r"History.actions: expected shape \(t=2, A\), got \(3, 1\)"),
         (
