@@ -45,17 +45,12 @@ class Day:
             np.broadcast_to(np.arange(n), (self.agents, n)).copy(), np.ones((self.agents, n), bool), np.arange(self.agents),
         )  # fmt: skip
         batch, model = collate(window, self.texts, np.zeros(self.agents, int)), self.model
-        tokens, model.tokens = model.tokens, lambda batch: tokens(batch).to(model.backbone.dtype)
         hidden = repeated_text(model, batch)[:, -2].float()  # the last observation, before the action that is not yet chosen
-        del model.tokens
         return model.choose(hidden, None, decode="mode").numpy()
-
-    def sampled(self):
-        return range(0, self.steps, max(self.steps // 8, 1))
 
 
 def gates(**size):
-    """The same actions at every step, in float32."""
+    """The same actions at every fourth step, in float32."""
     day = Day(**size)
     wrong = max(float(np.abs(day.peer(t) - day.actions[:, t]).max()) for t in range(3, day.steps, 4))
     return measure.gate("actions", wrong, 1e-5)

@@ -33,7 +33,8 @@ def pair(backbone="tiny", **options):
 def repeated_text(model, batch):
     """The hidden states of all trajectory tokens, by the library's own forward: (B, k T, D)"""
     embedded = model.backbone.embed(batch.text_ids)[batch.text_index]
-    read = model.backbone.model(inputs_embeds=torch.cat([embedded, model.tokens(batch)], 1), use_cache=False)
+    tokens = torch.cat([embedded, model.tokens(batch).to(embedded.dtype)], 1)
+    read = model.backbone.model(inputs_embeds=tokens, use_cache=False)
     return read.last_hidden_state[:, batch.text_ids.shape[1] :]
 
 

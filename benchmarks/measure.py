@@ -62,7 +62,7 @@ def seconds(call):
 
 
 def compare(case, rounds):
-    """Time a case: one row of results.jsonl."""
+    """Time a case in alternating rounds: one row of results.jsonl."""
     for call in (case.ours, case.peer):
         call()  # warm
     ours, peer = [], []
@@ -70,17 +70,23 @@ def compare(case, rounds):
         turns = [(case.ours, case.ours_work, ours), (case.peer, case.peer_work, peer)]
         for call, work, times in turns if i % 2 else turns[::-1]:
             times.append(seconds(call) / work)
+    return verdict(case, ours, peer)
+
+
+def verdict(case, ours, peer):
+    """What the rounds say, in seconds a unit of work: [1, 2, 1] against [3, 4, 3] is a ratio of 3."""
     ratio = statistics.median(p / o for o, p in zip(ours, peer, strict=True))
     scale = UNITS[case.unit.partition("/")[0]]
     taken = statistics.median(ours) * scale
     met = None if case.target is None else ratio >= case.target and (case.limit is None or taken <= case.limit)
     return {
-        "case": case.name, "unit": case.unit, "ours": taken, "peer": statistics.median(peer) * scale, "ratio": ratio,
-        "target": case.target, "limit": case.limit, "met": met, "spread": spread(peer), "noisy": spread(peer) > SPREAD, "rounds": rounds,
+        "case": case.name, "unit": case.unit, "ours": taken, "peer": statistics.median(peer) * scale, "ratio": ratio, "target": case.target,
+        "limit": case.limit, "met": met, "spread": spread(peer), "noisy": spread(peer) > SPREAD, "rounds": len(peer),
     }  # fmt: skip
 
 
 def spread(times):
+    """Interquartile range / median."""
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
     return (high - low) / statistics.median(times)
 
