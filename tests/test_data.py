@@ -73,12 +73,16 @@ def test_a_window_is_shown_as_the_model_reads_it(tmp_path):
     assert rest == "  2 steps of padding, which nothing sees"
 
 
-def test_a_full_window_has_no_padding_and_no_text_where_there_is_none(tmp_path):
-    store = make_store(tmp_path / "s", [episode([1, 2, 3])])
-    head, told, *steps = window(store, 1, seed=1)
-    assert told == "  no text" and head == "one window of 1 steps: 0 text tokens, then 3 of the trajectory"
-    (step,) = steps
-    assert step.split()[:3] in (["t=0", "R", "6.00"], ["t=1", "R", "5.00"], ["t=2", "R", "3.00"])
+def test_a_window_begins_anywhere_and_says_nothing_where_there_is_no_text(tmp_path):
+    store, heads = make_store(tmp_path / "s", [episode([1, 2, 3])]), set()
+    for seed in range(20):
+        head, told, *steps = window(store, 3, seed=seed)
+        start = int(steps[0].split()[0].removeprefix("t="))
+        expected = [["t=0", "R", "6.00"], ["t=1", "R", "5.00"], ["t=2", "R", "3.00"], [str(start), "steps", "of"]][start:]
+        assert [step.split()[:3] for step in steps] == expected[: 3 if start == 0 else 4]
+        assert told == "  no text" and head == f"one window of 3 steps: 0 text tokens, then {3 * (3 - start)} of the trajectory"
+        heads.add(head)
+    assert len(heads) == 3
 
 
 def config(tmp_path, dataset, **changed):

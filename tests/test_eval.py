@@ -201,7 +201,7 @@ class Counter(gym.Env):
     def __init__(self, square=False):
         self.square = square
         if square:
-            self.action_space = spaces.Box(-1, 1, (2, 2), np.float64)
+            self.action_space = spaces.Box(-1, 1, (2, 2), np.float16)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -210,6 +210,7 @@ class Counter(gym.Env):
 
     def step(self, action):
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        assert self.sum < 3, "an ended one waits for the others"
         self.last, gain = (5, float(action[0, 1])) if self.square else (action, action - 5)
         self.sum += gain
         return self.seen(), float(gain), self.sum >= 3, False, {}
