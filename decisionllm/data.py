@@ -43,9 +43,12 @@ def card(store, *, ahead=0):
     if ahead:
         steps = windows.of_store(store, ahead=ahead)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
+        if not len(togo):
+            raise ValueError(f"ahead: expected episodes of at least {ahead} steps, the longest has {lengths.max()}")
         yield f"  next {ahead:<7d} " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True))
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
-    yield f"  observation  {spec.observation_dim} numbers, mean {np.round(store.observations.mean(0), 2).tolist()}, deviation {np.round(store.observations.std(0), 2).tolist()}"
+    mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
+    yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
     if spec.num_actions:
         counts = np.bincount(store.actions[:, 0].astype(int), minlength=spec.num_actions)
         yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"

@@ -79,7 +79,8 @@ def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
 
 def test_discrete_actions_come_back_from_minari(tmp_path):
     store = prepare(node("dataset", "synthetic-discrete", episodes=4), tmp_path)
-    save("mine/discrete-v0", store)
+    dataset = save("mine/discrete-v0", store)
+    assert all(action in dataset.action_space for action in dataset[0].actions)
     back = write(tmp_path / "back", load(minari_id="mine/discrete-v0"))
     assert back.spec.num_actions == 5 and back.actions.tolist() == store.actions.tolist()
     assert back.terminated.tolist() == store.terminated.tolist() and back.offsets.tolist() == store.offsets.tolist()
@@ -134,7 +135,7 @@ def test_discrete_observations_and_actions_are_counted_from_their_start():
 
 def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     space = spaces.Box(np.array([-np.inf, -3], np.float32), np.array([np.inf, 3], np.float32))
-    put("mine/free-v0", [(rows(3), np.array([[-7.0, 1], [5, 2]]), [0, 0])], action_space=space)
+    put("mine/free-v0", [(rows(2), np.array([[-7.0, 1]]), [0]), (rows(2), np.array([[5.0, 2]]), [0])], action_space=space)
     source = load(minari_id="mine/free-v0")
     assert (source.spec.low, source.spec.high) == ((-7, -3), (5, 3))
     write(tmp_path / "s", source)
@@ -219,10 +220,11 @@ def test_a_constant_text_is_the_id_and_the_description(tmp_path):
     assert load(minari_id="mine/test-v0").episodes[0].task == ""
 
 
-def test_a_dataset_is_read_from_any_folder_and_again_when_it_is_replaced(tmp_path):
+def test_a_dataset_is_read_from_any_folder_and_again_when_it_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     place = save("mine/test-v0", make_store(tmp_path / "s", [episode([1])])).storage.data_path.parent
     shutil.move(place, tmp_path / "elsewhere")
-    dataset = node("dataset", "minari", minari_id=str(tmp_path / "elsewhere"))
+    dataset = node("dataset", "minari", minari_id="elsewhere")
     one = prepare(dataset, tmp_path / "home")
     assert prepare(dataset, tmp_path / "home").path == one.path
     save("mine/test-v0", make_store(tmp_path / "s", [episode([2, 3])]))
