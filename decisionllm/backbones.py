@@ -6,6 +6,7 @@ same embeddings; a test holds the two equal, and a model whose blocks are not un
 """
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,12 +99,18 @@ def pretrained(
         raise ValueError("backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two")
     if folder and not (Path(folder).expanduser() / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model folder with config.json, found none at {folder}")
+    if weights not in ("pretrained", "random"):
+        raise ValueError(f"backbone.weights: expected pretrained or random, got {weights!r}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"backbone.dtype: expected float32, bfloat16 or float16, got {dtype!r}")
     source = str(Path(folder).expanduser()) if folder else hub_id
     local = bool(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
         if weights == "random":
-            model = _random(AutoModel, AutoConfig.from_pretrained(source, local_files_only=local), seed)
+            config = AutoConfig.from_pretrained(source, local_files_only=local)
+            config.dtype = getattr(torch, dtype)  # not what the file says
+            model = _random(AutoModel, config, seed)
         else:
             model = AutoModel.from_pretrained(source, dtype=getattr(torch, dtype), local_files_only=local)
     except OSError as error:
@@ -124,11 +131,14 @@ def _tuned(model, tokenizer, tune, rank, alpha, targets, seed):
         raise ValueError(f"backbone.tune: expected lora, full or frozen, got {tune!r}")
     if tune == "lora":
         from peft import LoraConfig, get_peft_model
+        from transformers.pytorch_utils import Conv1D
 
-        with torch.random.fork_rng(devices=[]):
+        targets = targets if targets == "all-linear" else targets.split(",")
+        transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its maps the other way round
+        config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, fan_in_fan_out=transposed)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that it gives up
             torch.manual_seed(seed)
-            targets = targets if targets == "all-linear" else targets.split(",")
-            config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets)
             model = get_peft_model(model, config)
     else:
         model.requires_grad_(tune == "full")
@@ -375,7 +385,7 @@ def _same_as_plain(backbone, layout):
     index = torch.arange(2, device=device)
     try:
         ours, plain = backbone.forward(x, ids, mask, index), backbone.plain(x, ids, mask, index)
-    except AttributeError:
+    except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
         return False
     finally:
         backbone.model.train(training)

@@ -76,7 +76,7 @@ class Policy:
         return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _check(self, histories):
-        spec = self.model.spec
+        spec, timed = self.model.spec, self.model.tokenizer.timesteps is not None
         for i, h in enumerate(histories):
             got = h.observations.shape[1], h.actions.shape[1]
             if got != (spec.observation_dim, spec.action_dim):
@@ -84,7 +84,7 @@ class Policy:
                     f"history {i}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, "
                     f"as this policy was trained on; got {got[0]} and {got[1]}"
                 )
-            if len(h.observations) > spec.horizon:
+            if timed and len(h.observations) > spec.horizon:
                 raise ValueError(f"history {i}: expected at most {spec.horizon} steps (the horizon), got {len(h.observations)}")
 
 
@@ -167,7 +167,8 @@ class Session:
         flat = [None if x is None else x.reshape(N * H, -1) for x in (self.observations, self.actions, self.masks)]
         steps = Steps(flat[0], flat[1], togo, first, first + self.now + 1, flat[2])
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
-        for rows, again in ((np.flatnonzero(start != self.start), True), (np.flatnonzero(start == self.start), False)):
+        whole = (start != self.start) | (start == self.now)  # a window of one step has none to go on from
+        for rows, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
             if len(rows):
                 hidden[torch.from_numpy(rows)] = self._extend(steps, rows, start[rows], again)
         self.start = start

@@ -1,6 +1,7 @@
 """Small real things for the tests: data stores, tiny models, policies with random weights. No network, no GPU, no home folder."""
 
 import json
+import os
 import signal
 import sys
 
@@ -15,6 +16,8 @@ from decisionllm.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Episode, Spec
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
+
 SMALL = {"qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}, "gpt2": {"width": 32, "layers": 2, "heads": 2}}
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
@@ -22,7 +25,6 @@ BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {
 @pytest.fixture(autouse=True)
 def nothing_from_outside(monkeypatch, tmp_path):
     """No hub, no home folder, no data of the user's."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DECISIONLLM_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -31,7 +33,8 @@ def nothing_from_outside(monkeypatch, tmp_path):
 
 def node(group, name, **options):
     """The config node of a registered choice."""
-    return discover()[group][name] | {"text": "none"} * ("text" in discover()[group][name]) | options
+    choice = discover()[group][name]
+    return choice | ({"text": "none"} if "text" in choice else {}) | options
 
 
 def episode(rewards, *, S=2, A=1, start=0.0, **fields):
@@ -48,14 +51,14 @@ def make_store(path, episodes, **spec):
 
 
 def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):
-    """A small model with random weights, its biases too, so that a wrong one would show."""
+    """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
     name, sizes = BACKBONES[backbone]
     trunk = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
     torch.manual_seed(seed)
     model = DecisionLLM(spec, trunk, node("head", head, **head_options or {}), **options)
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.ndim < 2:
+            if weight.ndim < 2 or not weight.any():
                 weight.add_(0.1 * torch.randn_like(weight))
             elif weight.is_floating_point():
                 weight.mul_(3.0)  # so that attention is far from uniform

@@ -60,7 +60,10 @@ def of_histories(histories, target_returns, *, ahead=0):
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     zero = np.zeros((1, histories[0].actions.shape[1]), np.float32)
     rewards = np.concatenate([part for h in histories for part in (h.rewards, [0.0])])
-    masks = None if histories[0].action_masks is None else np.concatenate([h.action_masks for h in histories])
+    masks = None
+    if C := next((h.action_masks.shape[1] for h in histories if h.action_masks is not None), 0):
+        allowed = lambda h: np.ones((len(h.observations), C), bool) if h.action_masks is None else h.action_masks  # noqa: E731
+        masks = np.concatenate([allowed(h) for h in histories])
     return Steps(
         np.concatenate([h.observations for h in histories]).astype(np.float32),
         np.concatenate([part for h in histories for part in (h.actions, zero)]).astype(np.float32),

@@ -1,0 +1,69 @@
+"""Imports only go down a floor, or stay in their own folder: read from the syntax trees, nothing is run."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "decisionllm"
+FLOORS = (
+    {"schema", "registry"},
+    {"tokenizers", "worlds"},
+    {"datasets", "backbones", "heads"},
+    {"model"},
+    {"policy"},
+    {"checkpoint"},
+    {"eval"},
+    {"data", "train", "evaluate", "scale", "serve"},
+    {"__init__", "__main__"},
+)
+OPTIONAL = {"d4rl", "minari", "gymnasium_robotics", "mujoco", "fastapi", "uvicorn", "wandb"}  # imported where they are used
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(module):
+    """decisionllm.datasets.store -> datasets"""
+    return module.split(".")[1]
+
+
+def floor(name):
+    return next((i for i, names in enumerate(FLOORS) if name in names), None)
+
+
+def imports(nodes):
+    """The modules that these import statements name, in full."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            here = node.module == "decisionllm"
+            yield from ([f"decisionllm.{alias.name}" for alias in node.names] if here else [node.module])
+
+
+def of(path):
+    return ".".join(("decisionllm", *path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", FILES, ids=of)
+def test_imports_only_go_down(path):
+    here = room(of(path))
+    assert floor(here) is not None, f"{here} has no floor"
+    for module in imports(ast.walk(ast.parse(path.read_text()))):
+        if module.startswith("decisionllm.") and module != "decisionllm.__version__" and room(module) != here:
+            assert floor(room(module)) is not None, f"{module} has no floor"
+            assert floor(room(module)) < floor(here), f"{of(path)} imports {module}, which is not below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=of)
+def test_optional_packages_are_imported_where_they_are_used(path):
+    found = {module.split(".")[0] for module in imports(ast.parse(path.read_text()).body)}
+    assert not found & OPTIONAL
+
+
+def test_the_ground_floor_stands_on_torch_and_numpy_alone():
+    import sys
+
+    for name in FLOORS[0]:
+        found = {module.split(".")[0] for module in imports(ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())))}
+        assert found <= {"torch", "numpy", "einops"} | sys.stdlib_module_names

@@ -1,0 +1,117 @@
+"""Whatever is registered composes on the command line with its defaults and is built; a mistake is refused by name."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from decisionllm import registry
+from decisionllm.__main__ import run
+from decisionllm.registry import build, discover
+from decisionllm.schema import Spec
+
+CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
+SPECS = {
+    "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),
+    "continuous": Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)),
+}
+
+
+def composed(capsys, *overrides):
+    """The configuration that `decisionllm train` would run with, made by the command line itself."""
+    code = run("train", [*overrides, "--cfg", "job", "--resolve"])
+    out, err = capsys.readouterr()
+    return yaml.safe_load(out) if code == 0 else (code, err)
+
+
+def chosen(capsys, group, name):
+    paired = ["env=none"] if group == "dataset" and name not in discover()["env"] else []
+    return composed(capsys, *([f"dataset={name}"] if group == "env" else [f"{group}={name}", *paired]))[group]
+
+
+@pytest.fixture(autouse=True)
+def command_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_choice_composes_with_its_defaults(capsys, group, name):
+    defaults, node = discover()[group][name], chosen(capsys, group, name)
+    assert node.keys() == defaults.keys()
+    for key, value in node.items():  # a default may refer to what was chosen elsewhere
+        assert "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
+
+
+def test_everything_is_built_with_its_defaults(capsys):
+    """What is too large for a test is made small: fewer layers, fewer steps. What needs a name says so."""
+    small = {"backbone": {"layers": 1}, "dataset": {"steps": 600}}
+    given = {"backbone": (0,), "env": (3,), "dataset": ()}
+    for group, name in CHOICES:
+        node = chosen(capsys, group, name)
+        node |= {key: value for key, value in small.get(group, {}).items() if key in node}
+        if "minari" in name:
+            with pytest.raises(ValueError, match="give a value to minari_id"):
+                build(node)
+        elif (group, name) == ("backbone", "pretrained"):
+            with pytest.raises(ValueError, match="one of the two"):
+                build(node, 0)
+        elif group == "head":
+            spec = SPECS["discrete" if name == "discrete" else "continuous"]
+            assert build(node, 8, spec) is not None
+        else:
+            assert build(node, *given[group]) is not None
+
+
+def test_names_are_unique_and_say_where_they_are_taken(monkeypatch, tmp_path):
+    mark = '@register("head", "mine")'
+    (tmp_path / "heads.py").write_text(f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
+    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+    with pytest.raises(ValueError, match=r"head=mine is registered twice: by decisionllm.heads.one and decisionllm.heads.two"):
+        discover.__wrapped__()
+
+
+def test_a_preset_with_a_misspelt_option_says_what_there_is(monkeypatch, tmp_path):
+    mark = '@register("head", "mine", num_binz=3)'
+    (tmp_path / "heads.py").write_text(f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
+    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+    with pytest.raises(ValueError, match=r"@register of decisionllm.heads.one: no option num_binz; it has num_bins, deep"):
+        discover.__wrapped__()
+
+
+def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(monkeypatch, tmp_path):
+    """Presets of one callable differ in their defaults; an option without one must be given."""
+    folder = tmp_path / "datasets"
+    folder.mkdir()
+    marks = '@register("dataset", "a", size=3)\n@register("dataset", "b")'
+    (folder / "mine.py").write_text(f"{marks}\nclass Load:\n    def __init__(self, seed, *, path: str, size=1): ...\n")
+    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+    assert discover.__wrapped__() == {
+        "dataset": {
+            "a": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 3},
+            "b": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 1},
+        }
+    }
+
+
+def test_somebody_elses_class_needs_no_registration():
+    assert build({"_target_": "collections.Counter", "a": 2}, "ab") == {"a": 3, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head=bims", "Could not find 'head/bims' Available options in 'head': bins discrete gaussian"),
+        ("head.num_binz=3", "Could not override 'head.num_binz'"),
+        ("windw=3", "Could not override 'windw'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_refused_by_name(capsys, override, message):
+    code, said = composed(capsys, override)
+    assert code == 2 and message in said and "Traceback" not in said
+
+
+def test_the_names_are_known_without_importing_torch():
+    code = "import sys, decisionllm.__main__ as m; m.registry.discover(); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,91 @@
+"""Records are checked where they are made: a message names the record, the field, what was expected and what came."""
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.schema import Batch, Episode, History, Report, Spec, Window
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+def batch(**fields):
+    """One row of two steps: S = 3, A = 1, a text of four tokens."""
+    parts = {
+        "observations": torch.zeros(1, 2, 3), "actions": torch.zeros(1, 2, 1), "returns_to_go": torch.zeros(1, 2),
+        "timesteps": torch.zeros(1, 2, dtype=torch.long), "mask": torch.ones(1, 2, dtype=torch.bool),
+        "text_ids": torch.zeros(1, 4, dtype=torch.long), "text_mask": torch.ones(1, 4, dtype=torch.bool),
+        "text_index": torch.zeros(1, dtype=torch.long),
+    }  # fmt: skip
+    return Batch(**parts | fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Episode(zeros(3, 2), zeros(4, 1), zeros(3)), r"Episode.actions: expected shape \(n=3, A\), got \(4, 1\)"),
+        (lambda: Episode(zeros(3), zeros(3, 1), zeros(3)), r"Episode.observations: expected shape \(n, S\), got \(3,\)"),
+        (lambda: Episode([[0, 0]], zeros(1, 1), zeros(1)), r"Episode.observations: expected shape \(n, S\), got list"),
+        (
+            lambda: Episode(zeros(1, 2), zeros(1, 1), zeros(1), final_observation=zeros(3)),
+            r"expected shape \(S=2\), got \(3,\)",
+        ),
+        (lambda: Episode(zeros(0, 2), zeros(0, 1), zeros(0)), "Episode: expected at least one step, got none"),
+        (lambda: History(zeros(3, 2), zeros(3, 1), zeros(2)), r"History.actions: expected shape \(t=2, A\), got \(3, 1\)"),
+        (
+            lambda: History(zeros(3, 2), zeros(2, 1), zeros(2), action_masks=np.ones((2, 4), bool)),
+            r"History.action_masks: expected shape \(t\+1=3, C\), got \(2, 4\)",
+        ),
+        (
+            lambda: Window(zeros(1, 2, 3), zeros(1, 2, 1), zeros(1, 2), zeros(1, 2), zeros(2, 2), zeros(1)),
+            r"Window.mask: expected shape \(B=1, T=2\), got \(2, 2\)",
+        ),
+        (lambda: batch(text_mask=torch.ones(1, 5)), r"Batch.text_mask: expected shape \(U=1, L=4\), got \(1, 5\)"),
+    ],
+)
+def test_a_wrong_shape_names_the_field_and_what_came(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_number_that_is_not_finite_is_named_with_its_place():
+    rows = zeros(3, 2)
+    rows[1, 0] = np.nan
+    with pytest.raises(ValueError, match=r"Episode.observations: expected finite numbers, got nan at \[1, 0\]"):
+        Episode(rows, zeros(3, 1), zeros(3))
+    with pytest.raises(ValueError, match=r"History.rewards: expected finite numbers, got inf at \[0\]"):
+        History(zeros(2, 2), zeros(1, 1), np.array([np.inf]))
+
+
+def test_a_history_may_hold_the_first_observation_alone():
+    history = History(zeros(1, 2), zeros(0, 1), zeros(0))
+    assert history.target_return is None and history.task == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"low": (-1.0,), "high": (1.0, 1.0)}, "expected 2 bounds each, got 1 and 2"),
+        ({"low": (-1.0, 1.0), "high": (1.0, 1.0)}, "expected finite bounds, low < high"),
+        ({"low": (-1.0, -np.inf), "high": (1.0, 1.0)}, "expected finite bounds, low < high"),
+        ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Spec(observation_dim=3, action_dim=2, horizon=10, **fields)
+
+
+def test_a_batch_moves_whole_and_what_is_missing_stays_missing():
+    moved = batch().to("meta")
+    assert moved.action_masks is None
+    assert {getattr(moved, name).device.type for name in vars(moved) if name != "action_masks"} == {"meta"}
+
+
+def test_a_report_is_one_line_whose_return_is_called_return():
+    report = Report("d", "p", "standard", "none", 0, None, True, 2, 1.5, 50.0, 40.0, 60.0, 0.1, extra={"commit": "abc"})
+    row = report.row()
+    assert (row["return"], row["score"], row["commit"]) == (1.5, 50.0, "abc")
+    assert "mean_return" not in row and "extra" not in row

@@ -1,0 +1,168 @@
+"""The one slicer, by hand: returns-to-go, where windows begin and end, how training draws them, what is chosen to train on."""
+
+import numpy as np
+import pytest
+
+from decisionllm.datasets import windows
+from decisionllm.schema import Episode, History
+from tests.conftest import episode, make_store
+
+
+def history(rewards, **fields):
+    """A history that brought these rewards and then saw one thing more; observations count up from 0."""
+    t = len(rewards)
+    seen = np.arange(t + 1, dtype=np.float32)[:, None]
+    return History(seen, seen[:-1] / 100, np.array(rewards, np.float32), **fields)
+
+
+def togo(steps, e):
+    return steps.returns_to_go[steps.first[e] : steps.end[e]].tolist()
+
+
+def test_return_to_go_is_the_sum_that_follows(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 2, 3]), episode([5]), episode([0, 4])])
+    steps = windows.of_store(store)
+    assert [togo(steps, e) for e in range(3)] == [[6, 5, 3], [5], [4, 4]]
+
+
+def test_in_a_rollout_it_is_the_target_less_what_was_received():
+    steps = windows.of_histories([history([1, 2]), history([]), history([-1])], [10.0, 7.0, 0.0])
+    assert [togo(steps, e) for e in range(3)] == [[10, 9, 7], [7], [0, 1]]
+
+
+def test_a_rollout_that_asks_for_what_a_log_brought_reads_as_the_log_does(tmp_path):
+    log = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3], S=1), episode([4, 0], S=1)]))
+    asked = windows.of_histories([history([1, 2]), history([4])], [6.0, 4.0])
+    assert [togo(asked, e) for e in range(2)] == [togo(log, e) for e in range(2)]
+    assert asked.observations.tolist() == log.observations.tolist()
+
+
+def test_ahead_counts_so_many_next_rewards(tmp_path):
+    """Truncated: what the last steps would have brought is not known, so they are left out. Terminated: nothing follows."""
+    cut_off, ended = episode([1, 2, 3, 4]), episode([1, 2, 3, 4], terminated=True, truncated=False)
+    steps = windows.of_store(make_store(tmp_path / "s", [cut_off, ended, episode([8])]), ahead=2)
+    assert [togo(steps, e) for e in range(3)] == [[3, 5, 7], [3, 5, 7, 4], []]
+
+
+def test_ahead_as_long_as_the_episode_is_the_whole_return_of_its_first_step(tmp_path):
+    steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), ahead=3)
+    assert togo(steps, 0) == [6]
+
+
+def test_with_ahead_the_return_asked_for_stays_what_it_is():
+    steps = windows.of_histories([history([1, 2]), history([5])], [10.0, 7.0], ahead=4)
+    assert [togo(steps, e) for e in range(2)] == [[10, 10, 10], [7, 7]]
+
+
+def test_the_action_that_is_still_to_be_chosen_is_a_zero():
+    steps = windows.of_histories([history([1, 2]), history([1])], [0.0, 0.0])
+    np.testing.assert_allclose(steps.actions[:, 0], [0, 0.01, 0, 0, 0])
+    assert steps.observations[:, 0].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_histories_without_masks_allow_everything():
+    only_second = np.array([[True, False, True]])
+    steps = windows.of_histories([history([]), history([], action_masks=only_second)], [0.0, 0.0])
+    assert steps.action_masks.tolist() == [[True, True, True], [True, False, True]]
+    assert windows.of_histories([history([])], [0.0]).action_masks is None
+
+
+def test_a_window_begins_where_it_is_asked_to_and_never_leaves_its_episode(tmp_path):
+    """Episodes of 4 and 3 steps, whose observations are 0 1 2 3 and 10 11 12: windows of 3 steps, padded on the right."""
+    store = make_store(tmp_path / "s", [episode([1, 1, 1, 1]), episode([2, 2, 2], start=10)])
+    window = windows.cut(windows.of_store(store), np.array([0, 0, 1]), np.array([1, 3, 0]), 3)
+    assert window.observations[..., 0].tolist() == [[1, 2, 3], [3, 0, 0], [10, 11, 12]]
+    np.testing.assert_allclose(window.actions[..., 0] * 100, [[1, 2, 3], [3, 0, 0], [10, 11, 12]], rtol=1e-6)
+    assert window.returns_to_go.tolist() == [[3, 2, 1], [1, 0, 0], [6, 4, 2]]
+    assert window.timesteps.tolist() == [[1, 2, 3], [3, 0, 0], [0, 1, 2]]  # within the episode, not the window
+    assert window.mask.tolist() == [[True] * 3, [True, False, False], [True] * 3]
+
+
+def test_padding_forbids_no_action(tmp_path):
+    """A masked-out row would have no log-probability at all; only what is real is masked."""
+    masks = np.array([[True, False], [True, False]])
+    one = Episode(np.zeros((2, 1), np.float32), np.zeros((2, 1), np.float32), np.ones(2, np.float32), action_masks=masks)
+    window = windows.cut(windows.of_store(make_store(tmp_path / "s", [one], num_actions=2)), np.array([0]), np.array([1]), 3)
+    assert window.action_masks.tolist() == [[[True, False], [True, True], [True, True]]]
+
+
+def test_a_decision_window_grows_and_then_lets_a_stride_go():
+    now = np.arange(9)
+    assert windows.window_start(now, 4, 2).tolist() == [0, 0, 0, 0, 2, 2, 4, 4, 6]
+    assert windows.window_start(now, 4, 1).tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert windows.window_start(now, 4, 4).tolist() == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+
+
+@pytest.mark.parametrize(("T", "stride"), [(1, 1), (5, 2), (5, 5), (20, 10)])
+def test_a_decision_sees_at_most_T_steps_and_at_least_all_but_a_stride(T, stride):
+    now = np.arange(100)
+    seen = now - windows.window_start(now, T, stride) + 1
+    assert (seen <= T).all() and (seen >= np.minimum(now + 1, T - stride + 1)).all()
+
+
+def test_windows_are_drawn_uniformly_over_the_steps_of_the_chosen_episodes(tmp_path):
+    """Episodes of 3, 5 and 2 steps, of which the first and the last are chosen: five steps, 0 1 2 and 20 21."""
+    store = make_store(tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)])
+    sampler = windows.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
+    each = sampler.at(np.arange(5))
+    assert each.observations[..., 0].tolist() == [[0, 1], [1, 2], [2, 0], [20, 21], [21, 0]]
+    assert each.episodes.tolist() == [0, 0, 0, 2, 2]
+    first, counts = np.unique(sampler(0).observations[:, 0, 0], return_counts=True)
+    assert first.tolist() == [0, 1, 2, 20, 21]
+    assert (abs(counts - 800) < 100).all()  # four standard deviations
+
+
+def test_a_draw_depends_on_seed_and_step_alone(tmp_path):
+    steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 40)]))
+    make = lambda seed: windows.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731
+    one, again = make(0), make(0)
+    first = [one(step).timesteps.tolist() for step in range(3)]
+    assert [again(step).timesteps.tolist() for step in (2, 1, 0)] == first[::-1]
+    assert first[0] != first[1] and make(1)(0).timesteps.tolist() != first[0]
+
+
+def grouped(tmp_path, groups, rewards=None):
+    rewards = rewards or [1] * len(groups)
+    return make_store(tmp_path / "s", [episode([r], group=g) for g, r in zip(groups, rewards, strict=True)])
+
+
+def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
+    store = grouped(tmp_path, range(5), [1, 9, 5, 7, 3])
+    chosen = lambda quality: windows.select(store, quality=quality)[0].tolist()  # noqa: E731
+    assert chosen(0.0) == [0, 1, 2, 3, 4]
+    assert chosen(0.5) == [1, 2, 3]
+    assert chosen(0.75) == [1, 3]
+    assert chosen(1.0) == [1]
+
+
+def test_a_split_never_parts_a_group(tmp_path):
+    store = grouped(tmp_path, [3, 1, 3, 2, 1, 4, 4, 2, 5, 6])
+    for seed in range(5):
+        kept, out = windows.select(store, held_out=0.34, seed=seed)
+        assert len(np.unique(store.group[out])) == 2  # of six
+        assert not set(store.group[kept]) & set(store.group[out])
+        assert sorted([*kept, *out]) == list(range(10))
+
+
+def test_a_smaller_fraction_is_a_part_of_a_larger_one_and_the_held_out_stay_the_same(tmp_path):
+    store = grouped(tmp_path, range(20))
+    chosen = [windows.select(store, fraction=fraction, held_out=0.2, seed=1) for fraction in (0.01, 0.25, 0.5, 1.0)]
+    assert [len(kept) for kept, _ in chosen] == [1, 4, 8, 16]  # at least one group is kept
+    for (less, out), (more, same) in zip(chosen, chosen[1:], strict=False):
+        assert set(less) < set(more) and out.tolist() == same.tolist()
+    assert chosen[1][0].tolist() != windows.select(store, fraction=0.25, held_out=0.2, seed=2)[0].tolist()
+
+
+def test_quality_is_of_those_that_are_kept(tmp_path):
+    store = grouped(tmp_path, range(8), [1, 2, 3, 4, 5, 6, 7, 8])
+    kept, _ = windows.select(store, fraction=0.5, seed=0)
+    best, _ = windows.select(store, fraction=0.5, quality=1.0, seed=0)
+    assert best.tolist() == [kept.max()]
+
+
+def test_shares_that_cannot_be_are_refused(tmp_path):
+    store = grouped(tmp_path, range(3))
+    with pytest.raises(ValueError, match=r"quality: expected a share within 0 \.\. 1, got 1.5"):
+        windows.select(store, quality=1.5)
+    with pytest.raises(ValueError, match="held_out=1.0 leaves no group of 3 to train on"):
+        windows.select(store, held_out=1.0)
