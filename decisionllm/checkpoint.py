@@ -52,13 +52,16 @@ def make_model(config, spec):
 
 def describe(path, config, store, model, targets):
     """Write what is fixed before the first step: config.yaml and run.json. targets: quantiles of the training returns."""
-    shutil.rmtree(path / "checkpoint", ignore_errors=True)
-    shutil.rmtree(path / "checkpoint.old", ignore_errors=True)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     facts = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint, "targets": targets,
              "frozen": fingerprint(model.backbone), "versions": versions()}  # fmt: skip
-    (path / "run.json").write_text(json.dumps(facts, indent=1))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in ("checkpoint", "checkpoint.old"):
+            shutil.rmtree(path / folder, ignore_errors=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (path / "run.json").write_text(json.dumps(facts, indent=1))
+    except OSError as error:
+        raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
 def same_run(path, config, store):
@@ -78,10 +81,7 @@ def read(path):
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    try:
-        return yaml.safe_load((path / "config.yaml").read_text()), json.loads((path / "run.json").read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: config.yaml or run.json is damaged or missing ({error}); restore a copy, or train again") from error
+    return content(path / "config.yaml"), content(path / "run.json")
 
 
 def save(path, model, trainer_tensors, trainer_facts):
@@ -116,9 +116,9 @@ def restore(path, model, facts):
     folder = find(path)
     if folder is None:
         raise FileNotFoundError(f"{path}: expected a run with a checkpoint, found none; train it first")
-    own, adapter = tensors(folder / "model.safetensors"), {}
+    own, adapter = content(folder / "model.safetensors"), {}
     if model.backbone.tune == "lora":
-        adapter = tensors(folder / "adapter" / "adapter_model.safetensors")
+        adapter = content(folder / "adapter" / "adapter_model.safetensors")
     wanted, saved = _own_state(model) | _adapter_state(model), own | adapter
     lacking, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
     if lacking or extra:
@@ -135,11 +135,12 @@ def restore(path, model, facts):
     model.load_state_dict(own, strict=False)
 
 
-def tensors(path):
-    """The named tensors of a safetensors file of a checkpoint."""
+def content(path):
+    """What a file of a run holds: named tensors, or what its YAML or JSON says."""
+    parse = {".safetensors": load_file, ".json": lambda p: json.loads(p.read_text()), ".yaml": lambda p: yaml.safe_load(p.read_text())}
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        return parse[path.suffix](path)
+    except (OSError, ValueError, SafetensorError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged or missing ({error}); train again, or restore a copy") from error
 
 
