@@ -180,10 +180,10 @@ def resume(run, model, optimizer, facts):
     checkpoint.restore(run, model, facts)
     folder = checkpoint.find(run)
     weights = dict(model.named_parameters())
-    for name, value in checkpoint.tensors(folder / "trainer.safetensors").items():
+    for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
         optimizer.state[weights[weight]][key] = value
-    state = json.loads((folder / "trainer.json").read_text())
+    state = checkpoint.content(folder / "trainer.json")
     return state["step"], state["elapsed"]
 
 

@@ -72,7 +72,7 @@ def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", a
 NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")
 DT = ("backbone=dt", "backbone.width=32", "backbone.layers=2")  # with its dropout
 LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "batch_size=8", "steps=4", "warmup=2", "seed=7", "log_every=1",
-        "precision=no", "device=cpu", "tracker=none")  # fmt: skip
+        "validation_batches=1", "precision=no", "device=cpu", "tracker=none")  # fmt: skip
 
 
 def command(verb, *overrides):
