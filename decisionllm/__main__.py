@@ -102,6 +102,7 @@ def settle(config, defaults, given):
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
     keys = leaves(defaults)
+    OmegaConf.set_struct(config, False)
     for key in leaves(config):
         at, _, name = key.rpartition(".")
         foreign = at and look(config, f"{at}._target_") != look(defaults, f"{at}._target_")
@@ -135,7 +136,8 @@ def explain(verb, overrides):
     from hydra.errors import HydraException
 
     groups = {group: [*found] for group, found in registry.discover().items()}
-    groups = groups | {"env": [*groups["env"], "none"], "experiment": sorted(p.stem for p in (configs() / "experiment").glob("*.yaml"))}
+    groups["env"].append("none")
+    groups["experiment"] = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
     try:
         parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
         chosen = []
@@ -154,8 +156,11 @@ def explain(verb, overrides):
 
 def leaves(node, at=""):
     """The keys of a config, those of its nodes with dots: ["steps", "head.deviation", ...]."""
-    inner = {f"{at}{name}": node._get_node(name) for name in node}
-    return [leaf for key, value in inner.items() for leaf in (leaves(value, f"{key}.") if hasattr(value, "keys") and value else [key])]
+    found = []
+    for name in node:
+        inner = node._get_node(name)
+        found += leaves(inner, f"{at}{name}.") if hasattr(inner, "keys") and inner else [f"{at}{name}"]
+    return found
 
 
 def no(kind, name, known):
