@@ -363,9 +363,17 @@ def test_what_differs_in_more_than_the_seed_is_another_result():
 
 
 def test_of_rows_about_the_same_run_the_last_is_read(tmp_path):
-    rows = [row(1), row(2, seed=1), row(3), row(4, target_return=9.0), row(5, run="runs/other")]
+    rows = [
+        row(1),
+        row(2, seed=1),
+        row(3),
+        row(4, target_return=9.0),
+        row(5, run="runs/other"),
+        row(6, run=None),
+        row(7, 1, run=None),
+    ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert [r["score"] for r in report.read_rows(tmp_path)] == [3, 2, 4, 5]
+    assert [r["score"] for r in report.read_rows(tmp_path)] == [3, 2, 4, 5, 6, 7]
 
 
 def test_a_table_has_a_line_a_result():
