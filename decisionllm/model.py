@@ -98,12 +98,14 @@ class DecisionLLM(nn.Module):
         return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
-        """Batch -> the terms of the loss, each a mean over real steps: nll, the negative log-likelihood in nats an action; with
+        """Batch -> the terms of the loss, each a mean over real steps: nll, the negative log-likelihood in nats an action, where one
+        was chosen; with
         dynamics, whose batches have one step more than the window, the unexplained share of the variance of change and reward.
         """
         known = batch if self.dynamics is None else batch.until(-1)
         hidden, actions = self.read(known), self.normalizer.actions(known.actions)
-        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.mask)}
+        chosen = known.mask if known.acted is None else known.acted
+        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), chosen)}
         if self.dynamics is not None:
             units, after = self.normalizer, batch.mask[:, 1:]
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
@@ -128,4 +130,4 @@ class DecisionLLM(nn.Module):
 
 def masked_mean(values, mask):
     """The mean over what is real: (B, T), (B, T) bool -> scalar. Padding has no weight, whatever it holds."""
-    return torch.where(mask, values, 0).sum() / mask.sum()
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

@@ -29,6 +29,7 @@ def collate(window, texts, index):
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
         None if window.action_masks is None else tensor(window.action_masks),
         None if window.rewards is None else tensor(window.rewards),
+        None if window.acted is None else tensor(window.acted),
     )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ class Episode:
     task: str = ""  # the text of the task
     group: int = 0  # episodes of one world share it; a split never parts a group
     action_masks: np.ndarray | None = shaped("n C", optional=True)  # True where a discrete action was allowed
+    acted: np.ndarray | None = shaped("n", optional=True)  # False where the action is not to be imitated; None: all are
     final_observation: np.ndarray | None = shaped("S", optional=True)  # what was seen after the last action, if it is known
 
     def __post_init__(self):
@@ -119,6 +120,7 @@ class Window:
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
     action_masks: np.ndarray | None = shaped("B T C", optional=True)
     rewards: np.ndarray | None = shaped("B T", optional=True)  # of a log
+    acted: np.ndarray | None = shaped("B T", optional=True)  # of a log
 
     def __post_init__(self):
         _check(self)
@@ -138,6 +140,7 @@ class Batch:
     text_index: torch.Tensor = shaped("B")  # which text each row has
     action_masks: torch.Tensor | None = shaped("B T C", optional=True)
     rewards: torch.Tensor | None = shaped("B T", optional=True)
+    acted: torch.Tensor | None = shaped("B T", optional=True)
 
     def __post_init__(self):
         _check(self)

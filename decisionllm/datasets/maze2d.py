@@ -35,6 +35,7 @@ def load(
     cut: str = "timeouts",
     source: str = "auto",
     piece: int = 1000,
+    beyond: int = 0,
     path: str = "",
     steps: int = 0,
     seed: int = 0,
@@ -43,10 +44,14 @@ def load(
 
     text: `none`; `constant` names the maze; `goal` names the goal that the planner was walking to, from the log's goal
     column, and relabels the rewards for it; `shuffled` is `goal` with the texts dealt to other episodes.
+    beyond: with text=goal, go on showing so many steps after the goal was reached, which are not to be imitated: the planner is
+    off to another goal, but they show how the world moves there and what it pays.
     cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
     source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` takes
     the file where there is one. steps: how many to regenerate; 0 is the published size. seed: of the regeneration.
     """
+    if beyond and text not in ("goal", "shuffled"):
+        raise ValueError(f"dataset.beyond={beyond}: needs text=goal, got {text}")
     for name, value, known in (
         ("text", text, ("none", "constant", "goal", "shuffled")),
         ("cut", cut, ("timeouts", "horizon", "goal_exit", "run")),
@@ -82,14 +87,24 @@ def load(
             raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
         rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the ball was sent to in this episode
         goals = np.rint(log["goals"][rows]).astype(int)
-        log["rewards"] = reward(log["observations"][:, :2], np.repeat(goals, last - first, axis=0), dense=dense)
         tasks = [task_text(maze, goal) for goal in goals]
     if text == "shuffled":
         tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
 
-    columns = [np.asarray(log[key], np.float32) for key in ("observations", "actions", "rewards")]
-    episodes = (Episode(*(c[a:b] for c in columns), task=task, group=i) for i, (a, b, task) in enumerate(zip(first, last, tasks, strict=True)))
-    spec = Spec(observation_dim=4, action_dim=2, horizon=longest, low=(-1.0, -1.0), high=(1.0, 1.0))
+    columns = [np.asarray(log[key], np.float32) for key in ("observations", "actions")]
+    until = np.minimum(last + beyond, next_jump(log)[first])
+
+    def episode(i):
+        observations, actions = (column[first[i] : until[i]] for column in columns)
+        if by_goal:
+            rewards = reward(observations[:, :2], goals[i], dense=dense)
+        else:
+            rewards = log["rewards"][first[i] : last[i]]
+        acted = np.arange(len(actions)) < last[i] - first[i] if beyond else None
+        return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, acted=acted)
+
+    episodes = map(episode, range(len(first)))
+    spec = Spec(observation_dim=4, action_dim=2, horizon=longest + beyond, low=(-1.0, -1.0), high=(1.0, 1.0))
     info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
     return Source(spec, episodes, info)
 
@@ -110,8 +125,7 @@ def task_text(maze, goal=None):
 def cut_points(log, cut, longest, world):
     """First rows and ends (exclusive) of the episodes: two (E,) int arrays. A jump of the ball always parts two episodes."""
     position = log["observations"][:, :2]
-    jump = np.abs(np.diff(position, axis=0)).max(1) > 0.06  # one step moves at most 0.053
-    end = np.append(jump, True)
+    end = jumps(log)
     if cut == "timeouts":
         end |= log["ends"]
     if cut == "goal_exit":
@@ -123,6 +137,17 @@ def cut_points(log, cut, longest, world):
     back = np.concatenate([np.arange(p)[::-1] for p in pieces])
     last_of, first_of = np.repeat(last, pieces), np.repeat(first, pieces)
     return np.maximum(first_of, last_of - (back + 1) * longest), last_of - back * longest
+
+
+def jumps(log):
+    """Where the ball is somewhere else in the next row, or there is none: (n,) bool"""
+    return np.append(np.abs(np.diff(log["observations"][:, :2], axis=0)).max(1) > 0.06, True)  # one step moves at most 0.053
+
+
+def next_jump(log):
+    """The row after the end of the run that each row belongs to: (n,) int"""
+    ends = np.flatnonzero(jumps(log)) + 1
+    return ends[np.searchsorted(ends, np.arange(len(log["observations"])), side="right")]
 
 
 def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):

@@ -19,7 +19,7 @@ from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
 
 FORMAT = 1
-PER_STEP = {"observations": np.float32, "actions": np.float32, "rewards": np.float32, "action_masks": np.bool_}
+PER_STEP = {"observations": np.float32, "actions": np.float32, "rewards": np.float32, "action_masks": np.bool_, "acted": np.bool_}
 PER_EPISODE = {"terminated": np.bool_, "truncated": np.bool_, "task": np.int32, "group": np.int64, "final_observation": np.float32}
 
 
@@ -50,6 +50,7 @@ class Store:
     task: np.ndarray  # (E,) int32, into tasks
     group: np.ndarray  # (E,) int64
     action_masks: np.ndarray | None = None  # (n, C) bool
+    acted: np.ndarray | None = None  # (n,) bool
     final_observation: np.ndarray | None = None  # (E, S) float32
 
     @cached_property
@@ -64,10 +65,11 @@ class Store:
     def episode(self, e):
         rows = slice(self.offsets[e], self.offsets[e + 1])
         masks = None if self.action_masks is None else self.action_masks[rows]
+        acted = None if self.acted is None else self.acted[rows]
         final = None if self.final_observation is None else self.final_observation[e]
         return Episode(
             self.observations[rows], self.actions[rows], self.rewards[rows], bool(self.terminated[e]),
-            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, final,
+            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, acted, final,
         )  # fmt: skip
 
 

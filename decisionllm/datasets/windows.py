@@ -30,6 +30,7 @@ class Steps:
     end: np.ndarray  # (E,) row after its last
     action_masks: np.ndarray | None = None  # (n, C)
     rewards: np.ndarray | None = None  # (n,) of a log
+    acted: np.ndarray | None = None  # (n,) of a log
 
 
 def of_store(store, *, ahead=0):
@@ -44,7 +45,9 @@ def of_store(store, *, ahead=0):
         later = np.minimum(np.arange(len(togo)) + ahead, last)
         togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
         end = np.where(store.terminated, end, np.maximum(end - ahead + 1, first))
-    return Steps(store.observations, store.actions, togo.astype(np.float32), first, end, store.action_masks, store.rewards)
+    return Steps(
+        store.observations, store.actions, togo.astype(np.float32), first, end, store.action_masks, store.rewards, store.acted
+    )  # fmt: skip
 
 
 def asked(rewards, target_returns, offsets, *, ahead=0):
@@ -88,6 +91,7 @@ def cut(steps, episodes, starts, T):
         episodes=episodes,
         action_masks=None if steps.action_masks is None else steps.action_masks.take(rows, 0) | ~shown,
         rewards=None if steps.rewards is None else steps.rewards.take(rows) * mask,
+        acted=None if steps.acted is None else steps.acted.take(rows) & mask,
     )
 
 
