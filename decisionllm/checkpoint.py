@@ -34,10 +34,11 @@ PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 def versions():
     """What a result must say about the code: package versions, and the commit where the code is a checkout."""
     found = {name: metadata.version(name) for name in PACKAGES}
-    here = Path(__file__).parent
-    git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
-    inside = git.returncode == 0 and (here.parent / ".git").exists()
-    return found | {"commit": git.stdout.strip() if inside else None}
+    checkout = Path(__file__).parent.parent
+    if not (checkout / ".git").exists() or not shutil.which("git"):
+        return found | {"commit": None}
+    git = subprocess.run(["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
+    return found | {"commit": git.stdout.strip() or None}
 
 
 def make_model(config, spec):
@@ -45,19 +46,22 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "value")}
+        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "dynamics")}
         return DecisionLLM(spec, backbone, config["head"], **options)
 
 
 def describe(path, config, store, model, targets):
     """Write what is fixed before the first step: config.yaml and run.json. targets: quantiles of the training returns."""
-    shutil.rmtree(path / "checkpoint", ignore_errors=True)
-    shutil.rmtree(path / "checkpoint.old", ignore_errors=True)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     facts = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint, "targets": targets,
              "frozen": fingerprint(model.backbone), "versions": versions()}  # fmt: skip
-    (path / "run.json").write_text(json.dumps(facts, indent=1))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in ("checkpoint", "checkpoint.old"):
+            shutil.rmtree(path / folder, ignore_errors=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (path / "run.json").write_text(json.dumps(facts, indent=1))
+    except OSError as error:
+        raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
 def same_run(path, config, store):
@@ -77,7 +81,7 @@ def read(path):
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    return yaml.safe_load((path / "config.yaml").read_text()), json.loads((path / "run.json").read_text())
+    return content(path / "config.yaml"), content(path / "run.json")
 
 
 def save(path, model, trainer_tensors, trainer_facts):
@@ -95,8 +99,8 @@ def save(path, model, trainer_tensors, trainer_facts):
         shutil.rmtree(partial, ignore_errors=True)
         kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
         raise OSError(f"{folder}: could not be written ({error}); {kept}. Make room or choose another run=...") from error
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.is_dir():
+    if folder.is_dir():  # if not, the old one is all there is until the new one has its name
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -112,11 +116,10 @@ def restore(path, model, facts):
     folder = find(path)
     if folder is None:
         raise FileNotFoundError(f"{path}: expected a run with a checkpoint, found none; train it first")
-    try:
-        saved = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}/model.safetensors is damaged or missing ({error}); train again, or restore a copy") from error
-    wanted = _own_state(model)
+    own, adapter = content(folder / "model.safetensors"), {}
+    if model.backbone.tune == "lora":
+        adapter = content(folder / "adapter" / "adapter_model.safetensors")
+    wanted, saved = _own_state(model) | _adapter_state(model), own | adapter
     lacking, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
     if lacking or extra:
         raise ValueError(f"{folder}: not this model's weights; {_names('missing', lacking)}{_names('unknown', extra)}the config names another backbone, head or embedding than was trained")
@@ -125,23 +128,48 @@ def restore(path, model, facts):
             raise ValueError(f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}; it was trained with other sizes")
     if facts["frozen"] != fingerprint(model.backbone):
         raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
-    if model.backbone.tune == "lora":
+    if adapter:
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(model.backbone.model, load_file(folder / "adapter" / "adapter_model.safetensors"))
-    model.load_state_dict(saved, strict=False)
+        set_peft_model_state_dict(model.backbone.model, adapter)
+    model.load_state_dict(own, strict=False)
+
+
+def content(path):
+    """What a file of a run holds: named tensors, or what its YAML or JSON says."""
+    parse = {".safetensors": load_file, ".json": lambda p: json.loads(p.read_text()), ".yaml": lambda p: yaml.safe_load(p.read_text())}
+    try:
+        return parse[path.suffix](path)
+    except (OSError, ValueError, SafetensorError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is damaged or missing ({error}); train again, or restore a copy") from error
+
+
+def usable(device):
+    """auto, cpu or cuda -> cpu or cuda, if torch can use it."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device: expected auto, cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch")
+    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def load(path, *, device="cpu", target_return=None, **acting):
     """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own."""
-    config, facts = read(path)
+    (config, facts), device = read(path), usable(device)
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
     restore(path, model, facts)
-    options = {key: config[key] for key in ("ahead", "decode", "temperature")} | {k: v for k, v in acting.items() if v is not None}
+    options = {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}
     stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
-    target = facts["targets"][str(config["target_quantile"])] if target_return is None else target_return
-    return Policy(model.to(device), config["window"], stride, target, device=device, **options), config, facts
+    asked = target(facts, config["target_quantile"]) if target_return is None else target_return
+    return Policy(model.to(device), config["window"], stride, asked, device=device, **options), config, facts
+
+
+def target(facts, quantile):
+    """The return at this quantile of those that a run was trained on, if it wrote that one down."""
+    if str(float(quantile)) not in facts["targets"]:
+        raise ValueError(f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; targets=[...] takes any return")
+    return facts["targets"][str(float(quantile))]
 
 
 def _own_state(model):
@@ -149,6 +177,15 @@ def _own_state(model):
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _adapter_state(model):
+    """The adapters, as peft names them."""
+    if model.backbone.tune != "lora":
+        return {}
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
 
 
 def _names(word, names):

@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -16,10 +17,13 @@ from decisionllm.schema import Report
 
 def evaluate(config):
     """Roll out every run of config["run"] (see configs/evaluate.yaml). Returns the path of results.jsonl."""
-    console = Console()
-    runs = [Path(r) for r in ([config["run"]] if isinstance(config["run"], str) else config["run"])]
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    runs = [Path(str(run)) for run in (config["run"] if isinstance(config["run"], list) else [config["run"]])]
+    if not runs or config["episodes"] < 1:
+        raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     out = Path(config["out"]) if config["out"] else runs[0].parent
-    acting = {key: config[key] for key in ("stride", "decode", "temperature")}
+    acting = {key: config[key] for key in ("stride", "decode", "plan")}
+    acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
     results, drawn, published = out / "results.jsonl", set(), {}
     out.mkdir(parents=True, exist_ok=True)
@@ -31,7 +35,7 @@ def evaluate(config):
             published = getattr(env, "published", {})
             told = policy.model.tokenizer.returns is not None
             headline = policy.target_return if told else None
-            targets = [headline, *(facts["targets"][str(q)] for q in config["sweep"] if told), *(config["targets"] if told else ())]
+            targets = [headline, *(checkpoint.target(facts, q) for q in config["sweep"] if told), *(float(t) for t in config["targets"] if told)]
             players = [
                 (trained["name"], target, lambda tasks, p=policy, t=target: p.begin(tasks, env.horizon, t)) for target in dict.fromkeys(targets)
             ]
@@ -62,7 +66,7 @@ def evaluate(config):
                     drawn.add(label)
                     report.save(out / f"rollout-{label}.png", env.draw(episodes, f"{name}, {row.protocol}: {row.score:.1f}"))
             drawn.add(facts["dataset"]["name"])
-    console.print(report.table(report.summarise(report.read_rows(out))), soft_wrap=True, highlight=False)
+    console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
-        console.print(f"report: {report.write_report(out, published)}", soft_wrap=True)
+        console.print(f"report: {report.write_report(out, published)}")
     return results

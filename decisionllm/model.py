@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from decisionllm.heads import Value, candidates
+from decisionllm.heads import Dynamics
 from decisionllm.registry import build
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
@@ -27,6 +27,9 @@ class Normalizer(nn.Module):
         buffer("return_mean", torch.zeros(()))
         buffer("return_scale", torch.ones(()))
         buffer("return_range", torch.tensor([-torch.inf, torch.inf]))
+        buffer("change_scale", torch.ones(S))  # of the observation, from one step to the next
+        buffer("reward_mean", torch.zeros(()))
+        buffer("reward_scale", torch.ones(()))
         buffer("low", torch.tensor(spec.low or [0.0] * A))
         buffer("high", torch.tensor(spec.high or [1.0] * A))
 
@@ -39,6 +42,13 @@ class Normalizer(nn.Module):
         self.return_mean.fill_(float(returns_to_go.mean(dtype="float64")))
         self.return_scale.fill_(float(returns_to_go.std(dtype="float64")) or 1.0)
         self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
+
+    @torch.no_grad()
+    def fit_dynamics(self, changes, rewards):
+        """(n, S) and (n,) numpy: how the observation changes from one step to the next, and what a step is paid."""
+        self.change_scale.copy_(torch.from_numpy(changes.std(0, dtype="float64").clip(min=1e-6)))
+        self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
+        self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
 
     def observations(self, x):
         return (x - self.observation_mean) / self.observation_scale
@@ -56,22 +66,22 @@ class Normalizer(nn.Module):
 class DecisionLLM(nn.Module):
     """A language model that reads a text and a trajectory, and says at each observation what action comes next.
 
-    returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning. value: also learn
-    what each action brings, which needs returns=none: a model that is told the return cannot be asked for it.
+    returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning.
+    dynamics: also learn what actions bring, so that courses can be imagined.
     """
 
-    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", value=False):
+    def __init__(
+        self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", dynamics=False
+    ):  # fmt: skip
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")
-        if value and returns == "told":
-            raise ValueError("value: needs returns=none, since a model that is told the return cannot be asked for it")
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
         options = {"embedding": embedding, "timesteps": timesteps, "returns": returns == "told"}
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
-        self.value = Value(backbone.width, spec) if value else None
+        self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
 
     def tokens(self, batch):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -84,35 +94,35 @@ class DecisionLLM(nn.Module):
     def read(self, batch):
         """Batch -> what was read up to each observation: (B, T, D)."""
         text = batch.text_ids, batch.text_mask, batch.text_index
-        return self.backbone(self.tokens(batch), *text, reads=self.tokenizer.reads).float()
+        tokens = self.tokens(batch)[:, :-1]  # nobody reads the last action
+        return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
-        """Batch -> the terms of the loss, each a mean over real steps: nll (nats per action), value (variance left, 1 = all)."""
-        hidden, actions = self.read(batch), self.normalizer.actions(batch.actions)
-        nll = masked_mean(-self.head(hidden, batch.action_masks).log_prob(actions), batch.mask)
-        if self.value is None:
-            return {"nll": nll}
-        wanted = self.normalizer.returns_to_go(batch.returns_to_go)
-        return {"nll": nll, "value": masked_mean((self.value(hidden, actions) - wanted).square(), batch.mask)}
-
-    def choose(self, hidden, action_masks, *, decode, temperature=1.0, count=64, generator=None):
-        """Hidden states (N, D) of now -> actions (N, A), raw units.
-
-        decode: `mode`, `mean` or `sample` of the distribution; `best` takes the candidate with the highest
-        value + temperature * log-probability, the mode of the behaviour tilted towards what brings more:
-        p(a) exp(value / temperature), the value in standard deviations of the training returns.
+        """Batch -> the terms of the loss, each a mean over real steps: nll, the negative log-likelihood in nats an action; with
+        dynamics, whose batches have one step more than the window, the unexplained share of the variance of change and reward.
         """
+        known = batch if self.dynamics is None else batch.until(-1)
+        hidden, actions = self.read(known), self.normalizer.actions(known.actions)
+        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.mask)}
+        if self.dynamics is not None:
+            units, after = self.normalizer, batch.mask[:, 1:]
+            change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
+            wanted = (batch.observations[:, 1:] - known.observations) / units.change_scale
+            terms["change"] = masked_mean((change - wanted).square().mean(-1), after)
+            wanted = (known.rewards - units.reward_mean) / units.reward_scale
+            terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
+        return terms
+
+    def imagine(self, hidden, observations, actions):
+        """What these actions would bring, in raw units: (N, D), (N, S), (N, A) -> the next observations (N, S), rewards (N,)"""
+        units = self.normalizer
+        change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
+        return observations + change * units.change_scale, reward * units.reward_scale + units.reward_mean
+
+    def choose(self, hidden, action_masks, *, decode, generator=None):
+        """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""
         distribution = self.head(hidden[:, None], None if action_masks is None else action_masks[:, None])
-        if decode == "sample":
-            chosen = distribution.sample(generator)
-        elif decode == "best":
-            options = candidates(self.spec, distribution, count, generator).to(hidden.device)
-            options = options.expand(len(hidden), -1, -1)
-            likely = distribution.log_prob(options)
-            worth = torch.where(likely.isinf(), likely, self.value(hidden[:, None], options) + temperature * likely)
-            chosen = options[torch.arange(len(hidden)), worth.argmax(1)][:, None]
-        else:
-            chosen = getattr(distribution, decode)
+        chosen = distribution.sample(generator) if decode == "sample" else getattr(distribution, decode)
         return self.normalizer.raw_actions(chosen[:, 0])
 
 

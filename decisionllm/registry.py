@@ -8,6 +8,7 @@ code supplies at run time. Somebody else's class needs no registration: `head._t
 import ast
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -56,4 +57,10 @@ def build(choice, *supplied):
     missing = sorted(key for key, value in options.items() if value == "???")
     if missing:
         raise ValueError(f"{choice['_target_']}: give a value to {', '.join(missing)}")
-    return getattr(import_module(module), name)(*supplied, **options)
+    module = import_module(module)
+    try:
+        thing = getattr(module, name)
+        signature(thing).bind(*supplied, **options)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{choice['_target_']}: {error}") from error
+    return thing(*supplied, **options)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState
 from rich.console import Console
-from safetensors.torch import load_file
 
 from decisionllm import checkpoint
 from decisionllm.datasets import windows
@@ -24,10 +24,15 @@ SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 
 def train(config):
     """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
-    run, console = Path(config["run"]), Console()
+    run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
+    for key in ("window", "steps", "batch_size", "accumulate", "lr", "log_every", "save_every"):
+        if not config[key] > 0:
+            raise ValueError(f"{key}: expected more than 0, got {config[key]}")
+    AcceleratorState._reset_state(reset_partial_state=True)  # the runs of a sweep share a process, not a precision or device
     accelerator = Accelerator(
-        mixed_precision=precision(config), cpu=config["device"] == "cpu", project_dir=run,
+        mixed_precision=precision(config), cpu=checkpoint.usable(config["device"]) == "cpu", project_dir=run,
         log_with=None if config["tracker"] == "none" else config["tracker"],
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word vectors, where there is no text
     )  # fmt: skip
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     say = console.print if main else lambda *_: None
@@ -44,7 +49,7 @@ def train(config):
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
+        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
         for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
@@ -53,6 +58,10 @@ def train(config):
     # the model, and its parameters in named groups
     model = checkpoint.make_model(config, store.spec)
     model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
+    if config["dynamics"]:
+        later = rows[:-1][np.diff(rows) == 1]
+        later = later[~np.isin(later + 1, store.offsets)]
+        model.normalizer.fit_dynamics(store.observations[later + 1] - store.observations[later], store.rewards[rows])
     texts = text.encode(model.backbone.tokenizer, store.tasks)
     optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
 
@@ -62,7 +71,7 @@ def train(config):
         facts = checkpoint.same_run(run, config, store)
         step, elapsed = resume(run, model, optimizer, facts)
     elif main:
-        targets = {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, config["target_quantile"]})}
+        targets = {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})}
         checkpoint.describe(run, config, store, model, targets)
     if main:
         trim(run / "metrics.jsonl", step)
@@ -71,9 +80,9 @@ def train(config):
     if config["tracker"] != "none":
         accelerator.init_trackers("decisionllm")
 
-    total, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
+    size, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
     say(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(rows):,} steps; {len(held_out):,} episodes held out")
-    say(f"model: {total:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
+    say(f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
     limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
     say(f"training: {limit} of {config['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}")
 
@@ -96,18 +105,19 @@ def train(config):
         while True:
             # how far: in steps or in time, whichever is further; all processes agree
             elapsed = time.monotonic() - began
-            progress = max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0)
+            progress, stopped = max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0), bool(stop)
             if world > 1:
-                agreed = accelerator.reduce(torch.tensor([progress, len(stop)], device=accelerator.device), "mean")
-                progress, stop = float(agreed[0]), [True] * math.ceil(agreed[1])
-            over = progress >= 1 or bool(stop)
+                agreed = accelerator.reduce(torch.tensor([progress, stopped], dtype=torch.float64, device=accelerator.device), "mean")
+                progress, stopped = float(agreed[0]), float(agreed[1]) > 0
+            over = progress >= 1 or stopped
 
             if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
                 values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
-                if not all(map(math.isfinite, values.values())):
+                values |= validate() if validator and config["validation_batches"] else {}
+                if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in inner.parameters() if w.requires_grad):
                     kept = f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
-                    raise FloatingPointError(f"the loss became {values} within the {count} steps before step {step}; {kept}. Try a lower lr or clip")
-                values |= {"lr": rate, "seconds": elapsed} | (validate() if validator else {})
+                    raise FloatingPointError(f"loss or weights are not finite ({values}) after the {count} steps before step {step}; {kept}. Try a lower lr or clip")
+                values |= {"lr": rate, "seconds": elapsed}
                 sums, count = {}, 0
                 accelerator.log(values, step=step)
                 if main:
@@ -133,7 +143,7 @@ def train(config):
                 with accelerator.autocast():
                     terms = model(batch)
                 share = batch.mask.sum() * world / window.mask.sum()  # every real step of the batch has the same weight
-                accelerator.backward(sum((config["value_weight"] if name == "value" else 1.0) * term for name, term in terms.items()) * share)
+                accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
                     sums[name] = sums.get(name, 0.0) + term.detach() * share / world
             if config["clip"]:
@@ -146,7 +156,8 @@ def train(config):
             signal.signal(s, handler)
         accelerator.end_training()
     if progress < 1:
-        raise KeyboardInterrupt(f"stopped at step {step:,} and saved; the same command goes on from there")
+        again = "the same command without fresh=true" if config["fresh"] else "the same command"
+        raise KeyboardInterrupt(f"stopped at step {step:,} and saved; {again} goes on from there")
     return run
 
 
@@ -175,30 +186,27 @@ def resume(run, model, optimizer, facts):
     checkpoint.restore(run, model, facts)
     folder = checkpoint.find(run)
     weights = dict(model.named_parameters())
-    for name, value in load_file(folder / "trainer.safetensors").items():
+    for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
         optimizer.state[weights[weight]][key] = value
-    state = json.loads((folder / "trainer.json").read_text())
+    state = checkpoint.content(folder / "trainer.json")
     return state["step"], state["elapsed"]
 
 
 def trim(path, step):
-    """Forget what a resumed run logged after its last checkpoint: it comes again."""
+    """Forget what a resumed run logged after its last checkpoint: it comes again. A line cut short is one of those."""
     lines = path.read_text().splitlines() if path.is_file() and step else []
-    path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+    path.write_text("".join(line + "\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= step))
 
 
 def precision(config):
     """`bf16` where the processor multiplies it faster than float32, if the choice is left to us."""
-    if config["device"] not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device: expected auto, cpu or cuda, got {config['device']!r}")
-    if config["device"] == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch")
+    device = checkpoint.usable(config["device"])
     if config["precision"] not in ("auto", "no", "bf16"):
         raise ValueError(f"precision: expected auto, no or bf16, got {config['precision']!r}")
     if config["precision"] != "auto":
         return config["precision"]
-    if config["device"] != "cpu" and torch.cuda.is_available():
+    if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
     fast = any(getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("avx512_bf16", "amx_tile"))
     return "bf16" if fast else "no"

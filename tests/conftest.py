@@ -1,12 +1,16 @@
 """Small real things for the tests: data stores, tiny models, policies with random weights. No network, no GPU, no home folder."""
 
+import json
 import os
+import signal
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets import store
+from decisionllm.__main__ import run
+from decisionllm.datasets import store, windows
 from decisionllm.model import DecisionLLM
 from decisionllm.policy import Policy
 from decisionllm.registry import build, discover
@@ -62,5 +66,41 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     return model.eval()
 
 
-def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, **options):
-    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode)
+def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, plan=0, **options):
+    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode, plan=plan)
+
+
+NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")
+DT = ("backbone=dt", "backbone.width=32", "backbone.layers=2")  # with its dropout
+LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "batch_size=8", "steps=4", "warmup=2", "seed=7", "log_every=1",
+        "validation_batches=1", "precision=no", "device=cpu", "tracker=none")  # fmt: skip
+
+
+def command(verb, *overrides):
+    """The exit code of `decisionllm verb ...`, run in this process."""
+    before = sys.argv
+    try:
+        return run(verb, [str(override) for override in overrides])
+    finally:
+        sys.argv = before
+
+
+def metrics(path):
+    """What a run logged, but for the clock."""
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def interrupt(monkeypatch, step):
+    """Send this process a Ctrl-C while the batch of this training step is drawn. -> the steps that are drawn, as they come"""
+    draw, drawn = windows.Sampler.__call__, []
+
+    def watched(sampler, now):
+        if sampler.seed == 7:  # LOOP's; 0 is the validation's
+            drawn.append(now)
+            if now == step:
+                signal.raise_signal(signal.SIGINT)
+        return draw(sampler, now)
+
+    monkeypatch.setattr(windows.Sampler, "__call__", watched)
+    return drawn

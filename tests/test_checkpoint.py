@@ -1,0 +1,281 @@
+"""Checkpoints: what is loaded acts as what was saved, what does not fit is refused in one line, a failed save loses nothing."""
+
+import json
+import os
+import resource
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from decisionllm import checkpoint
+from decisionllm.backbones import fingerprint
+from decisionllm.policy import Policy
+from decisionllm.schema import History, Spec
+from tests.conftest import LOOP, NANO, SMALL, command, node
+
+SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -2.0), high=(1.0, 2.0))
+BACKBONES = {
+    f"{name} {tune}": node("backbone", name, **sizes, tune=tune)
+    for name, sizes in (("nano", SMALL["qwen2"]), ("dt", SMALL["gpt2"]))
+    for tune in ("full", "lora", "frozen")
+}
+
+
+def config(backbone="nano lora", **options):
+    model = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "embedding": "linear"}
+    acting = {
+        "timesteps": "learned",
+        "returns": "told",
+        "ahead": 0,
+        "window": 6,
+        "stride": 0,
+        "decode": "mode",
+        "target_quantile": 0.9,
+    }
+    return model | acting | options
+
+
+def trained(path, config):
+    """A run directory whose model has moved everything it trains; the model."""
+    model = checkpoint.make_model(config, SPEC).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    model.normalizer.fit(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))
+    facts = {"spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    (path / "run.json").write_text(json.dumps(facts))
+    checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
+    return model
+
+
+def histories():
+    rng = np.random.default_rng(5)
+    pasts = (0, 4, 12)
+    return [History(rng.normal(size=(t + 1, 2)), rng.uniform(-1, 1, (t, 2)), rng.normal(size=t), task="east") for t in pasts]
+
+
+def edit(file, change):
+    """Change a YAML, JSON or safetensors file of a run."""
+    read, write = {
+        ".yaml": (lambda: yaml.safe_load(file.read_text()), lambda new: file.write_text(yaml.safe_dump(new))),
+        ".json": (lambda: json.loads(file.read_text()), lambda new: file.write_text(json.dumps(new))),
+        ".safetensors": (lambda: load_file(file), lambda new: save_file(new, file)),
+    }[file.suffix]
+    content = read()
+    change(content)
+    write(content)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("head", ["gaussian", "bins"])
+def test_saved_and_loaded_the_policy_acts_the_same(backbone, head, tmp_path):
+    model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
+    loaded, _, _ = checkpoint.load(tmp_path / "run")
+    assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
+    expected = Policy(model, 6, 3, 30.0).act(histories())
+    assert np.array_equal(loaded.act(histories()), expected)
+    untrained = Policy(checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
+    assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
+
+
+@pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])
+def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
+    model = trained(tmp_path / "run", config(backbone))
+    files = {file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")}
+    kept = [tensor for tensors in files.values() for tensor in tensors.values()]
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in kept)
+    wanted = [*(weight for weight in model.parameters() if weight.requires_grad), *model.normalizer.buffers(), torch.ones(3)]
+    assert sum(tensor.numel() for tensor in kept) == sum(tensor.numel() for tensor in wanted)
+
+
+def test_a_run_directory_holds_no_pickle(tmp_path):
+    assert command("train", *LOOP, *NANO, "backbone.tune=lora", f"run={tmp_path}/run") == 0
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".yaml", ".json", ".jsonl", ".safetensors", ".md"}
+    assert not any(file.read_bytes().startswith((b"\x80", b"PK")) for file in files)
+
+
+def half(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+ADAPTER = "checkpoint/adapter/adapter_model.safetensors"
+WRONG = {  # fmt: off
+    "another width": (
+        "config.yaml",
+        lambda c: c["backbone"].update(width=64),
+        "expected .*64.*; it was trained with other sizes",
+    ),
+    "more layers": (
+        "config.yaml",
+        lambda c: c["backbone"].update(layers=3),
+        "not this model's weights; missing: .*another backbone",
+    ),
+    "another architecture": ("config.yaml", lambda c: c.update(backbone=BACKBONES["dt lora"]), "not this model's weights"),
+    "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
+    "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
+    "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
+    "another embedding": ("config.yaml", lambda c: c.update(embedding="mlp"), "not this model's weights"),
+    "without returns": ("config.yaml", lambda c: c.update(returns="none"), "unknown: tokenizer.returns"),
+    "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
+    "another observation": (
+        "run.json",
+        lambda f: f["spec"].update(observation_dim=3),
+        "normalizer.observation.* is .2,., expected .3,.",
+    ),
+    "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
+    "no normaliser": (
+        "checkpoint/model.safetensors",
+        lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
+        "missing: normalizer.high",
+    ),
+    "no adapter": (ADAPTER, lambda t: t.clear(), "missing: base_model"),
+    "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
+    "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
+    "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
+    "damaged facts": ("run.json", half, "run.json is damaged or missing"),
+    "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
+    "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
+    "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),
+}  # fmt: on
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
+    file, change, message = WRONG[name]
+    trained(tmp_path / "run", config())
+    change(tmp_path / "run" / file) if change in (half, Path.unlink, shutil.rmtree) else edit(tmp_path / "run" / file, change)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
+        checkpoint.load(tmp_path / "run")
+    assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
+def test_a_damaged_optimiser_is_one_clear_error(name, tmp_path, capsys):
+    words = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
+    assert command(*words) == 0
+    half(tmp_path / "run" / "checkpoint" / name)
+    assert command(*words) == 1
+    assert f"{name} is damaged or missing" in capsys.readouterr().err
+
+
+WRITES = ((Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (shutil, "rmtree"), (checkpoint, "save_file"))
+
+
+class Killed(BaseException):
+    """The end of the process: nothing that runs after it may be needed."""
+
+
+def test_a_save_killed_between_any_two_writes_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Every operation on files is in turn the last one: the old checkpoint is there or the new one, and the next save succeeds."""
+    run, found, left = tmp_path / "run", [], []
+    model = trained(run, config("dt lora"))
+
+    def step():
+        return json.loads((checkpoint.find(run) / "trainer.json").read_text())["step"]
+
+    def mortal(operation):
+        def run_or_die(*arguments, **options):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return operation(*arguments, **options)
+
+        return run_or_die
+
+    count = 0
+    while True:
+        new, left[:] = 100 + count, [count]
+        before = step()
+        with monkeypatch.context() as patch:
+            for owner, name in WRITES:
+                patch.setattr(owner, name, mortal(getattr(owner, name)))
+            try:
+                checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": new})
+            except Killed:
+                found.append(step())
+                assert found[-1] in (before, new)
+                checkpoint.load(run)
+            else:
+                break
+        count += 1
+    assert step() == new and len(found) > 6
+    assert {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
+
+
+@contextmanager
+def full_disk(path):
+    """No file may grow beyond 4 kB: what the system answers then is what a full disk answers, but for its number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def read_only(path):
+    """Nothing can be written under this folder, not even by root, who becomes nobody for the while."""
+    root = os.geteuid() == 0
+    for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
+        folder.chmod(0o555)
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
+            folder.chmod(0o755)
+
+
+@pytest.fixture
+def open_folder():
+    """A temporary folder that nobody can look into: pytest's own are closed to all but their owner."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("trouble", [full_disk, read_only])
+def test_what_cannot_be_written_is_one_clear_error_and_the_last_checkpoint_stays(trouble, open_folder):
+    model = trained(open_folder / "run", config("nano full"))
+    before = {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    with (
+        trouble(open_folder / "run"),
+        pytest.raises(OSError, match="checkpoint: could not be written .* the checkpoint before it is kept"),
+    ):
+        checkpoint.save(open_folder / "run", model, {"moment": torch.zeros(3)}, {"step": 2})
+    assert before == {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    checkpoint.load(open_folder / "run")
+
+
+@pytest.mark.parametrize("trouble", [full_disk, read_only])
+def test_a_run_that_cannot_write_fails_in_one_line(trouble, open_folder, capsys):
+    (open_folder / "runs").mkdir()
+    words = ("train", *LOOP, *NANO, f"run={open_folder}/runs/a", f"home={open_folder}/data")
+    assert command("data", "dataset=synthetic", "dataset.episodes=40", f"home={open_folder}/data") == 0
+    with trouble(open_folder / "runs"):
+        assert command(*words) == 1
+    said = capsys.readouterr().err
+    assert "could not be written" in said and said.count("\n") == 1 and f"{open_folder}/runs/a" in said
+
+
+def test_versions_are_told_where_there_is_no_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert checkpoint.versions()["commit"] is None and checkpoint.versions()["torch"] == torch.__version__

@@ -1,0 +1,173 @@
+"""The command line: what it refuses, in which words and with which exit code, and what it does without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from decisionllm.__main__ import main
+from tests.conftest import LOOP, NANO, command, interrupt, metrics
+
+USAGE = {
+    "trane": "no verb 'trane'; did you mean train? there are data, train, evaluate",
+    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are maze2d-umaze,",
+    "data dataset=elsewhere": "no dataset 'elsewhere'; there are maze2d-umaze, maze2d-medium,",
+    "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained",
+    "train head=gausian": "no head 'gausian'; did you mean gaussian? there are gaussian, bins, discrete",
+    "train env=synthetik": "no env 'synthetik'; did you mean synthetic?",
+    "train experiment=missing": "no experiment 'missing'",
+    "train -m backbone=tiny,tinny": "no backbone 'tinny'",
+    "train stpes=3": "no key 'stpes' in the config; did you mean steps?",
+    "train +stpes=3": "no key 'stpes' in the config; did you mean steps?",
+    "train backbone.lora_rnk=4": "no key 'backbone.lora_rnk' in the config; did you mean backbone.lora_rank?",
+    "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
+    "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
+    "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation, head.squash",
+    "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
+    "train steps=abc": 'steps: expected a whole number, got "abc"',
+    "train steps=1.5": "steps: expected a whole number, got 1.5",
+    "train lr=[1]": "lr: expected a number, got [1]",
+    "train backbone.width=wide": 'backbone.width: expected a whole number, got "wide"',
+    "train fresh=1": "fresh: expected true or false, got 1",
+    "train clip=true": "clip: expected a number, got true",
+    "train tracker=null": "tracker: expected text, got null",
+    "train ~steps": "steps: expected a value, got none",
+    "evaluate run=a sweep=0.5": "sweep: expected a list, got 0.5",
+    "evaluate": "run: expected a value, got none; give run=...",
+    "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
+    "train steps": "missing EQUAL",
+    "train lr=1,2": "To sweep over it, add --multirun",
+}
+
+
+@pytest.mark.parametrize("words", USAGE)
+def test_what_does_not_exist_is_named_with_the_nearest_that_does(words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["decisionllm", *words.split()])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("decisionllm: ") and USAGE[words] in said and said.count("\n") == 1
+
+
+def test_help_and_usage_errors_do_not_wait_for_torch():
+    questions = [
+        "--help",
+        "--version",
+        "",
+        "trane",
+        "train --help",
+        "evaluate --cfg=job",
+        "train stpes=3",
+        "train head=no",
+        "train steps=a",
+    ]
+    script = """
+import sys
+from decisionllm.__main__ import main
+for words in sys.argv[1:]:
+    sys.argv = ["decisionllm", *words.split()]
+    try:
+        code = main()
+    except SystemExit as exit:  # after --help
+        code = exit.code
+    print(f"[{code}]", file=sys.stderr)
+    assert "torch" not in sys.modules, words
+"""
+    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=60)
+    assert [line for line in done.stderr.splitlines() if line[0] == "["] == [
+        f"[{code}]" for code in (0, 0, 2, 2, 0, 0, 2, 2, 2)
+    ], done.stderr
+    for words in ("data  ", "train ", "evaluate", "backbone: base, dt, nano", "steps: 2000", "episodes: 100"):
+        assert words in done.stdout
+
+
+def test_a_module_run_by_name_exits_with_the_code():
+    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+
+
+FAILED = {
+    "device=tpu": "device: expected auto, cpu or cuda, got 'tpu'",
+    "precision=fp8": "precision: expected auto, no or bf16, got 'fp8'",
+    "tracker=paper": "paper",
+    "batch_size=7 accumulate=2": "batch_size: expected a multiple of 1 processes x accumulate=2, got 7",
+    "text=shuffled": "dataset.text: expected none or goal, got 'shuffled'",
+    "head=discrete": "head=discrete: expected discrete actions, the data has continuous ones",
+    "fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
+    "backbone.tune=half": "backbone.tune: expected lora, full or frozen, got 'half'",
+    "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
+    "head._target_=decisionllm.heads.Flow": "decisionllm.heads.Flow: module 'decisionllm.heads' has no attribute 'Flow'",
+}
+
+
+@pytest.mark.parametrize("words", FAILED)
+def test_a_run_that_fails_says_why_in_one_line(words, capsys, tmp_path):
+    assert command("train", *LOOP, *NANO, *words.split(), f"run={tmp_path}/run") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("decisionllm: ") and FAILED[words] in said and said.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}") == 0
+    words = [*LOOP, *NANO, "fresh=true"] if verb == "train" else []
+    assert command(verb, *words, f"run={tmp_path}", "device=cuda") == 1
+    assert "device=cuda: no GPU that torch can use was found; take device=cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no network, or no such model; backbone.folder=... reads"),
+    ("folder=/nowhere", "backbone.folder: expected a model folder with config.json, found none at /nowhere"),
+    ("tune=lora", "expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"),
+])  # fmt: skip
+def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
+    assert command("train", *LOOP, "backbone=pretrained", f"backbone.{words}", f"run={tmp_path}/run") == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
+    """The options of the head it stands in for are not passed to it, those that were given are."""
+    (tmp_path / "theirlab").mkdir()
+    (tmp_path / "theirlab" / "heads.py").write_text("""
+from torch import nn
+from decisionllm.heads import Gaussian
+class Flow(nn.Module):
+    def __init__(self, width, spec, *, deviation=0.1, layers=1):
+        super().__init__()
+        self.deviation = deviation
+        self.out = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.Linear(width, spec.action_dim))
+    def forward(self, hidden, action_masks=None):
+        return Gaussian(self.out(hidden), self.deviation)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("head._target_=theirlab.heads.Flow", "+head.layers=2", "head.deviation=0.25")
+    assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/run") == 0
+    assert "{_target_: theirlab.heads.Flow, deviation: 0.25, layers: 2}" in (tmp_path / "run" / "config.yaml").read_text().replace(
+        "\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")  # fmt: skip
+    assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
+
+
+def test_numbers_take_the_type_of_their_default(tmp_path):
+    assert command("train", *LOOP, *NANO, "steps=4e0", "lr=1", "name=7", f"run={tmp_path}") == 0
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    assert {"steps: 4", "lr: 1.0", "name: '7'", "lr_backbone: 1.0"} <= set(lines)
+
+
+def test_a_sweep_goes_on_after_a_failed_run_and_stops_at_ctrl_c(tmp_path, monkeypatch, capsys):
+    words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}")
+    assert command("train", *words, f"run={tmp_path}/${{lr}}", "lr=0,0.01") == 1
+    assert "lr: expected more than 0" in capsys.readouterr().err and len(metrics(tmp_path / "0.01")) == 4
+    interrupt(monkeypatch, step=1)
+    assert command("train", *words, f"run={tmp_path}/${{window}}", "window=5,6") == 130
+    assert len(metrics(tmp_path / "5")) == 2 and not (tmp_path / "6").exists()
+
+
+def test_data_prints_the_card(capsys):
+    assert command("data", "dataset=synthetic", "dataset.episodes=8") == 0
+    assert "8 in 8 groups" in capsys.readouterr().out
+    assert command("data", "dataset=synthetic", "dataset.episodes=8", "export=paper:x") == 1
+    assert json.dumps("paper:x")[1:-1] in capsys.readouterr().err

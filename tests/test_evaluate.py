@@ -1,0 +1,133 @@
+"""Evaluation: a run's own config says how it is rolled out, every row says what it is, and the report stands alone."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.conftest import LOOP, NANO, command
+
+KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three short runs on synthetic data and one on a small maze log: folder -> each by its name."""
+    path = tmp_path_factory.mktemp("trained")
+    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
+    made = {"plain": (), "told": ("text=goal",), "cloned": ("returns=none", "seed=8"), "maze": maze, "no-world": ("env=none",)}
+    for name, words in made.items():
+        loop = [word for word in LOOP if not (name == "maze" and word.startswith("dataset"))]
+        assert command("train", *loop, *NANO, *words, f"name={name}", f"run={path}/{name}", f"home={path}/data") == 0
+    return path
+
+
+def evaluated(out, *words):
+    assert command("evaluate", f"out={out}", "episodes=3", "report=false", *words) == 0
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_row_says_what_was_evaluated_and_how(runs, tmp_path):
+    (row,) = evaluated(tmp_path, f"run={runs}/plain")
+    facts = json.loads((runs / "plain" / "run.json").read_text())
+    assert row.keys() >= KEYS
+    known = {
+        "dataset": "synthetic",
+        "policy": "plain",
+        "protocol": "standard",
+        "text": "none",
+        "seed": 7,
+        "n": 3,
+        "headline": True,
+    }
+    assert known.items() <= row.items()
+    assert row["target_return"] == facts["targets"]["0.9"] and row["fingerprint"] == facts["fingerprint"]
+    assert row["low"] <= row["score"] <= row["high"] < 0 <= row["seconds"]
+    assert row["score"] == pytest.approx(row["return"])  # the point's score is its return
+    assert {"torch", "transformers", "decisionllm", "commit"} <= row["versions"].keys()
+
+
+def test_the_same_evaluation_gives_the_same_numbers_even_where_actions_are_drawn(runs, tmp_path):
+    first, second = (evaluated(tmp_path / str(i), f"run={runs}/plain", "decode=sample")[0] for i in (1, 2))
+    mode, other = (evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0] for word in ("decode=mode", "seed=1"))
+    assert first["return"] == second["return"] and first["decode"] == "sample"
+    assert len({first["return"], mode["return"], other["return"]}) == 3
+
+
+def test_the_report_is_one_page_with_its_pictures_and_these_beside_it(runs, tmp_path):
+    evaluated(tmp_path, f"run={runs}/plain", "report=true")
+    page = (tmp_path / "report.html").read_text()
+    pictures = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert pictures == ["learning.png", "scores.png"] and page.count("data:image/png;base64,") == 2
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert "plain" in page and "synthetic" in page and "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_more_targets_are_asked_for_and_one_is_the_headline(runs, tmp_path):
+    rows = evaluated(tmp_path, f"run={runs}/plain", "sweep=[0.5,1,0.9]", "targets=[-7]")
+    known = json.loads((runs / "plain" / "run.json").read_text())["targets"]
+    assert [row["target_return"] for row in rows] == [known["0.9"], known["0.5"], known["1.0"], -7.0]  # 0.9 is not played twice
+    assert [row["headline"] for row in rows] == [True, False, False, False]
+    assert len({row["return"] for row in rows}) == 4  # the policy hears what is asked
+
+
+def test_a_policy_that_is_told_no_return_is_asked_for_none(runs, tmp_path):
+    (row,) = evaluated(tmp_path, f"run={runs}/cloned", "sweep=[0.5]", "targets=[-7]")
+    assert row["target_return"] is None and row["headline"]
+
+
+def test_several_runs_stand_in_one_table_each_with_its_own_config(runs, tmp_path, capsys):
+    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/told,{runs}/cloned]")
+    assert [(row["policy"], row["protocol"], row["text"], row["seed"]) for row in rows] == [
+        ("plain", "standard", "none", 7), ("told", "goal-text", "goal", 7), ("cloned", "standard", "none", 8),
+    ]  # fmt: skip
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("plain", "told", "cloned"))
+
+
+def test_rows_are_added_to_those_there_are(runs, tmp_path):
+    evaluated(tmp_path, f"run={runs}/plain")
+    assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/told")] == ["plain", "told"]
+
+
+def test_the_runs_own_config_is_read_and_the_world_can_be_changed(runs, tmp_path):
+    path = runs / "plain" / "config.yaml"
+    before, config = path.read_text(), yaml.safe_load(path.read_text())
+    north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]
+    south = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.goal=south")[0]["return"]
+    path.write_text(yaml.safe_dump(config | {"env": config["env"] | {"goal": "south"}}))
+    try:
+        assert evaluated(tmp_path / "c", f"run={runs}/plain")[0]["return"] == south != north
+    finally:
+        path.write_text(before)
+
+
+def test_scripted_players_stand_beside_the_policy_once(runs, tmp_path):
+    assert command("evaluate", f"run=[{runs}/maze,{runs}/maze]", f"out={tmp_path}", "episodes=2") == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(row["policy"], row["protocol"]) for row in rows] == [
+        ("maze", "standard"), ("random", "scripted"), ("planner", "scripted"), ("maze", "standard"),
+    ]  # fmt: skip
+    scores = {row["policy"]: row["score"] for row in rows}
+    assert scores["planner"] > 50 > scores["random"]
+    assert {path.name for path in tmp_path.glob("rollout-*.png")} == {
+        "rollout-maze-standard-7.png", "rollout-random-scripted-0.png", "rollout-planner-scripted-0.png",
+    }  # fmt: skip
+    assert [row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze", "baselines=false")] == ["maze"]
+
+
+@pytest.mark.parametrize(("run", "words", "message"), [
+    ("plain", ["sweep=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
+    ("plain", ["episodes=0"], "expected at least one of each"),
+    ("plain", ["stride=9"], "stride: expected 1 .. 5"),
+    ("plain", ["decode=guess"], "decode: expected mode, mean"),
+    ("plain", ["device=tpu"], "device: expected auto, cpu or cuda, got 'tpu'"),
+    ("plain", ["+env.goa=south"], "unexpected keyword argument 'goa'"),
+    ("no-world", [], "env=none, there is no world to roll out in"),
+    ("nowhere", [], "nowhere: expected a run directory"),
+])  # fmt: skip
+def test_what_cannot_be_evaluated_fails_in_one_line(run, words, message, runs, tmp_path, capsys):
+    capsys.readouterr()
+    assert command("evaluate", f"run={runs}/{run}", f"out={tmp_path}", *words) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1

@@ -1,0 +1,259 @@
+"""Training: a resumed run is the same run, every parameter and every step counts once, and what is learned can be told."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from decisionllm import checkpoint
+from decisionllm.datasets import store, windows
+from decisionllm.datasets.synthetic import load
+from decisionllm.schema import Spec
+from decisionllm.train import parameter_groups, trim
+from tests.conftest import DT, LOOP, NANO, command, interrupt, make_model, metrics
+
+
+def saved(path):
+    """Every tensor of a run's checkpoint: weights, adapters, the optimiser's moments."""
+    files = sorted((path / "checkpoint").rglob("*.safetensors"))
+    return {f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def same_bits(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    "model", [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins")], ids=" ".join
+)
+def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkeypatch, capsys):
+    assert command("train", *LOOP, *model, f"run={tmp_path}/straight") == 0
+    resumed = ("train", *LOOP, *model, f"run={tmp_path}/resumed")
+    with monkeypatch.context() as patch:
+        drawn = interrupt(patch, step=1)
+        assert command(*resumed) == 130
+        assert "stopped at step 2 and saved; the same command goes on" in capsys.readouterr().err
+        assert len(metrics(tmp_path / "resumed")) == 2
+        assert command(*resumed) == 0
+    assert drawn == [0, 1, 2, 3]  # each batch once: a pure function of (seed, step)
+    assert same_bits(saved(tmp_path / "straight"), saved(tmp_path / "resumed"))
+    assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys):
+    run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
+    assert command(*run) == 0
+    before = saved(tmp_path / "run")
+    assert command(*run, "log_every=2") == 0  # how often to log is not what a run is
+    assert same_bits(before, saved(tmp_path / "run"))
+    assert command(*run, "lr=0.5") == 1
+    assert "holds another run (lr was 0.001, is 0.5" in capsys.readouterr().err
+    assert same_bits(before, saved(tmp_path / "run"))
+    assert command(*run, "lr=0.5", "fresh=true") == 0
+    assert not same_bits(before, saved(tmp_path / "run"))
+
+
+def test_other_data_is_another_run(tmp_path, capsys):
+    run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
+    assert command(*run) == 0
+    place = next((tmp_path / "data" / "stores").iterdir())
+    store.write(place, load(episodes=12))  # the file behind the same options has changed
+    assert command(*run) == 1
+    assert "was begun on data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tune", ["full", "lora", "frozen"])
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
+    spec = Spec(2, 1, 5, (-1.0,), (1.0,))
+    model = make_model(spec, backbone=backbone, head="bins", head_options={"chained": True}, backbone_options={"tune": tune})
+    groups = parameter_groups(model, {"lr": 0.1, "lr_backbone": 0.02, "weight_decay": 0.3})
+    grouped = [id(weight) for group in groups for weight in group["params"]]
+    assert sorted(grouped) == sorted(id(weight) for weight in model.parameters() if weight.requires_grad)
+    for group in groups:
+        names = [name for name, weight in model.named_parameters() if any(weight is w for w in group["params"])]
+        assert {1.0 if name.startswith(("head.", "tokenizer.")) else 0.2 for name in names} == {round(group["scale"], 9)}
+        assert {0.3 if weight.ndim > 1 else 0.0 for weight in group["params"]} == {group["weight_decay"]}
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
+    command("train", *LOOP, *NANO, f"run={tmp_path}", "lr=0.01", "steps=4", "warmup=2")
+    cosine = [1, 0.85355339, 0.5, 0.14644661]  # (1 + cos(pi x)) / 2 at 0, 1/4, 1/2, 3/4
+    expected = [0.01 * warm * (0.05 + 0.95 * c) for warm, c in zip([0.5, 1, 1, 1], cosine, strict=True)]
+    assert [row["lr"] for row in metrics(tmp_path)] == pytest.approx(expected)
+
+
+def test_the_backbone_learns_at_its_own_rate(tmp_path):
+    for rate in (0.01, 1e-9):
+        command("train", *LOOP, *NANO, f"run={tmp_path}/{rate}", "lr=0.01", f"lr_backbone={rate}", "weight_decay=0")
+    config, facts = checkpoint.read(tmp_path / "0.01")
+    start = checkpoint.make_model(config, Spec(**facts["spec"])).state_dict()
+    for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
+        if not name.startswith("normalizer."):
+            moved = (weight - start[name]).abs().max() > 1e-6
+            assert moved != name.startswith("backbone."), name
+
+
+def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
+    runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
+    for parts, path in runs.items():  # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
+        assert command("train", *LOOP, *NANO, "window=15", f"accumulate={parts}", f"run={path}") == 0
+    whole = metrics(runs[1])
+    for parts in (2, 4):
+        for row, expected in zip(metrics(runs[parts]), whole, strict=True):
+            assert row == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_processes_equal_one(tmp_path):
+    script = """
+import os, sys
+from decisionllm.__main__ import run
+path, *words = sys.argv[1:]
+assert run("train", [*words, f"run={path}/one"]) == 0
+child = os.fork()  # what torchrun does, but for importing torch again
+os.environ |= {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
+code = run("train", [*words, f"run={path}/two"])
+if child:
+    code = max(code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.stdout.flush()
+os._exit(code)
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "clip=0.5"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 2  # one of the two speaks
+    for row, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name in one:  # softmax takes no notice of a key's bias: its gradient is rounding, which Adam blows up
+        assert "k_proj.bias" in name or torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.parametrize("lr, kept", [(1e15, 1), (1e39, None)], ids=["the loss", "a weight, while the loss is still a number"])
+def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr, kept, tmp_path, capsys):
+    assert (
+        command("train", *LOOP, *NANO, f"run={tmp_path}", f"lr={lr}", "warmup=0", "clip=0.0", "save_every=1", "held_out=0.0")
+        == 1
+    )
+    said = capsys.readouterr().err
+    assert "not finite" in said and "Try a lower lr" in said
+    if kept is None:
+        assert "there is no checkpoint yet" in said and checkpoint.find(tmp_path) is None
+    else:
+        assert "the last good checkpoint is kept" in said
+        assert json.loads((tmp_path / "checkpoint" / "trainer.json").read_text())["step"] == kept
+        assert all(tensor.isfinite().all() for name, tensor in saved(tmp_path).items() if name.startswith("model/"))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    words = ["train", *LOOP, *NANO, "steps=100000", f"run={tmp_path}/run", f"home={tmp_path}/data"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "decisionllm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < patience and not (log.is_file() and log.read_text().count("\n") > 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    step = json.loads((tmp_path / "run" / "checkpoint" / "trainer.json").read_text())["step"]
+    assert process.returncode == 130, out + err
+    assert (
+        f"decisionllm: stopped at step {step:,} and saved; the same command goes on from there" in err
+        and "Traceback" not in err
+    )
+    drawn = interrupt(monkeypatch, step)
+    assert command(*words) == 130
+    assert drawn == [step]
+    assert f"from step {step:,}" in capsys.readouterr().out
+
+
+def test_what_a_killed_run_logged_after_its_checkpoint_comes_again(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    trim(log, 2)
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+    trim(log, 0)
+    assert log.read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory):
+    """The last line of a short training with the text, and without."""
+    path, last = tmp_path_factory.mktemp("losses"), {}
+    for text in ("none", "goal"):
+        words = ("dataset.episodes=300", "window=1", "steps=100", "batch_size=32", "lr=0.003", "log_every=50", "held_out=0.2")
+        assert command("train", *LOOP, *NANO, *words, f"text={text}", f"run={path}/{text}", f"home={path}") == 0
+        last[text] = metrics(path / text)[-1]
+    return last
+
+
+def test_the_loss_falls_below_that_of_the_best_constant_policy(losses):
+    actions = np.concatenate([episode.actions for episode in load().episodes])
+    squared = ((actions - actions.mean(0)) / 0.5) ** 2  # 0.5 is the Gaussian head's deviation
+    constant = squared.sum(1).mean() / 2 + 2 * np.log(0.5 * np.sqrt(2 * np.pi))
+    assert losses["goal"]["nll"] < constant - 0.5 and losses["goal"]["held_out_nll"] < constant - 0.5
+
+
+def test_text_matters(losses):
+    """One observation does not say which of four goals the point walks to; the text does."""
+    assert losses["goal"]["held_out_nll"] < losses["none"]["held_out_nll"] - 0.5
+
+
+def test_held_out_groups_are_never_trained_on(tmp_path, monkeypatch):
+    (tmp_path / "lab.py").write_text("""
+from dataclasses import replace
+from decisionllm.datasets import synthetic
+def load(*, spoilt: list):
+    source = synthetic.load(episodes=40)
+    spoil = lambda e: replace(e, observations=9 - e.observations, actions=-e.actions / 2, rewards=e.rewards - 50)
+    return replace(source, episodes=[spoil(e) if e.group in spoilt else e for e in source.episodes])
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen, held_out = windows.select(store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3)
+    spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": chosen[:1].tolist()}
+    words = [word for word in LOOP if word != "dataset.episodes=40"] + [
+        "held_out=0.25",
+        "data_seed=3",
+        "dataset._target_=lab.load",
+    ]
+    for name, groups in spoilt.items():
+        assert command("train", *words, *NANO, f"+dataset.spoilt={groups}", f"run={tmp_path}/{name}") == 0
+    clean = saved(tmp_path / "clean")
+    assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))  # normaliser and moments too
+    assert checkpoint.read(tmp_path / "clean")[1]["targets"] == checkpoint.read(tmp_path / "held-out")[1]["targets"]
+    assert metrics(tmp_path / "clean")[-1]["held_out_nll"] != metrics(tmp_path / "held-out")[-1]["held_out_nll"]
+    assert not same_bits(clean, saved(tmp_path / "trained"))
+
+
+def test_a_sweep_over_precisions_trains_each(tmp_path):
+    words = (*LOOP, *NANO, "steps=30", "lr=0.003", f"run={tmp_path}/${{precision}}", f"hydra.sweep.dir={tmp_path}")
+    assert command("train", "--multirun", *words, "precision=no,bf16") == 0
+    exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
+    assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(exact[0]["nll"], rel=0.02)
+    assert np.mean([row["nll"] for row in half[-5:]]) < np.mean([row["nll"] for row in half[:5]]) - 0.2
+    assert {tensor.dtype for tensor in saved(tmp_path / "bf16").values()} == {torch.float32}
+
+
+def test_tensorboard_reads_along(tmp_path):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}", "tracker=tensorboard") == 0
+    events = b"".join(path.read_bytes() for path in (tmp_path / "decisionllm").rglob("events*"))
+    assert b"held_out_nll" in events
+
+
+@pytest.mark.parametrize("key", ["steps", "window", "batch_size", "accumulate", "lr", "log_every", "save_every"])
+def test_a_number_that_must_be_positive_is_asked_for_by_name(key, tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"{key}=0") == 1
+    assert f"{key}: expected more than 0, got 0" in capsys.readouterr().err
