@@ -54,6 +54,7 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
     name, sizes = BACKBONES[backbone]
     trunk = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
+    assert trunk.layout is not None, "our own pass is not the library's: the plain way would hide it"
     torch.manual_seed(seed)
     model = DecisionLLM(spec, trunk, node("head", head, **head_options or {}), **options)
     with torch.no_grad():

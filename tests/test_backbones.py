@@ -329,6 +329,11 @@ def test_an_incomplete_folder_says_so(tmp_path):
         pretrained(0, folder=str(tmp_path))
 
 
+def test_sizes_that_the_library_cannot_read_are_an_error_at_once():
+    with pytest.raises(RuntimeError):
+        build(node("backbone", "nano", layers=1, kv_heads=3), 0)
+
+
 def test_an_unknown_way_of_tuning_is_refused():
     with pytest.raises(ValueError, match="backbone.tune: expected lora, full or frozen, got 'half'"):
         build(node("backbone", "nano", tune="half"), 0)

@@ -116,6 +116,7 @@ def test_samples_are_the_same_under_the_same_seed():
     for cached in (True, False):
         policy = make_policy(CONTINUOUS, head="bins", decode="sample")
         policy.generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(int(cached))  # of no matter
         session = policy.begin(world.tasks, 15, world.targets)
         for t in range(8):
             if cached:
@@ -161,12 +162,14 @@ def test_episodes_that_end_leave_and_the_others_go_on(family, tmp_path):
     play(policy, world, session, np.array([3]), 10, 15)
 
 
-def test_one_keeps_leaving_a_world_of_one_alone():
-    policy, world = make_policy(CONTINUOUS), World(CONTINUOUS, TASKS[:1])
+def test_episodes_may_leave_before_anything_was_decided_and_one_may_go_on_alone():
+    policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
-    play(policy, world, session, np.arange(1), 0, 4)
-    session.keep(np.array([0]))
-    play(policy, world, session, np.arange(1), 4, 9)
+    session.keep(np.array([2, 1]))
+    play(policy, world, session, np.array([2, 1]), 0, 4)
+    for end in (6, 8):
+        session.keep(np.array([-1]))
+        play(policy, world, session, np.array([1]), end - 2, end)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(6, 3), (3, 3), (1, 1)])
@@ -188,11 +191,20 @@ def test_a_session_tells_the_histories_that_it_was_told():
     session = policy.begin(world.tasks, 15, world.targets)
     play(policy, world, session, np.arange(4), 0, 5)
     session.see(*world.seen(np.arange(4), 5))
-    for i, told in enumerate(session.histories()):
+    again = policy.begin(world.tasks, 15, world.targets).resume(session.histories())
+    again.see(*world.seen(np.arange(4), 5))
+    for i, told in [*enumerate(session.histories()), *enumerate(again.histories())]:
         wanted = world.history(i, 5)
         assert (told.task, told.target_return) == (wanted.task, wanted.target_return)
         for name in ("observations", "actions", "rewards", "action_masks"):
             np.testing.assert_allclose(getattr(told, name), getattr(wanted, name))
+
+
+def test_the_policy_decides_as_it_is_told_to():
+    world = World(CONTINUOUS)
+    made = {decode: make_policy(CONTINUOUS, head="bins", decode=decode) for decode in ("mode", "mean", "sample")}
+    actions = {decode: policy.act([world.history(i, 3) for i in range(4)]) for decode, policy in made.items()}
+    assert not any(np.allclose(actions[a], actions[b]) for a, b in (("mode", "mean"), ("mode", "sample"), ("mean", "sample")))
 
 
 def test_a_history_asks_for_its_own_return_or_for_the_policys():
@@ -244,7 +256,7 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
     with pytest.raises(ValueError, match="horizon: expected at most 15 steps.*got 16. Train with timesteps=none"):
         policy.begin([""], 16)
     session = policy.begin(["", ""], 1)
-    with pytest.raises(ValueError, match="observations: expected finite numbers, got nan"):
+    with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
     session.act(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"):
