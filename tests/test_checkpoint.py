@@ -5,8 +5,9 @@ import os
 import resource
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -179,41 +180,59 @@ class Killed(BaseException):
     """The end of the process: nothing that runs after it may be needed."""
 
 
-def test_a_save_killed_between_any_two_writes_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Every operation on files is in turn the last one: the old checkpoint is there or the new one, and the next save succeeds."""
-    run, found, left = tmp_path / "run", [], []
-    model = trained(run, config("dt lora"))
-
-    def step():
-        return json.loads((checkpoint.find(run) / "trainer.json").read_text())["step"]
+def test_a_save_killed_at_any_write_and_the_next_one_too_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
+    run, left = tmp_path / "run", []
+    model = trained(run, config("nano full"))
 
     def mortal(operation):
         def run_or_die(*arguments, **options):
-            if not left[0]:
-                raise Killed
             left[0] -= 1
+            if left[0] < 0:
+                raise Killed
             return operation(*arguments, **options)
 
         return run_or_die
 
-    count = 0
-    while True:
-        new, left[:] = 100 + count, [count]
-        before = step()
-        with monkeypatch.context() as patch:
+    def save(number, operations):
+        """Save a checkpoint that is this number all over, and die after so many operations. -> whether it came through"""
+        left[:] = [operations]
+        model.head.out.bias.data.fill_(number)
+        with monkeypatch.context() as patch, suppress(Killed):
             for owner, name in WRITES:
                 patch.setattr(owner, name, mortal(getattr(owner, name)))
-            try:
-                checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": new})
-            except Killed:
-                found.append(step())
-                assert found[-1] in (before, new)
-                checkpoint.load(run)
-            else:
-                break
-        count += 1
-    assert step() == new and len(found) > 6
-    assert {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
+            checkpoint.save(run, model, {"moment": torch.full((3,), number)}, {"step": number})
+            return True
+        return False
+
+    def found():
+        parts = [
+            checkpoint.content(checkpoint.find(run) / name)
+            for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
+        ]
+        numbers = {float(parts[0]["head.out.bias"][0]), float(parts[1]["moment"][0]), float(parts[2]["step"])}
+        assert len(numbers) == 1, numbers
+        return numbers.pop()
+
+    numbers, whole = count(1.0), [0.0]
+
+    def attempt(operations):
+        number = next(numbers)
+        came_through = save(number, operations)
+        assert found() in ({number} if came_through else {whole[0], number})
+        whole[0] = found()
+
+    attempt(99)
+    all_of_them = 99 - left[0]
+    for first in range(all_of_them):
+        attempt(first)
+        if checkpoint.find(run).name != "checkpoint":  # between the renames: the next save starts from the old one
+            for second in range(all_of_them):
+                attempt(99)
+                attempt(first)
+                attempt(second)
+    attempt(99)
+    assert all_of_them > 6 and {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
 
 
 @contextmanager
