@@ -1,30 +1,30 @@
 """The verb `data`: make or import a dataset, print its card and one window as the model reads it, or write it elsewhere."""
 
-from pathlib import Path
-
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import minari, windows
+from decisionllm.datasets import maze2d, minari, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
+
+EXPORTS = {"minari": minari.save, "hdf5": maze2d.save}
 
 
 def data(config):
     """Prepare config["dataset"] (see configs/data.yaml), print its card, and export it if asked. Returns the store."""
     console = Console(soft_wrap=True, highlight=False)
+    kind, _, target = config["export"].partition(":")
+    if config["export"] and not (kind in EXPORTS and target):
+        raise ValueError(f"export: expected minari:<id> or hdf5:<path>, got {config['export']!r}")
     store = prepare(config["dataset"], config["home"])
     for line in card(store, ahead=config["ahead"]):
         console.print(line, markup=False)
     for line in window(store, config["window"], ahead=config["ahead"], seed=config["seed"]):
         console.print(line, markup=False)
-    kind, _, target = config["export"].partition(":")
-    if kind == "minari":
-        written = minari.save(target, store)
-        console.print(f"written: Minari dataset {written.id}, {written.total_episodes:,} episodes, {written.total_steps:,} steps", markup=False)
-    elif kind:
-        raise ValueError(f"export: expected minari:<id>, got {config['export']!r}")
+    if kind:
+        EXPORTS[kind](target, store)
+        console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps", markup=False)
     return store
 
 
@@ -43,9 +43,12 @@ def card(store, *, ahead=0):
     if ahead:
         steps = windows.of_store(store, ahead=ahead)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
+        if not len(togo):
+            raise ValueError(f"ahead: expected episodes of at least {ahead} steps, the longest has {lengths.max()}")
         yield f"  next {ahead:<7d} " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True))
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
-    yield f"  observation  {spec.observation_dim} numbers, mean {np.round(store.observations.mean(0), 2).tolist()}, deviation {np.round(store.observations.std(0), 2).tolist()}"
+    mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
+    yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
     if spec.num_actions:
         counts = np.bincount(store.actions[:, 0].astype(int), minlength=spec.num_actions)
         yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
@@ -71,5 +74,3 @@ def window(store, T, *, ahead=0, seed=0):
             return
         numbers = [f"{x:7.3f}" for x in w.observations[0, t]], [f"{x:6.3f}" for x in w.actions[0, t]]
         yield f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o {' '.join(numbers[0])}   a {' '.join(numbers[1])}"
-
-

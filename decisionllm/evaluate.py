@@ -22,7 +22,7 @@ def evaluate(config):
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     out = Path(config["out"]) if config["out"] else runs[0].parent
-    acting = {key: config[key] for key in ("stride", "decode")}
+    acting = {key: config[key] for key in ("stride", "decode", "plan")}
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
     results, drawn, published = out / "results.jsonl", set(), {}

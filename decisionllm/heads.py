@@ -1,4 +1,4 @@
-"""Hidden states -> distributions over the next action.
+"""Hidden states -> distributions over the next action, and what an action brings.
 
 Every head answers `forward(hidden, action_masks)` with a distribution that has `log_prob`, `mode`, `mean`, `sample`. Actions are
 in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is (B, T); mode, mean and sample are
@@ -144,7 +144,9 @@ class DiscreteHead(nn.Module):
     def __init__(self, width, spec):
         super().__init__()
         if not spec.num_actions:
-            raise ValueError("head=discrete: expected discrete actions, the data has continuous ones; take head=gaussian or bins")
+            raise ValueError(
+                "head=discrete: expected discrete actions, the data has continuous ones; take head=gaussian or bins"
+            )
         self.out = nn.Linear(width, spec.num_actions)
 
     def forward(self, hidden, action_masks=None):
@@ -154,6 +156,38 @@ class DiscreteHead(nn.Module):
         return Discrete(logits.log_softmax(-1))
 
 
+class Dynamics(nn.Module):
+    """What an action brings: the change of the observation, in deviations of such changes, and the reward, standardised.
+
+    The change is predicted from the observation and the action alone, so that what one task shows of how the world moves
+    holds in every other; the reward also from all that was read, since the text may say what is paid for.
+    """
+
+    def __init__(self, width, spec, *, inner=256):
+        super().__init__()
+        self.num_actions, S, A = spec.num_actions, spec.observation_dim, spec.num_actions or spec.action_dim
+        self.change = nn.Sequential(nn.Linear(S + A, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, S))
+        self.reward = nn.Sequential(nn.Linear(width + A, inner), nn.SiLU(), nn.Linear(inner, 1))
+
+    def forward(self, hidden, observations, actions):
+        """(..., D), (..., S), (..., A), all in the model's units -> (..., S), (...)"""
+        if self.num_actions:
+            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(hidden.dtype)
+        return self.change(torch.cat([observations, actions], -1)), self.reward(torch.cat([hidden, actions], -1))[..., 0]
+
+
+def courses(spec):
+    """Actions worth holding for a while, in the model's units (C, A): every discrete one; in one or two dimensions, each a bound
+    or the middle."""
+    if spec.num_actions:
+        return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
+    if spec.action_dim > 2:
+        raise ValueError(f"decode=plan: expected at most two action dimensions, or discrete actions, got {spec.action_dim}")
+    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
+
+
 def _continuous(spec, name):
     if spec.num_actions:
-        raise ValueError(f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete")
+        raise ValueError(
+            f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete"
+        )

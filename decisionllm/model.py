@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from decisionllm.heads import Dynamics
 from decisionllm.registry import build
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
@@ -26,6 +27,9 @@ class Normalizer(nn.Module):
         buffer("return_mean", torch.zeros(()))
         buffer("return_scale", torch.ones(()))
         buffer("return_range", torch.tensor([-torch.inf, torch.inf]))
+        buffer("change_scale", torch.ones(S))  # of the observation, from one step to the next
+        buffer("reward_mean", torch.zeros(()))
+        buffer("reward_scale", torch.ones(()))
         buffer("low", torch.tensor(spec.low or [0.0] * A))
         buffer("high", torch.tensor(spec.high or [1.0] * A))
 
@@ -38,6 +42,13 @@ class Normalizer(nn.Module):
         self.return_mean.fill_(float(returns_to_go.mean(dtype="float64")))
         self.return_scale.fill_(float(returns_to_go.std(dtype="float64")) or 1.0)
         self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
+
+    @torch.no_grad()
+    def fit_dynamics(self, changes, rewards):
+        """(n, S) and (n,) numpy: how the observation changes from one step to the next, and what a step is paid."""
+        self.change_scale.copy_(torch.from_numpy(changes.std(0, dtype="float64").clip(min=1e-6)))
+        self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
+        self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
 
     def observations(self, x):
         return (x - self.observation_mean) / self.observation_scale
@@ -56,9 +67,12 @@ class DecisionLLM(nn.Module):
     """A language model that reads a text and a trajectory, and says at each observation what action comes next.
 
     returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning.
+    dynamics: also learn what actions bring, so that courses can be imagined.
     """
 
-    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told"):
+    def __init__(
+        self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", dynamics=False
+    ):  # fmt: skip
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")
@@ -67,6 +81,7 @@ class DecisionLLM(nn.Module):
         options = {"embedding": embedding, "timesteps": timesteps, "returns": returns == "told"}
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
+        self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
 
     def tokens(self, batch):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -83,9 +98,26 @@ class DecisionLLM(nn.Module):
         return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
-        """Batch -> the loss: negative log-likelihood, in nats an action, the mean over real steps."""
-        distribution = self.head(self.read(batch), batch.action_masks)
-        return masked_mean(-distribution.log_prob(self.normalizer.actions(batch.actions)), batch.mask)
+        """Batch -> the terms of the loss, each a mean over real steps: nll, the negative log-likelihood in nats an action; with
+        dynamics, whose batches have one step more than the window, the unexplained share of the variance of change and reward.
+        """
+        known = batch if self.dynamics is None else batch.until(-1)
+        hidden, actions = self.read(known), self.normalizer.actions(known.actions)
+        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.mask)}
+        if self.dynamics is not None:
+            units, after = self.normalizer, batch.mask[:, 1:]
+            change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
+            wanted = (batch.observations[:, 1:] - known.observations) / units.change_scale
+            terms["change"] = masked_mean((change - wanted).square().mean(-1), after)
+            wanted = (known.rewards - units.reward_mean) / units.reward_scale
+            terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
+        return terms
+
+    def imagine(self, hidden, observations, actions):
+        """What these actions would bring, in raw units: (N, D), (N, S), (N, A) -> the next observations (N, S), rewards (N,)"""
+        units = self.normalizer
+        change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
+        return observations + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
     def choose(self, hidden, action_masks, *, decode, generator=None):
         """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""

@@ -4,26 +4,31 @@
 decisions and answers the same. Both see the same windows: `window_start` says where each begins.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from decisionllm.datasets.windows import Steps, asked, cut, of_histories, window_start
+from decisionllm.heads import courses
 from decisionllm.schema import Batch, History
 from decisionllm.tokenizers import text
 
 
 def collate(window, texts, index):
     """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
-    used, index = np.unique(index, return_inverse=True)
-    ids, mask = texts[0][used], texts[1][used]
+    ids, mask = texts
+    if len(ids) > 1:  # only those that are used
+        used, index = np.unique(index, return_inverse=True)
+        ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
     tensor = torch.from_numpy
     return Batch(
         tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
         None if window.action_masks is None else tensor(window.action_masks),
+        None if window.rewards is None else tensor(window.rewards),
     )  # fmt: skip
 
 
@@ -33,7 +38,7 @@ class Policy:
 
     window: T, the most steps it sees; stride: how many old steps leave the window at once. target_return: what it is asked
     for unless a history says otherwise, in raw reward units. ahead: the return is that of so many next steps, and stays
-    what it is; 0: it is the whole episode's, and what was received is taken off. decode: see `DecisionLLM.choose`.
+    what it is; 0: it is the whole episode's, and what was received is taken off. decode: see `DecisionLLM.choose`. plan: imagine so many steps before each action, see `Session.plan`; 0: none.
     """
 
     model: torch.nn.Module
@@ -42,6 +47,7 @@ class Policy:
     target_return: float
     ahead: int = 0
     decode: str = "mode"
+    plan: int = 0
     device: str = "cpu"
     generator: torch.Generator | None = None
 
@@ -50,11 +56,27 @@ class Policy:
             raise ValueError(f"decode: expected mode, mean or sample, got {self.decode!r}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
+        if self.plan and self.model.dynamics is None:
+            raise ValueError(f"plan={self.plan}: needs a model trained with dynamics=true")
+        if self.plan:
+            self.courses = self.model.normalizer.raw_actions(courses(self.model.spec).to(self.device)).cpu().numpy()
         self.model.eval()
 
     @torch.inference_mode()
     def act(self, histories):
         """N histories -> actions (N, A), raw units. Each window is read afresh."""
+        hidden, masks = self.read(histories)
+        if not self.plan:
+            return self.choose(hidden, masks)
+        targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
+        session = self.begin([h.task for h in histories], max(len(h.observations) for h in histories), targets).resume(
+            histories
+        )
+        session.see(np.stack([h.observations[-1] for h in histories]))
+        return session.plan(hidden)
+
+    def read(self, histories):
+        """What was read at the last observation of each history (N, D), and what actions are allowed there, (N, C) or None."""
         self._check(histories)
         targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
         steps = of_histories(histories, targets, ahead=self.ahead)
@@ -66,13 +88,13 @@ class Policy:
         batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
         each, last = torch.arange(len(histories)), torch.from_numpy(now - start)
         masks = None if batch.action_masks is None else batch.action_masks[each, last]
-        return self._choose(self.model.read(batch)[each, last], masks)
+        return self.model.read(batch)[each, last], masks
 
     def begin(self, tasks, horizon, target_returns=None):
         """A session for N episodes of at most `horizon` steps."""
         return Session(self, tasks, horizon, target_returns)
 
-    def _choose(self, hidden, masks):
+    def choose(self, hidden, masks=None):
         return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _check(self, histories):
@@ -98,8 +120,8 @@ class Session:
                 f"horizon: expected at most {spec.horizon} steps, the longest training episode, since this model learned one "
                 f"vector a step; got {horizon}. Train with timesteps=none to go beyond"
             )
-        N, H = len(tasks), horizon
-        self.tasks = list(tasks)
+        N, H = len(tasks), horizon + policy.plan
+        self.tasks, self.horizon = list(tasks), horizon
         self.targets = np.broadcast_to(policy.target_return if target_returns is None else target_returns, N).astype(float)
         self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, H, spec.action_dim), np.float32)
@@ -139,11 +161,13 @@ class Session:
         return actions
 
     def see(self, observations, rewards=None, action_masks=None):
-        rows, H = np.arange(len(self.now)), self.observations.shape[1]
-        if (self.now >= H).any():
-            raise ValueError(f"session: expected at most {H} steps (the horizon), got one more")
+        rows = np.arange(len(self.now))
+        if (self.now >= self.horizon).any():
+            raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
         if not np.isfinite(observations).all():
-            raise ValueError(f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}")
+            raise ValueError(
+                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
+            )
         self.observations[rows, self.now] = observations
         if rewards is not None:
             self.rewards[rows, np.maximum(self.now - 1, 0)] = np.where(self.now > 0, rewards, 0)
@@ -157,9 +181,45 @@ class Session:
     @torch.inference_mode()
     def decide(self):
         """The actions for what was seen last. (N, A), raw units."""
+        hidden, masks = self.read()
+        return self.plan(hidden) if self.policy.plan else self.policy.choose(hidden, masks)
+
+    def plan(self, hidden):
+        """The actions that begin the best of several imagined courses. (N, D) -> (N, A), raw units
+
+        The first course goes on as the policy would; in each other one action is held. It leaves the first only for one that is
+        paid at least a deviation of a reward more, so that what nothing tells apart is left to the policy.
+        """
+        policy, model = self.policy, self.policy.model
+        N, C, steps = len(self.now), 1 + len(policy.courses), policy.plan
+        if model.tokenizer.timesteps is not None:
+            steps = min(steps, model.spec.horizon - 1 - int(self.now.max()))
+        own = policy.choose(hidden)
+        imagined = copy(self)
+        imagined.keep(np.repeat(np.arange(N), C))
+        imagined.horizon += policy.plan
+        hidden, each = hidden.repeat_interleave(C, 0), np.arange(N * C)
+        actions = np.tile(np.concatenate([own[:1], policy.courses]), (N, 1))
+        gains = torch.zeros(N * C, device=policy.device)
+        for _ in range(steps):
+            actions[::C] = policy.choose(hidden[::C])
+            now = torch.from_numpy(imagined.observations[each, imagined.now]).to(policy.device)
+            after, rewards = model.imagine(hidden, now, torch.from_numpy(actions).to(policy.device))
+            gains += rewards
+            imagined.did(actions)
+            imagined.see(after.cpu().numpy(), rewards.cpu().numpy())
+            hidden = imagined.read()[0]
+        gains = gains.view(N, C)
+        best = gains.argmax(1)
+        better = gains.amax(1) > gains[:, 0] + model.normalizer.reward_scale
+        return np.where(better.cpu().numpy()[:, None], actions.reshape(N, C, -1)[np.arange(N), best.cpu().numpy()], own)
+
+    @torch.inference_mode()
+    def read(self):
+        """What was read at the observation seen last (N, D), and what actions are allowed there, (N, C) or None."""
         policy = self.policy
         if policy.model.backbone.layout is None:  # an architecture whose cache is not understood
-            return policy.act(self.histories())
+            return policy.read(self.histories())
         start = window_start(self.now, policy.window, policy.stride)
         N, H = self.rewards.shape
         first = np.arange(N) * H
@@ -173,7 +233,7 @@ class Session:
                 hidden[torch.from_numpy(rows)] = self._extend(steps, rows, start[rows], again)
         self.start = start
         masks = None if self.masks is None else torch.from_numpy(self.masks[np.arange(N), self.now]).to(policy.device)
-        return policy._choose(hidden, masks)
+        return hidden, masks
 
     def _extend(self, steps, rows, start, again):
         """Read these rows' steps into the memory of windows that begin at `start`: the whole window again, or only what is new,
@@ -186,7 +246,9 @@ class Session:
         counts = self.now[rows] - begin + 1
         batch = collate(cut(steps, rows, begin, int(counts.max())), self.texts, self.text_index[rows]).to(device)
         tokens = model.tokens(batch)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
-        known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1  # tokens remembered: they end with an observation
+        known = (
+            np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
+        )  # tokens remembered: they end with an observation
         alike = (counts == counts[0]).all()
         hidden = model.backbone.extend(
             tokens, self.memory, torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),

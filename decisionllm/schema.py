@@ -4,7 +4,8 @@ Letters: B batch, T window length in steps, S observation size, A action size, C
 episode, t steps so far, L text tokens, U different texts of a batch.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -17,20 +18,26 @@ def shaped(shape, *, optional=False):
 
 def _check(record):
     sizes = {}
-    for f in fields(record):
-        value = getattr(record, f.name)
-        if "shape" not in f.metadata or (value is None and f.default is None):
+    for name, letters, optional in _shapes(type(record)):
+        value = getattr(record, name)
+        if value is None and optional:
             continue
-        expected, got = f.metadata["shape"], getattr(value, "shape", None)
-        known = [sizes.get(s) for s in expected]
-        if got is None or len(got) != len(expected) or any(k not in (None, g) for k, g in zip(known, got, strict=True)):
-            wanted = ", ".join(s if k is None else f"{s}={k}" for k, s in zip(known, expected, strict=True))
+        got = getattr(value, "shape", None)
+        expected = [sizes[letter] + more if letter in sizes else None for letter, more in letters]
+        if got is None or len(got) != len(expected) or any(e not in (None, g) for e, g in zip(expected, got, strict=True)):
+            words = (letter + "+1" * more for letter, more in letters)
+            wanted = ", ".join(w if e is None else f"{w}={e}" for e, w in zip(expected, words, strict=True))
             came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(f"{type(record).__name__}.{f.name}: expected shape ({wanted}), got {came}")
-        for s, g in zip(expected, got, strict=True):
-            letter, more = s.removesuffix("+1"), s.endswith("+1")
-            sizes |= {letter: g - more, f"{letter}+1": g - more + 1}
-        _check_finite(f"{type(record).__name__}.{f.name}", value)
+            raise ValueError(f"{type(record).__name__}.{name}: expected shape ({wanted}), got {came}")
+        sizes.update((letter, size - more) for (letter, more), size in zip(letters, got, strict=True))
+        _check_finite(f"{type(record).__name__}.{name}", value)
+
+
+@cache
+def _shapes(record_type):
+    """(name, ((letter, 1 if one more is meant), ...), optional) of each array of a record."""
+    letters = lambda shape: [(s.removesuffix("+1"), s.endswith("+1")) for s in shape]  # noqa: E731
+    return [(f.name, letters(f.metadata["shape"]), f.default is None) for f in fields(record_type) if "shape" in f.metadata]
 
 
 def _check_finite(name, value):
@@ -58,7 +65,9 @@ class Spec:
         if self.num_actions and self.action_dim != 1:
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
         if not self.num_actions and not (len(self.low) == len(self.high) == self.action_dim):
-            raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {len(self.low)} and {len(self.high)}")
+            raise ValueError(
+                f"Spec.low, high: expected {self.action_dim} bounds each, got {len(self.low)} and {len(self.high)}"
+            )
         if not self.num_actions and not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
             raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
 
@@ -109,6 +118,7 @@ class Window:
     mask: np.ndarray = shaped("B T")  # True where real
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
     action_masks: np.ndarray | None = shaped("B T C", optional=True)
+    rewards: np.ndarray | None = shaped("B T", optional=True)  # of a log
 
     def __post_init__(self):
         _check(self)
@@ -127,9 +137,15 @@ class Batch:
     text_mask: torch.Tensor = shaped("U L")
     text_index: torch.Tensor = shaped("B")  # which text each row has
     action_masks: torch.Tensor | None = shaped("B T C", optional=True)
+    rewards: torch.Tensor | None = shaped("B T", optional=True)
 
     def __post_init__(self):
         _check(self)
+
+    def until(self, step):
+        """The same without the steps from this one on."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["shape"][:2] == ["B", "T"]}
+        return replace(self, **{name: x if x is None else x[:, :step] for name, x in named.items()})
 
     def to(self, device):
         moved = {f.name: getattr(self, f.name) for f in fields(self)}

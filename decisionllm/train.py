@@ -49,7 +49,7 @@ def train(config):
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
+        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
         for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
@@ -58,6 +58,10 @@ def train(config):
     # the model, and its parameters in named groups
     model = checkpoint.make_model(config, store.spec)
     model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
+    if config["dynamics"]:
+        later = rows[:-1][np.diff(rows) == 1]
+        later = later[~np.isin(later + 1, store.offsets)]
+        model.normalizer.fit_dynamics(store.observations[later + 1] - store.observations[later], store.rewards[rows])
     texts = text.encode(model.backbone.tokenizer, store.tasks)
     optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
 
@@ -89,13 +93,13 @@ def train(config):
     @torch.no_grad()
     def validate():
         model.eval()
-        losses = [float(inner(collated(validator(i), slice(None)))) for i in range(config["validation_batches"])]
+        terms = [inner(collated(validator(i), slice(None))) for i in range(config["validation_batches"])]
         model.train()
-        return {"held_out_nll": float(np.mean(losses))}
+        return {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
 
     stop = []
     handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
-    began, said, total, count, rate = time.monotonic() - elapsed, -1e9, 0.0, 0, 0.0
+    began, said, sums, count, rate = time.monotonic() - elapsed, -1e9, {}, 0, 0.0
     model.train()
     try:
         while True:
@@ -108,12 +112,13 @@ def train(config):
             over = progress >= 1 or stopped
 
             if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
-                values = {"nll": float(accelerator.reduce(total)) / count} | (validate() if validator and config["validation_batches"] else {})
+                values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
+                values |= validate() if validator and config["validation_batches"] else {}
                 if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in inner.parameters() if w.requires_grad):
                     kept = f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
                     raise FloatingPointError(f"loss or weights are not finite ({values}) after the {count} steps before step {step}; {kept}. Try a lower lr or clip")
                 values |= {"lr": rate, "seconds": elapsed}
-                total, count = 0.0, 0
+                sums, count = {}, 0
                 accelerator.log(values, step=step)
                 if main:
                     with (run / "metrics.jsonl").open("a") as file:
@@ -136,10 +141,11 @@ def train(config):
             for part in range(me, parts, world):
                 batch = collated(window, slice(part, None, parts))
                 with accelerator.autocast():
-                    nll = model(batch)
+                    terms = model(batch)
                 share = batch.mask.sum() * world / window.mask.sum()  # every real step of the batch has the same weight
-                accelerator.backward(nll * share)
-                total = total + nll.detach() * share / world
+                accelerator.backward(sum(terms.values()) * share)
+                for name, term in terms.items():
+                    sums[name] = sums.get(name, 0.0) + term.detach() * share / world
             if config["clip"]:
                 accelerator.clip_grad_norm_(model.parameters(), config["clip"])
             wrapped.step()

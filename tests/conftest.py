@@ -65,8 +65,8 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     return model.eval()
 
 
-def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, **options):
-    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode)
+def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, plan=0, **options):
+    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode, plan=plan)
 
 
 NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")

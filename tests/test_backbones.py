@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decisionllm.backbones import Memory, fingerprint, pretrained
+from decisionllm.backbones import Memory, drop, fingerprint, linear, pretrained
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.text import own_tokenizer
@@ -151,12 +151,15 @@ def test_the_memory_of_some_rows_is_a_copy():
     ("backbone", "place"),
     [("gpt2", "embd_pdrop"), ("gpt2", "attn_pdrop"), ("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")],
 )
-def test_dropout_is_where_the_library_has_it(backbone, place):
-    """In training, with the same random numbers, ours and the library's drop the same; in evaluation nothing is dropped."""
+def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
+    """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
     from transformers import AutoModel
 
     from decisionllm.backbones import Backbone
 
+    monkeypatch.setattr(
+        torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x
+    )
     config = trunk(backbone).config
     setattr(config, place, 0.5)
     config._attn_implementation = "eager"
@@ -177,6 +180,43 @@ def test_dropout_is_where_the_library_has_it(backbone, place):
     model.train()
     close(passed(model), passed(model.plain))
     assert not torch.allclose(passed(model), quiet, atol=1e-2)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    """A quarter of 40,000 ones, within five standard deviations; what is kept is scaled, and so are the gradients."""
+    torch.manual_seed(0)
+    x = torch.ones(400, 101)[:, 1:].requires_grad_()
+    y = drop(x, 0.25)
+    assert sorted(y.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert abs((y == 0).sum() - 10_000) < 5 * (40_000 * 0.25 * 0.75) ** 0.5
+    assert (y == 0).float().mean(0).min() > 0.15 and (y == 0).float().mean(1).max() < 0.45  # everywhere
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    torch.manual_seed(0)
+    assert torch.equal(drop(x, 0.25), y) and not torch.equal(drop(x, 0.25), y)
+    assert torch.equal(drop(x, 0.0), x) and not drop(x, 1.0).any()
+
+
+def test_an_adapters_map_is_what_peft_computes():
+    """Two maps at once, of other widths; merged or switched off, they are called as they are."""
+    model = trunk("qwen2", tune="lora", lora_rank=4)
+    attention = model.core.layers[0].self_attn
+    layers, x = (attention.q_proj, attention.v_proj), torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers)
+
+    def check():
+        with torch.no_grad():
+            for ours, layer in zip(linear(x, *layers), layers, strict=True):
+                close(ours, layer(x))
+
+    check()
+    with_adapter = linear(x, attention.q_proj)[0]
+    with model.model.disable_adapter():
+        check()
+        assert not torch.allclose(linear(x, attention.q_proj)[0], with_adapter, atol=1e-3)
+    model.model.merge_adapter()
+    check()
+    close(linear(x, attention.q_proj)[0], with_adapter)
 
 
 def test_weights_are_drawn_from_the_seed_alone_and_the_world_keeps_its_own_random_numbers():

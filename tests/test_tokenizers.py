@@ -45,11 +45,12 @@ def test_words_of_the_corpus_are_few_tokens():
 
 def test_texts_are_padded_on_the_right():
     own = text.own_tokenizer()
-    ids, mask = text.encode(own, ["goal", "", "the goal"])
-    assert mask.sum(1).tolist() == [len(own(words)["input_ids"]) for words in ("goal", "", "the goal")]
+    texts = ["goal", "", "Walk to the goal"]
+    ids, mask = text.encode(own, texts)
+    assert mask.sum(1).tolist() == [len(own(words)["input_ids"]) for words in texts]
     assert mask.int().diff(dim=1).max() <= 0  # never from padding to what is real
     assert (ids[~mask] == 0).all()
-    assert own.decode(ids[2][mask[2]]) == "the goal"
+    assert [own.decode(row[real]) for row, real in zip(ids, mask, strict=True)] == texts
 
 
 def test_no_words_at_all_are_no_tokens():

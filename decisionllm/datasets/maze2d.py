@@ -58,9 +58,11 @@ def load(
     by_goal = text in ("goal", "shuffled")
     if by_goal and cut not in ("timeouts", "run"):
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
-    file = find_file(maze, dense, path) if source != "regenerate" else None
+    file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
     if file:
-        log, name = read_hdf5(file), published
+        log, name = read_hdf5(file)
+        known = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
+        name = name or known.get(file.name, f"{published}@{file.stem}")
     elif source == "file" or path:
         raise FileNotFoundError(
             f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; put "
@@ -159,22 +161,44 @@ def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
     return {name: column.reshape(chains * length, *column.shape[2:])[:steps] for name, column in log.items()}
 
 
-def write_hdf5(path, log, world, *, dense=False):
-    """A generated log as the file that D4RL's users read: its keys, rewards for the fixed goal."""
+def save(path, store):
+    """Write a Maze2D store as a D4RL file, which keeps where its episodes end, as `timeouts`, and its name, as an attribute."""
+    if store.info.get("env") != "maze2d" or store.info["text"] in ("goal", "shuffled"):
+        raise ValueError(
+            f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
+            f"got {store.info['name']} with text={store.info.get('text')}"
+        )
+    log = {"observations": store.observations, "actions": store.actions, "rewards": store.rewards, "ends": np.zeros(len(store.rewards), bool)}
+    log["ends"][store.offsets[1:] - 1] = True
+    cut = store.info["cut"]
+    write_hdf5(path, log, name=store.info["name"] + ("" if cut == "timeouts" else f"-{cut}"))
+
+
+def write_hdf5(path, log, *, name=""):
+    """Columns as the file that D4RL's users read, all or nothing; what `read_hdf5` gives back."""
     import h5py
 
-    with h5py.File(path, "w") as file:
-        for key in KEYS:
-            file.create_dataset(key, data=log[key], compression="gzip")
-        file["rewards"] = reward(log["observations"][:, :2], world.goal, dense=dense).astype(np.float32)
-        file["terminals"] = np.zeros(len(log["ends"]), bool)
-        file["timeouts"] = log["ends"]
-        file["infos/goal"] = log["goals"]
-        file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
+    path = Path(path).expanduser()
+    if path.exists():
+        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        with h5py.File(partial, "w") as file:
+            for key in KEYS:
+                file.create_dataset(key, data=log[key], compression="gzip")
+            file["rewards"], file["timeouts"], file["terminals"] = log["rewards"], log["ends"], np.zeros(len(log["ends"]), bool)
+            file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
+            if "goals" in log:
+                file["infos/goal"] = log["goals"]
+            file.attrs["name"] = name
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_hdf5(path):
-    """A D4RL Maze2D file as columns: observations, actions, rewards, ends and, where the file has them, goals.
+    """A D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there, goals; and the name that `save` gave it.
 
     Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1) rewards are squeezed;
     rewards stay as published, computed from the observation of their own row.
@@ -182,26 +206,32 @@ def read_hdf5(path):
     import h5py
 
     try:
-        file = h5py.File(path)
+        with h5py.File(path) as file:
+            lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
+            log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals", "timeouts", "infos/goal") if key in file}
+            found, name = ", ".join(file), file.attrs.get("name", "")
     except OSError as error:
         raise ValueError(f"{path}: not a readable HDF5 file, perhaps truncated ({error}); fetch it again") from error
-    with file:
-        lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
-        if lacking:
-            raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(file)}")
-        log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals")}
-        log["ends"] = file["timeouts"][()] if "timeouts" in file else log["terminals"]
-        if "infos/goal" in file:
-            log["goals"] = file["infos/goal"][()]
-    log["ends"] = log["ends"].astype(bool).reshape(-1) | log.pop("terminals").astype(bool).reshape(-1)
-    log["rewards"] = log["rewards"].reshape(-1)
+    if lacking:
+        raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {found}")
     sizes = {key: len(column) for key, column in log.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"{path}: expected columns of one length, got {sizes}")
-    for key, width in KEYS.items():
-        if log[key].ndim != 2 or log[key].shape[1] != width:
-            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {log[key].shape}")
-    return log
+    if len(set(sizes.values())) > 1 or not len(log["rewards"]):
+        raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
+    for key, width in (KEYS | {"rewards": 1, "infos/goal": 2}).items():
+        column = log.get(key, np.zeros((1, width)))
+        if column.ndim > 2 or np.prod(column.shape[1:]) != width:
+            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {column.shape}")
+        if not (finite := np.isfinite(column)).all():
+            raise ValueError(f"{path}: expected finite {key}, got {column[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
+    flags = [log.pop(key).astype(bool).reshape(-1) for key in ("terminals", "timeouts") if key in log]
+    log |= {"rewards": log["rewards"].reshape(-1), "ends": np.any(flags, axis=0)}
+    return log | ({"goals": log.pop("infos/goal")} if "infos/goal" in log else {}), name
+
+
+def files(*, maze, dense=False, path="", source="auto", **options):
+    """What `load` would read with these options: one file, or none where it regenerates."""
+    file = None if source == "regenerate" else find_file(maze, dense, path)
+    return [file] if file else []
 
 
 def file_names(maze, dense):

@@ -2,12 +2,14 @@
 
 `D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode still carries the previous
 goal (Minari issue 265): the goal of the second is taken. An episode ends with its first reward, so that every return is 1 and
-says nothing: with goal=fixed the rewards are paid for the fixed goal of the evaluation environment, as D4RL's Maze2D does, and
-the goal is left out of the observation; with goal=own the goal stays in the observation and the rewards stay 1.
+says nothing: with goal=fixed the rewards are those that the evaluation environment pays for its one goal, as in D4RL's Maze2D,
+and the goal is left out of the observation; with goal=own the goal stays in the observation and the rewards stay as they are.
 """
 
 import json
 import os
+import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,67 +18,108 @@ from decisionllm.datasets.store import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+RADIUS = 0.45  # of PointMaze's goals
+
 
 @register("dataset", "minari", text="${text}")
 def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: int = 0) -> Source:
     """A local Minari dataset, by its id or the path of its folder; nothing is downloaded.
 
-    text: none, or `constant`: the dataset's id and description. horizon: refuse longer episodes; 0 is the longest one.
+    text: none, or `constant`: the dataset's id and description. horizon: refuse longer episodes; 0 is the longest one, or the
+    time limit of the evaluation environment if that is more. goal: of PointMaze, see above.
     """
-    if text not in ("none", "constant"):
-        raise ValueError(f"dataset.text: expected none or constant for a Minari dataset, got {text!r}")
+    for name, value, known in (("text", text, ("none", "constant")), ("goal", goal, ("fixed", "own"))):
+        if value not in known:
+            raise ValueError(f"dataset.{name}: expected {' or '.join(known)} for a Minari dataset, got {value!r}")
     dataset = find(minari_id)
-    pointmaze = "pointmaze" in dataset.id
-    eval_goal, radius = (fixed_goal(dataset), 0.45) if pointmaze and goal == "fixed" else (None, None)
-    metadata = dataset.storage.metadata
-    words = f"{dataset.id}. {metadata.get('description') or ''}".strip() if text == "constant" else ""
-    episodes = []
-    for e, raw in enumerate(dataset.iterate_episodes()):
+    metadata, maze = dataset.storage.metadata, is_pointmaze(dataset)
+    action_spec(dataset.action_space)  # or a refusal, before anything is read
+    pay = fixed_reward(dataset) if maze and goal == "fixed" else None
+    words, episodes = description(dataset) if text == "constant" else "", []
+    for e, raw in enumerate(_read(dataset)):
         observations, rewards = raw.observations, np.asarray(raw.rewards, np.float32)
-        if pointmaze:
-            observations = {key: np.array(value) for key, value in observations.items()}
-            observations["desired_goal"][0] = observations["desired_goal"][1]
-        if eval_goal is not None:
-            observations = observations["observation"]
-            rewards = (np.linalg.norm(observations[1:, :2] - eval_goal, axis=1) <= radius).astype(np.float32)
-        rows = flatten(observations, dataset.observation_space if eval_goal is None else None, f"{minari_id}, episode {e}")
+        if maze:
+            goals = np.array(observations["desired_goal"])
+            goals[0] = goals[1]
+            observations = observations | {"desired_goal": goals}
+        if pay:
+            rewards = pay(observations["observation"][1:, :2])
         actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - getattr(dataset.action_space, "start", 0)
-        episodes.append(Episode(
-            rows[:-1], actions, rewards, bool(raw.terminations[-1]), bool(raw.truncations[-1]) or not raw.terminations[-1], words, e,
-            final_observation=rows[-1],
-        ))  # fmt: skip
-    longest = max((len(e.rewards) for e in episodes), default=1)
+        terminated, truncated = bool(raw.terminations[-1]), bool(raw.truncations[-1]) or not raw.terminations[-1]
+        try:
+            rows = shown(dataset, observations, goal)
+            episodes.append(Episode(rows[:-1], actions, rewards, terminated, truncated, words, e, final_observation=rows[-1]))
+        except ValueError as error:
+            raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
+    if not episodes:
+        raise ValueError(f"{dataset.id}: expected at least one episode, got none")
+    longest = max(*(len(e.rewards) for e in episodes), evaluation(dataset).get("max_episode_steps") or 0)
     spec = Spec(episodes[0].observations.shape[1], **action_spec(dataset.action_space, episodes), horizon=horizon or longest)
     references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
-    info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if pointmaze else "", **references}
+    info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
     return Source(spec, episodes, info)
+
+
+def files(*, minari_id, **options):
+    """What `load` would read with these options."""
+    return sorted(path for path in folder(minari_id).rglob("*") if path.is_file())
+
+
+def folder(minari_id):
+    """Where the data of an id or of a path is, or would be."""
+    from minari.storage import get_dataset_path
+
+    path = Path(minari_id).expanduser()
+    return (path if path.is_dir() else get_dataset_path(minari_id)) / "data"
 
 
 def find(minari_id):
     """An open Minari dataset, by its id or the path of its folder."""
     import minari
 
-    folder = Path(minari_id).expanduser() / "data"
-    try:
-        return minari.MinariDataset(str(folder)) if folder.is_dir() else minari.load_dataset(minari_id)
-    except FileNotFoundError as error:
+    data = folder(minari_id)
+    if not data.is_dir():
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
-        raise FileNotFoundError(f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it") from error
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{minari_id}: not a readable Minari dataset ({error})") from error
+        raise FileNotFoundError(f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it")
+    try:
+        return minari.MinariDataset(str(data))
+    except (OSError, KeyError, ValueError, AssertionError) as error:
+        raise ValueError(f"{minari_id}: not a readable Minari dataset ({error}); fetch it again") from error
 
 
-def flatten(values, space, where):
-    """Observations of one episode as rows of numbers: (n, S) float32. A Dict is laid out key by key, a Discrete is one-hot."""
+def _read(dataset):
+    try:
+        yield from dataset.iterate_episodes()
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{dataset.id}: not a readable Minari dataset ({error}); fetch it again") from error
+
+
+def description(dataset):
+    return f"{dataset.id}. {dataset.storage.metadata.get('description') or ''}".strip()
+
+
+def is_pointmaze(dataset):
+    return "pointmaze" in dataset.id and {"observation", "desired_goal"} <= set(getattr(dataset.observation_space, "spaces", ()))
+
+
+def shown(dataset, observations, goal):
+    """The observations of n steps as a policy sees them, rows of numbers: (n, S) float32. goal: see `load`."""
+    if is_pointmaze(dataset) and goal == "fixed":
+        return flatten(observations["observation"], dataset.observation_space["observation"])
+    return flatten(observations, dataset.observation_space)
+
+
+def flatten(values, space):
+    """A Dict is laid out key by key, a Discrete is one-hot."""
     from gymnasium import spaces
 
-    if space is None or isinstance(space, spaces.Box):
+    if isinstance(space, spaces.Box):
         return np.asarray(values, np.float32).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
         return np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start]
     if isinstance(space, spaces.Dict):
-        return np.concatenate([flatten(values[key], part, where) for key, part in space.spaces.items()], 1)
-    raise ValueError(f"{where}: expected a Box, a Discrete or a Dict of them as observation space, got {space}")
+        return np.concatenate([flatten(values[key], part) for key, part in space.spaces.items()], 1)
+    raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
 
 
 def action_spec(space, episodes=()):
@@ -94,45 +137,76 @@ def action_spec(space, episodes=()):
     return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
 
 
-def fixed_goal(dataset):
-    """The goal of a PointMaze dataset's evaluation environment, the one `g` of its map: (2,) in the environment's frame."""
-    spec = dataset.storage.metadata.get("eval_env_spec") or ""
-    maze = (json.loads(spec) if spec else {}).get("kwargs", {}).get("maze_map")
-    cells = [(i, j) for i, row in enumerate(maze or ()) for j, cell in enumerate(row) if cell == "g"]
+def evaluation(dataset):
+    """What a dataset says of its evaluation environment, as a dict: that of its collection where it names no other."""
+    metadata = dataset.storage.metadata
+    return json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
+
+
+def fixed_reward(dataset):
+    """What a PointMaze dataset's evaluation environment pays at positions, for the one `g` of its map: (n, 2) -> (n,) float32"""
+    options = evaluation(dataset).get("kwargs", {})
+    maze = options.get("maze_map") or ()
+    cells = [(i, j) for i, row in enumerate(maze) for j, cell in enumerate(row) if cell == "g"]
     if len(cells) != 1:
-        raise ValueError(f"{dataset.id}: expected one goal cell 'g' in the map of its evaluation environment, got {len(cells)}; take dataset.goal=own")
+        raise ValueError(
+            f"{dataset.id}: expected one goal cell 'g' in the map of its evaluation environment, got {len(cells)}; "
+            f"take dataset.goal=own"
+        )
     (i, j), rows, columns = cells[0], len(maze), len(maze[0])
-    return np.array([j + 0.5 - columns / 2, rows / 2 - i - 0.5])
+    goal = j + 0.5 - columns / 2, rows / 2 - i - 0.5  # x to the right, y upwards, the origin in the middle
+
+    def pay(positions):
+        distance = np.linalg.norm(positions - goal, axis=1)
+        return (np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS).astype(np.float32)
+
+    return pay
 
 
 def save(minari_id, store, *, env=None, reference=None):
-    """Write a store as a local Minari dataset. env: an environment or its spec, for `recover_environment`.
+    """Write a store as a local Minari dataset, all or nothing. env: an environment or its spec, for `recover_environment`.
 
     reference: (random, expert) returns; Minari drops them silently where no environment is given, so they are written after.
     An episode without a final observation shows its last one twice, since Minari wants one more observation than actions.
+    Texts, groups and action masks have no place there.
     """
     import minari
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage import get_dataset_path
 
-    spec, buffers = store.spec, []
-    for e in range(len(store.lengths)):
+    try:
+        parse_dataset_id(minari_id)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"export=minari: expected an id with a version, such as mine/maze-v0, got {minari_id!r}") from error
+    if get_dataset_path(minari_id).exists():
+        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; choose another name or version")
+
+    def buffer(e):
         episode = store.episode(e)
-        n = len(episode.rewards)
         final = episode.observations[-1] if episode.final_observation is None else episode.final_observation
-        actions = episode.actions[:, 0].astype(np.int64) if spec.num_actions else episode.actions
-        ends = np.zeros((2, n), bool)
+        ends = np.zeros((2, len(episode.rewards)), bool)
         ends[:, -1] = episode.terminated, episode.truncated
-        buffers.append(EpisodeBuffer(
-            id=e, observations=np.concatenate([episode.observations, final[None]]), actions=actions,
-            rewards=episode.rewards.tolist(), terminations=ends[0].tolist(), truncations=ends[1].tolist(),
-        ))  # fmt: skip
-    box = spaces.Box(np.array(spec.low, np.float32), np.array(spec.high, np.float32)) if not spec.num_actions else None
-    dataset = minari.create_dataset_from_buffers(
-        minari_id, buffers, env=env, action_space=box or spaces.Discrete(spec.num_actions), data_format="hdf5",
-        observation_space=spaces.Box(-np.inf, np.inf, (spec.observation_dim,), np.float32),
-        description=f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}",
-    )  # fmt: skip
-    if reference is not None:
-        dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
+        return EpisodeBuffer(
+            id=e, observations=np.concatenate([episode.observations, final[None]]),
+            actions=episode.actions[:, 0].astype(np.int64) if spec.num_actions else episode.actions,
+            rewards=episode.rewards, terminations=ends[0], truncations=ends[1],
+        )  # fmt: skip
+
+    spec = store.spec
+    actions = spaces.Discrete(spec.num_actions) if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it asks for an author and links, which a log does not have
+            dataset = minari.create_dataset_from_buffers(
+                minari_id, map(buffer, range(len(store.lengths))), env=env, action_space=actions, data_format="hdf5",
+                observation_space=spaces.Box(-np.inf, np.inf, (spec.observation_dim,), np.float32),
+                description=f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}",
+            )  # fmt: skip
+        if reference is not None:
+            dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
+    except BaseException:
+        shutil.rmtree(get_dataset_path(minari_id), ignore_errors=True)
+        raise
     return dataset

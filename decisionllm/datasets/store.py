@@ -10,6 +10,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +84,11 @@ def write(path, source):
     arrays = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
     for name, dtype in (PER_STEP | PER_EPISODE).items():
         parts = [tasks[e.task] if name == "task" else getattr(e, name) for e in episodes]
-        if all(part is not None for part in parts):
+        lacking = [e for e, part in enumerate(parts) if part is None]
+        if not lacking:
             arrays[name] = (np.concatenate(parts) if name in PER_STEP else np.array(parts)).astype(dtype)
+        elif len(lacking) < len(parts):
+            raise ValueError(f"episode {lacking[0]}: expected {name} in every episode or in none")
     card = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
     card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
     card["fingerprint"] = _fingerprint(card, arrays)
@@ -108,7 +112,10 @@ def open_store(path):
     path = Path(path)
     if not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path}: expected a data store (a folder with card.json), found none")
-    card = json.loads((path / "card.json").read_text())
+    try:
+        card = json.loads((path / "card.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}/card.json is damaged ({error}); delete the folder to make it again") from error
     if card.get("format") != FORMAT:
         raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again")
     arrays = {}
@@ -118,7 +125,7 @@ def open_store(path):
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); delete the folder to make it again") from error
         if str(arrays[name].dtype) != dtype or list(arrays[name].shape) != shape:
-            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {arrays[name].shape}")
+            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}")
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
     return Store(path, spec, tuple(card["tasks"]), card["info"], card["fingerprint"], **arrays)
 
@@ -126,13 +133,15 @@ def open_store(path):
 def prepare(dataset, home):
     """The store of a dataset's config node, made on first use and found again by the hash of its options.
 
-    dataset: `_target_` of an adapter, its options. An option that names a file is hashed with the file's size and time, so
-    that a replaced file is read again.
+    dataset: `_target_` of an adapter, its options. An adapter that reads files names them in a function `files` beside it,
+    which takes the same options; they are hashed with their sizes and times, so that a new or replaced file is read.
     """
-    options = {k: v for k, v in dataset.items() if k != "_target_"}
-    stamps = [[p.stat().st_size, p.stat().st_mtime_ns] for v in options.values() if isinstance(v, str) and v and (p := Path(v)).is_file()]
+    module = dataset["_target_"].rpartition(".")[0]
+    name_files = getattr(import_module(module), "files", lambda **options: [])
+    read = [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
+    stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in read]
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
-    path = Path(home).expanduser() / "stores" / f"{dataset['_target_'].rpartition('.')[0].rpartition('.')[2]}-{key}"
+    path = Path(home).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
     return write(path, build(dataset))

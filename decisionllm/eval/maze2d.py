@@ -1,7 +1,7 @@
 """Maze2D's evaluation: N mazes in lock-step, D4RL's starts, its fixed goal, its normalised score.
 
 The standard protocol shows four numbers and no goal. A policy trained with text=goal is told the fixed goal in words; such a
-row is always labelled `goal-text`, since it knows what the standard one does not.
+row is always labelled `goal-text`, since it knows what the standard one does not, or `told-1-3` where it is told another cell.
 """
 
 import numpy as np
@@ -41,14 +41,19 @@ class Maze2D:
     def __init__(self, num_episodes, *, maze: str, dense: bool = False, text: str = "none", told_goal: str = ""):
         self.maze, self.dense, self.text = Maze.named(maze), dense, text
         self.horizon = HORIZON[maze]
-        told = self.maze.goal if not told_goal else np.array([int(part) for part in told_goal.split(",")])
-        if told.shape != (2,) or self.maze.walls[tuple(told)]:
-            raise ValueError(f"env.told_goal: expected a free cell as row,column, got {told_goal!r}")
+        told, by_goal = self.maze.goal, text in ("goal", "shuffled")
+        if told_goal:
+            cells = {f"{row},{column}": (row, column) for row, column in self.maze.free_cells}
+            if told_goal.replace(" ", "") not in cells:
+                raise ValueError(f"env.told_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {told_goal!r}")
+            if not by_goal:
+                raise ValueError(f"env.told_goal: needs text=goal, or nobody is told; got text={text}")
+            told = cells[told_goal.replace(" ", "")]
         words = {"none": "", "constant": task_text(maze)}.get(text, task_text(maze, told))
         self.tasks = [words] * num_episodes
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED[maze]
-        self.protocol = "goal-text" if text in ("goal", "shuffled") else "standard"
+        self.protocol = f"told-{told[0]}-{told[1]}" if told_goal else "goal-text" if by_goal else "standard"
 
     def reset(self, seed):
         self.states, self.time = self.maze.reset(len(self.tasks), np.random.default_rng(seed)), 0

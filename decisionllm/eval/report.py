@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +84,7 @@ def write_report(folder, published):
     page = template.render(
         title=f"decisionllm: {', '.join(sorted({r['dataset'] for r in results}))}", columns=columns, results=results, published=published,
         images=[(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images],
-        facts=sorted({json.dumps(row.get("versions", {})) for row in rows}), rows=[escape(json.dumps(row)) for row in rows],
+        facts=sorted({json.dumps(row.get("versions", {})) for row in rows}), rows=[json.dumps(row) for row in rows],
     )  # fmt: skip
     path = folder / "report.html"
     path.write_text(page)

@@ -9,7 +9,8 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
     """Play N episodes to their ends: N Episodes, the type that training reads.
 
     begin(tasks) -> something whose `act(observations, rewards)` answers with actions (N, A) in raw units: a policy's session, or
-    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. An ended episode leaves the batch.
+    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. An ended episode leaves the batch: the
+    player is told to `keep(rows)`, those that go on, and the env still gets N actions, zeros for the others.
     """
     observations = np.asarray(env.reset(seed), np.float32)
     N = len(observations)
@@ -25,7 +26,7 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
             log["observations"][i].append(observations[i])
             log["actions"][i].append(full[i])
             log["rewards"][i].append(gains[i])
-        terminated |= ended
+        terminated[alive] |= ended[alive]
         over = (ended | truncated)[alive]
         observations = np.asarray(after, np.float32)
         final[alive[over]] = observations[alive[over]]

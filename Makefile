@@ -1,0 +1,39 @@
+# demo, test, lint, bench, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
+# An existing .venv is used as it is; PYTHON chooses the interpreter of a new one.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
+
+.PHONY: demo test lint bench clean
+
+# the package, its extras and the CPU build of torch; again only when pyproject.toml or the constraint changed
+$(READY): pyproject.toml constraints/cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "decisionllm: expected Python >= 3.11, got " + sys.version)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints/cpu.txt
+	touch $(READY)
+
+# one policy that is told the goal in words beside a Decision Transformer, trained side by side for the same time
+demo: $(READY)
+	$(DEMO) data dataset=maze2d-umaze
+	rm -f runs/demo/results.jsonl runs/demo/*.png
+	trap 'kill 0' INT TERM; \
+	$(DEMO) train experiment=demo-dt fresh=true & other=$$!; \
+	$(DEMO) train experiment=demo fresh=true && wait $$other
+	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy decisionllm
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist runs *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,125 @@
+"""The verb `data`: a card whose every number is worked by hand, a window as the model reads it, and exports."""
+
+import minari
+import numpy as np
+import pytest
+from conftest import episode, make_store, node
+
+from decisionllm.data import card, data, window
+from decisionllm.datasets.maze2d import read_hdf5
+from decisionllm.datasets.store import Source, open_store, write
+from decisionllm.schema import Episode, Spec
+
+
+def lines(store, **options):
+    """The card as {first word: rest of the line}."""
+    title, *rest = card(store, **options)
+    return {"title": title} | {line.split()[0]: line.strip().partition(" ")[2].strip() for line in rest}
+
+
+def test_a_card_by_hand(tmp_path):
+    ended = {"terminated": True, "truncated": False, "task": "Go."}
+    store = make_store(
+        tmp_path / "s", [episode([1, 2, 3]), episode([4], start=100, **ended), episode([0], start=-100, **ended)]
+    )
+    found = lines(store)
+    assert found["title"] == "test" and found["path"] == str(store.path) and found["fingerprint"] == store.fingerprint
+    assert found["episodes"] == "3 in 1 groups, 5 steps"
+    assert found["length"] == "mean 1.7, 1 .. 3, horizon 50"
+    assert found["ended"] == "66.7 % terminated, 33.3 % truncated"
+    assert found["return"] == "0 %: 0.00, 10 %: 0.80, 50 %: 4.00, 90 %: 5.60, 99 %: 5.96, 100 %: 6.00"
+    assert found["reward"] == "mean 2.0000, 80.0 % of steps not 0"
+    assert found["observation"] == "2 numbers, mean [0.6, 0.6], deviation [63.25, 63.25]", "of 0, 1, 2, 100 and -100"
+    assert found["action"] == "1 numbers within [-1.0] .. [1.0], seen [-1.0] .. [1.0], 40.0 % at a bound"
+    assert found["text"] == "2 different, 0 .. 2 tokens; of episode 0: ''"
+    assert "next" not in found
+
+
+def test_a_card_shows_the_returns_of_the_next_steps(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 2, 3]), episode([4], terminated=True, truncated=False)])
+    found = lines(store, ahead=2)["next"]
+    assert found.split(maxsplit=1) == ["2", "0 %: 3.00, 10 %: 3.20, 50 %: 4.00, 90 %: 4.80, 99 %: 4.98, 100 %: 5.00"], (
+        "of 3, 5 and 4"
+    )
+    with pytest.raises(ValueError, match="ahead: expected episodes of at least 9 steps, the longest has 3"):
+        list(card(make_store(tmp_path / "s", [episode([1, 2, 3])]), ahead=9))
+
+
+def test_a_card_counts_discrete_actions(tmp_path):
+    actions = np.array([[0], [2], [2]], np.float32)
+    spec = Spec(observation_dim=1, action_dim=1, horizon=3, num_actions=4)
+    store = write(
+        tmp_path / "s", Source(spec, [Episode(actions, actions, actions[:, 0])], {"name": "test", "seed": 7, "cut": "run"})
+    )
+    assert lines(store)["action"] == "one of 4, taken [1, 0, 2, 0]" and lines(store)["options"] == "seed=7, cut=run"
+
+
+def test_a_card_of_millions_of_steps_does_not_round_its_mean_away(tmp_path):
+    n = 2_000_000
+    seen, spec = np.full((n, 2), 16.3, np.float32), Spec(observation_dim=2, action_dim=1, horizon=n, low=(-1.0,), high=(1.0,))
+    store = write(
+        tmp_path / "s", Source(spec, [Episode(seen, np.zeros((n, 1), np.float32), np.zeros(n, np.float32))], {"name": "test"})
+    )
+    assert lines(store)["observation"] == "2 numbers, mean [16.3, 16.3], deviation [0.0, 0.0]"
+
+
+def test_a_window_is_shown_as_the_model_reads_it(tmp_path):
+    store = make_store(tmp_path / "s", [episode([4.5], start=50, task="Walk to the goal in the north.")])
+    head, told, step, rest = window(store, 3)
+    pieces = told.removeprefix("  text ").split("|")
+    assert "".join(pieces) == "Walk to the goal in the north." and len(pieces) > 1
+    assert head == f"one window of 3 steps: {len(pieces)} text tokens, then 3 of the trajectory"
+    assert step.split() == ["t=0", "R", "4.50", "o", "50.000", "50.000", "a", "0.500"]
+    assert rest == "  2 steps of padding, which nothing sees"
+
+
+def test_a_window_begins_anywhere_and_says_nothing_where_there_is_no_text(tmp_path):
+    store, heads = make_store(tmp_path / "s", [episode([1, 2, 3])]), set()
+    for seed in range(20):
+        head, told, *steps = window(store, 3, seed=seed)
+        start = int(steps[0].split()[0].removeprefix("t="))
+        expected = [["t=0", "R", "6.00"], ["t=1", "R", "5.00"], ["t=2", "R", "3.00"], [str(start), "steps", "of"]][start:]
+        assert [step.split()[:3] for step in steps] == expected[: 3 if start == 0 else 4]
+        assert told == "  no text" and head == f"one window of 3 steps: 0 text tokens, then {3 * (3 - start)} of the trajectory"
+        heads.add(head)
+    assert len(heads) == 3
+
+
+def config(tmp_path, dataset, **changed):
+    return {"dataset": dataset, "home": str(tmp_path / "home"), "ahead": 0, "window": 4, "seed": 0, "export": ""} | changed
+
+
+def test_the_verb_prints_what_the_functions_say(tmp_path, capsys):
+    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6, text="goal"), ahead=3))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*card(store, ahead=3), *window(store, 4, ahead=3)]
+    assert open_store(store.path).fingerprint == store.fingerprint
+
+
+def test_the_verb_exports_to_minari(tmp_path, capsys):
+    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6), export="minari:mine/points-v0"))
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == f"written: minari:mine/points-v0, 6 episodes, {store.lengths.sum()} steps"
+    )
+    dataset = minari.load_dataset("mine/points-v0")
+    assert [len(e) for e in dataset] == store.lengths.tolist()
+    back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/points-v0")))
+    assert back.rewards.tolist() == store.rewards.tolist() and back.observations.tolist() == store.observations.tolist()
+
+
+def test_the_verb_exports_to_d4rls_format(tmp_path, capsys):
+    path = tmp_path / "log.hdf5"
+    store = data(config(tmp_path, node("dataset", "maze2d-umaze", steps=1000), export=f"hdf5:{path}"))
+    assert capsys.readouterr().out.splitlines()[-1] == f"written: hdf5:{path}, {len(store.lengths)} episodes, 1,000 steps"
+    log, name = read_hdf5(path)
+    assert name == store.info["name"] and log["rewards"].tolist() == store.rewards.tolist()
+    with pytest.raises(ValueError, match="export=hdf5: expected a Maze2D dataset"):
+        data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=f"hdf5:{tmp_path / 'other.hdf5'}"))
+    assert not (tmp_path / "other.hdf5").exists()
+
+
+@pytest.mark.parametrize("export", ["csv:x", "minari", "hdf5:", ":x", "log.hdf5"])
+def test_an_unknown_export_is_refused_before_anything_is_made(tmp_path, export):
+    with pytest.raises(ValueError, match="export: expected minari:<id> or hdf5:<path>, got"):
+        data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
+    assert not (tmp_path / "home").exists()

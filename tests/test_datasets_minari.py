@@ -1,0 +1,273 @@
+"""Minari datasets through the real library: written and read back, every kind of space, and the two defects of PointMaze."""
+
+import json
+import shutil
+import warnings
+
+import minari
+import numpy as np
+import pytest
+from conftest import episode, make_store, node
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import NameNotFound
+from minari.data_collector import EpisodeBuffer
+
+from decisionllm.datasets.minari import load, save
+from decisionllm.datasets.store import open_store, prepare, write
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]  # the goal is at (-1, 1)
+
+
+def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, **options):
+    """A local Minari dataset of (observations, actions, rewards), each episode's last step terminated."""
+    buffers = [
+        EpisodeBuffer(None, None, None, seen, done, list(got), [False] * (len(got) - 1) + [True], [False] * len(got))
+        for seen, done, got in episodes
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spaced = {"observation_space": observation_space, "action_space": action_space}
+        return minari.create_dataset_from_buffers(minari_id, buffers, data_format="hdf5", **spaced, **options)
+
+
+def rows(n, size=2, start=0.0):
+    return start + np.arange(n * size, dtype=np.float32).reshape(n, size) / 100
+
+
+def point_maze(minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_type="sparse", limit=300):
+    """Two episodes of three steps whose first observation still has the goal of the episode before, as in the public files."""
+    numbers = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (4,), np.float64), achieved_goal=numbers, desired_goal=numbers)
+    made = []
+    for xs, goals in (
+        ([1.0, 0.0, -0.54, -0.56], [[9, 9], [1, 1], [1, 1], [1, 1]]),
+        ([-0.56, -1.0, -1.45, -1.46], [[1, 1], [0, -1], [0, -1], [0, -1]]),
+    ):
+        place = np.array([[x, 1.0] for x in xs])
+        seen = {
+            "observation": np.concatenate([place, 0 * place], 1),
+            "achieved_goal": place,
+            "desired_goal": np.array(goals, float),
+        }
+        made.append((seen, rows(3), [0, 0, 1]))
+    kwargs = {"maze_map": maze_map, "reward_type": reward_type, "continuing_task": True, "reset_target": False}
+    entry = "gymnasium_robotics.envs.maze.point_maze:PointMazeEnv"
+    return put(
+        minari_id,
+        made,
+        observation_space=space,
+        eval_env=EnvSpec("PointMaze_UMaze-v3", entry, max_episode_steps=limit, kwargs=kwargs),
+    )
+
+
+def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
+    written = [
+        episode([1, 2, 3], A=2, final_observation=np.array([3, 3], np.float32)),
+        episode([4], A=2, start=7, terminated=True, truncated=False, final_observation=np.array([8, 8], np.float32)),
+    ]
+    save("mine/test-v0", make_store(tmp_path / "s", written))
+    source = load(minari_id="mine/test-v0")
+    assert source.spec.low == (-1, -1) and source.spec.high == (1, 1) and source.spec.horizon == 3
+    assert source.info["name"] == "mine/test-v0"
+    for before, after in zip(written, source.episodes, strict=True):
+        for name in ("observations", "actions", "rewards", "final_observation", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=name)
+    assert [e.group for e in source.episodes] == [0, 1]
+
+
+def test_discrete_actions_come_back_from_minari(tmp_path):
+    store = prepare(node("dataset", "synthetic-discrete", episodes=4), tmp_path)
+    dataset = save("mine/discrete-v0", store)
+    assert all(action in dataset.action_space for action in dataset[0].actions)
+    back = write(tmp_path / "back", load(minari_id="mine/discrete-v0"))
+    assert back.spec.num_actions == 5 and back.actions.tolist() == store.actions.tolist()
+    assert back.terminated.tolist() == store.terminated.tolist() and back.offsets.tolist() == store.offsets.tolist()
+
+
+def test_what_is_written_is_what_minaris_users_read(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 2]), episode([5], start=9)])
+    save("mine/test-v0", store, reference=(1.0, 5.0))
+    dataset = minari.load_dataset("mine/test-v0")
+    assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
+    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
+        "nothing was seen after the end: the last is shown twice"
+    )
+    assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [False, True]
+    assert minari.get_normalized_score(dataset, np.array([1.0, 3.0, 5.0])).tolist() == [0, 0.5, 1]
+    assert store.fingerprint in dataset.storage.metadata["description"]
+    info = load(minari_id="mine/test-v0").info
+    assert (info["ref_min_score"], info["ref_max_score"]) == (1, 5)
+
+
+def test_an_export_needs_a_free_id_with_a_version_and_leaves_no_half_of_a_dataset(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 2])])
+    for bad in ("mine/test", "no spaces-v0", ""):
+        with pytest.raises(ValueError, match="export=minari: expected an id with a version"):
+            save(bad, store)
+    with pytest.raises(NameNotFound):
+        save("mine/test-v0", store, env="NoSuchWorld-v0")
+    save("mine/test-v0", store)
+    with pytest.raises(FileExistsError, match="mine/test-v0: such a Minari dataset is there already"):
+        save("mine/test-v0", store)
+    assert len(load(minari_id="mine/test-v0").episodes) == 1
+
+
+def test_a_dict_is_laid_out_key_by_key_and_a_discrete_is_one_hot():
+    inner = spaces.Dict(one=spaces.Box(-9, 9, (1, 2), np.float32), two=spaces.Discrete(3, start=4))
+    space = spaces.Dict(a=spaces.Box(-9, 9, (1,), np.float32), b=inner)
+    seen = {"a": np.array([[1.0], [2.0]]), "b": {"one": np.array([[[3.0, 4.0]], [[5.0, 6.0]]]), "two": np.array([6, 4])}}
+    put("mine/dict-v0", [(seen, rows(1), [0])], observation_space=space)
+    (only,) = load(minari_id="mine/dict-v0").episodes
+    assert only.observations.tolist() == [[1, 3, 4, 0, 0, 1]] and only.final_observation.tolist() == [2, 5, 6, 1, 0, 0]
+
+
+def test_discrete_observations_and_actions_are_counted_from_their_start():
+    put(
+        "mine/discrete-v0", [(np.array([2, 3, 2]), np.array([5, 7]), [0, 0])],
+        observation_space=spaces.Discrete(2, start=2), action_space=spaces.Discrete(3, start=5),
+    )  # fmt: skip
+    source = load(minari_id="mine/discrete-v0")
+    assert source.spec.num_actions == 3 and source.spec.observation_dim == 2
+    assert source.episodes[0].observations.tolist() == [[1, 0], [0, 1]] and source.episodes[0].actions.tolist() == [[0], [2]]
+
+
+def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
+    space = spaces.Box(np.array([-np.inf, -3], np.float32), np.array([np.inf, 3], np.float32))
+    put("mine/free-v0", [(rows(2), np.array([[-7.0, 1]]), [0]), (rows(2), np.array([[5.0, 2]]), [0])], action_space=space)
+    source = load(minari_id="mine/free-v0")
+    assert (source.spec.low, source.spec.high) == ((-7, -3), (5, 3))
+    write(tmp_path / "s", source)
+
+
+def test_actions_of_any_shape_are_rows_of_numbers():
+    space = spaces.Box(-1, 1, (2, 2), np.float32)
+    put("mine/square-v0", [(rows(2), rows(1, 4).reshape(1, 2, 2), [0])], action_space=space)
+    source = load(minari_id="mine/square-v0")
+    assert source.spec.action_dim == 4 and source.episodes[0].actions.tolist() == rows(1, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"observation_space": spaces.Tuple([BOX, BOX])},
+            "observation space: expected a Box, a Discrete or a Dict of them, got Tuple",
+        ),
+        ({"action_space": spaces.MultiDiscrete([2, 3])}, "action space: expected a Box or a Discrete, got MultiDiscrete"),
+        ({"action_space": spaces.Dict(a=BOX)}, "action space: expected a Box or a Discrete, got Dict"),
+    ],
+)
+def test_spaces_that_do_not_fit_are_refused(options, message):
+    seen = (rows(2), rows(2)) if "observation_space" in options else rows(2)
+    done = {"a": rows(1)} if isinstance(options.get("action_space"), spaces.Dict) else np.array([[1, 1]])
+    put("mine/other-v0", [(seen, done, [0])], **options)
+    with pytest.raises(ValueError, match=message):
+        load(minari_id="mine/other-v0")
+
+
+def test_the_goal_of_a_pointmaze_episode_is_that_of_its_second_observation():
+    point_maze()
+    first, second = load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").episodes
+    assert first.observations[:, 2:4].tolist() == [[1, 1]] * 3, (
+        "achieved goal, desired goal, observation: in order of their names"
+    )
+    assert second.observations[:, 2:4].tolist() == [[0, -1]] * 3 and second.final_observation[2:4].tolist() == [0, -1]
+    assert second.observations.shape == (3, 8) and second.rewards.tolist() == [0, 0, 1]
+
+
+def test_a_pointmaze_episode_is_paid_for_the_one_goal_of_its_evaluation():
+    point_maze()
+    source = load(minari_id="D4RL/pointmaze/umaze-v2")
+    first, second = source.episodes
+    assert first.observations.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [np.float32(-0.54), 1, 0, 0]]
+    assert first.rewards.tolist() == [0, 0, 1], "for the new position: x = 0, -0.54, -0.56, and the goal's disc begins at -0.55"
+    assert second.rewards.tolist() == [1, 1, 0], "x = -1, -1.45, -1.46"
+    assert source.info["goal"] == "fixed"
+
+
+def test_a_dense_pointmaze_is_paid_densely():
+    point_maze("D4RL/pointmaze/umaze-dense-v2", reward_type="dense")
+    first, _ = load(minari_id="D4RL/pointmaze/umaze-dense-v2").episodes
+    np.testing.assert_allclose(first.rewards, np.exp([-1, -0.46, -0.44]), rtol=1e-6)
+
+
+def test_a_pointmaze_without_one_goal_says_what_to_do():
+    point_maze(maze_map=[["g" if cell == 0 else cell for cell in row] for row in UMAZE])
+    with pytest.raises(ValueError, match="expected one goal cell 'g' .* got 7; take dataset.goal=own"):
+        load(minari_id="D4RL/pointmaze/umaze-v2")
+    assert load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").info["goal"] == "own"
+
+
+def test_a_dataset_that_is_only_called_pointmaze_is_read_as_any_other(tmp_path):
+    save("mine/pointmaze-v0", make_store(tmp_path / "s", [episode([1, 2])]))
+    (only,) = load(minari_id="mine/pointmaze-v0").episodes
+    assert only.rewards.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("limit, options, horizon", [(300, {}, 300), (2, {}, 3), (None, {}, 3), (300, {"horizon": 9}, 9)])
+def test_the_horizon_is_the_longest_episode_or_evaluation(limit, options, horizon):
+    point_maze(limit=limit)
+    assert load(minari_id="D4RL/pointmaze/umaze-v2", **options).spec.horizon == horizon
+
+
+def test_a_constant_text_is_the_id_and_the_description(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1])])
+    save("mine/test-v0", store)
+    expected = f"mine/test-v0. test, written by decisionllm, fingerprint {store.fingerprint}"
+    assert load(minari_id="mine/test-v0", text="constant").episodes[0].task == expected
+    assert load(minari_id="mine/test-v0").episodes[0].task == ""
+
+
+def test_a_dataset_is_read_from_any_folder_and_again_when_it_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = save("mine/test-v0", make_store(tmp_path / "s", [episode([1])])).storage.data_path.parent
+    shutil.move(place, tmp_path / "elsewhere")
+    dataset = node("dataset", "minari", minari_id="elsewhere")
+    one = prepare(dataset, tmp_path / "home")
+    assert prepare(dataset, tmp_path / "home").path == one.path
+    save("mine/test-v0", make_store(tmp_path / "s", [episode([2, 3])]))
+    shutil.rmtree(tmp_path / "elsewhere")
+    shutil.move(place, tmp_path / "elsewhere")
+    assert prepare(dataset, tmp_path / "home").rewards.tolist() == [2, 3]
+    assert open_store(one.path).rewards.tolist() == [1]
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="mine/none-v0: no such Minari dataset in .*minari download mine/none-v0"):
+        load(minari_id="mine/none-v0")
+    with pytest.raises(ValueError, match="dataset.text: expected none or constant for a Minari dataset, got 'goal'"):
+        load(minari_id="mine/none-v0", text="goal")
+    with pytest.raises(ValueError, match="dataset.goal: expected fixed or own"):
+        load(minari_id="mine/none-v0", goal="fix")
+    with pytest.raises(ValueError, match="give a value to minari_id"):
+        prepare(node("dataset", "minari"), tmp_path)
+    put("mine/empty-v0", [])
+    with pytest.raises(ValueError, match="mine/empty-v0: expected at least one episode"):
+        load(minari_id="mine/empty-v0")
+    put("mine/nan-v0", [(rows(2), rows(1), [0]), (rows(3), rows(2), [0, np.nan])])
+    with pytest.raises(ValueError, match=r"mine/nan-v0, episode 1: Episode.rewards: expected finite numbers, got nan at \[1\]"):
+        load(minari_id="mine/nan-v0")
+
+
+def test_a_damaged_dataset_is_refused(tmp_path):
+    data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2])])).storage.data_path
+    numbers, card = (data / "main_data.hdf5").read_bytes(), (data / "metadata.json").read_text()
+    facts = json.loads(card)
+    for name, damage in (
+        ("main_data.hdf5", numbers[: len(numbers) // 2]),
+        ("metadata.json", card[:-9].encode()),
+        ("metadata.json", json.dumps({k: v for k, v in facts.items() if k != "dataset_id"}).encode()),
+        ("metadata.json", json.dumps(facts | {"minari_version": "0.1.0"}).encode()),
+        ("metadata.json", json.dumps(facts | {"total_episodes": 2}).encode()),
+    ):
+        (data / name).write_bytes(damage)
+        with pytest.raises(ValueError, match="mine/test-v0: not a readable Minari dataset"):
+            load(minari_id="mine/test-v0")
+        (data / "main_data.hdf5").write_bytes(numbers)
+        (data / "metadata.json").write_text(card)
+    load(minari_id="mine/test-v0")
+    (data / "metadata.json").unlink()
+    with pytest.raises(ValueError, match="not a readable Minari dataset"):
+        load(minari_id="mine/test-v0")

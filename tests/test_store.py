@@ -1,0 +1,228 @@
+"""The store: what is written comes back, is found again, and anything damaged or out of bounds is refused by name."""
+
+import json
+import mmap
+import os
+import time
+import tracemalloc
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import episode, make_store, node
+
+from decisionllm.datasets.store import Source, open_store, prepare, write
+from decisionllm.schema import Episode, Spec
+
+
+def discrete(actions, masks, **fields):
+    n = len(actions)
+    return Episode(
+        np.zeros((n, 2), np.float32),
+        np.array(actions, np.float32)[:, None],
+        np.ones(n, np.float32),
+        action_masks=masks,
+        **fields,
+    )
+
+
+def folders(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+def test_episodes_come_back_as_they_were_written(tmp_path):
+    written = [
+        episode([1, 2, 3], task="go north", group=7, final_observation=np.array([3, 3], np.float32)),
+        episode(
+            [4], task="go south", group=9, terminated=True, truncated=False, final_observation=np.array([1, 1], np.float32)
+        ),
+        episode([5, 6], task="go north", group=7, start=20, final_observation=np.array([22, 22], np.float32)),
+    ]
+    store = open_store(make_store(tmp_path / "s", written).path)
+    assert store.offsets.tolist() == [0, 3, 4, 6] and store.lengths.tolist() == [3, 1, 2]
+    assert store.returns.tolist() == [6, 4, 11]
+    assert store.tasks == ("go north", "go south") and store.info == {"name": "test"}
+    assert store.spec == Spec(observation_dim=2, action_dim=1, horizon=50, low=(-1.0,), high=(1.0,))
+    for e, before in enumerate(written):
+        after = store.episode(e)
+        for name, value in vars(before).items():
+            np.testing.assert_array_equal(getattr(after, name), value, err_msg=name)
+
+
+def test_discrete_actions_and_their_masks_come_back(tmp_path):
+    masks = np.array([[True, False, True], [False, True, False]])
+    spec = Spec(observation_dim=2, action_dim=1, horizon=2, num_actions=3)
+    store = write(tmp_path / "s", Source(spec, [discrete([2, 1], masks)]))
+    assert store.spec == spec
+    assert store.episode(0).actions.tolist() == [[2], [1]]
+    assert store.episode(0).action_masks.dtype == bool and store.episode(0).action_masks.tolist() == masks.tolist()
+
+
+@pytest.mark.parametrize("field", ["observations", "actions", "rewards", "task", "group", "terminated", "final_observation"])
+def test_one_changed_number_is_another_fingerprint(tmp_path, field):
+    facts = {"final_observation": np.zeros(2, np.float32)}
+    changed = {"task": {"task": "x"}, "group": {"group": 1}, "terminated": {"terminated": True}}
+    changed["final_observation"] = {"final_observation": np.array([0, 1e-6], np.float32)}
+    before, after = episode([1, 2], **facts), episode([1, 2], **facts | changed.get(field, {}))
+    if field in ("observations", "actions", "rewards"):
+        getattr(after, field)[1] += 1e-6
+    one, same, other = (
+        make_store(tmp_path / name, [e]) for name, e in (("a", before), ("b", episode([1, 2], **facts)), ("c", after))
+    )
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_where_episodes_part_is_in_the_fingerprint(tmp_path):
+    early = make_store(tmp_path / "a", [episode([1]), episode([2, 3, 4], start=1)])
+    late = make_store(tmp_path / "b", [episode([1, 2]), episode([3, 4], start=2)])
+    assert early.rewards.tolist() == late.rewards.tolist() and early.observations.tolist() == late.observations.tolist()
+    assert early.fingerprint != late.fingerprint
+
+
+def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
+    path = make_store(tmp_path / "s", [episode([1, 2, 3])]).path
+    rewards, card = path / "rewards.npy", path / "card.json"
+    good, good_card = rewards.read_bytes(), card.read_text()
+    for damage, message in (
+        (lambda: rewards.write_bytes(good[:-1]), r"rewards.npy is damaged or missing .*delete the folder"),
+        (lambda: rewards.write_bytes(b"\0" * len(good)), r"rewards.npy is damaged or missing"),
+        (rewards.unlink, r"rewards.npy is damaged or missing"),
+        (lambda: np.save(rewards, np.zeros(4, np.float32)), r"rewards.npy: expected float32 \[3\], got float32 \[4\]"),
+        (lambda: np.save(rewards, np.zeros(3)), r"rewards.npy: expected float32 \[3\], got float64 \[3\]"),
+        (lambda: card.write_text(good_card[:-9]), r"card.json is damaged"),
+        (lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})), r"expected store format 1, got 0"),
+    ):
+        damage()
+        with pytest.raises(ValueError, match=message):
+            open_store(path)
+        rewards.write_bytes(good)
+        card.write_text(good_card)
+    assert open_store(path).rewards.tolist() == [1, 2, 3]
+    card.unlink()
+    with pytest.raises(FileNotFoundError, match="expected a data store .* found none"):
+        open_store(path)
+
+
+def test_unequal_lengths_and_numbers_that_are_none_are_refused_when_an_episode_is_made():
+    rows = np.zeros((3, 2), np.float32)
+    with pytest.raises(ValueError, match=r"Episode.actions: expected shape \(n=3, A\), got \(2, 1\)"):
+        Episode(rows, np.zeros((2, 1), np.float32), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"Episode.rewards: expected shape \(n=3\), got \(4,\)"):
+        Episode(rows, np.zeros((3, 1), np.float32), np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="expected at least one step"):
+        episode([])
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match=rf"Episode.rewards: expected finite numbers, got {bad} at \[1\]"):
+            episode([0, bad])
+
+
+@pytest.mark.parametrize(
+    "episodes, message",
+    [
+        ([episode([1] * 4), episode([1] * 6)], r"episode 1: expected at most 5 steps \(the horizon\), got 6"),
+        (
+            [episode([1]), episode([1, 1], start=150)],
+            r"episode 1, step 0: expected an action within \[-1.0\] .. \[1.0\], got \[1.5\]",
+        ),
+        ([episode([1], S=2), episode([1], S=3)], "episode 1: expected observations of 2 and actions of 1 numbers, got 3 and 1"),
+        (
+            [episode([1], final_observation=np.zeros(2)), episode([1])],
+            "episode 1: expected final_observation in every episode or in none",
+        ),
+        ([], "expected at least one episode, got none"),
+    ],
+    ids=["too long", "action beyond its bound", "another size", "a part of some", "none"],
+)
+def test_what_does_not_fit_the_spec_is_refused_and_leaves_nothing(tmp_path, episodes, message):
+    spec = Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,))
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / "s", Source(spec, episodes))
+    assert folders(tmp_path) == []
+
+
+def test_rounding_beyond_a_bound_is_not_an_action_outside_its_space(tmp_path):
+    row = np.array([[1.0 + 1e-6]], np.float32)
+    assert row > 1
+    spec = Spec(observation_dim=1, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,))
+    write(tmp_path / "s", Source(spec, [Episode(row, row, np.zeros(1, np.float32))]))
+
+
+@pytest.mark.parametrize(
+    "actions, masks, message",
+    [
+        ([0, 3], None, r"episode 0, step 1: expected an action an index below 3, got \[3.0\]"),
+        ([0, -1], None, "step 1: expected an action an index below 3"),
+        ([0, 0.5], None, "step 1: expected an action an index below 3"),
+        ([0, 2], [[1, 1, 1], [1, 1, 0]], "episode 0, step 1: the mask forbids the recorded action 2"),
+        ([0, 1], [[1, 1], [1, 1]], "expected action masks of 3 actions, got 2"),
+    ],
+)
+def test_impossible_discrete_actions_are_refused(tmp_path, actions, masks, message):
+    spec = Spec(observation_dim=2, action_dim=1, horizon=5, num_actions=3)
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / "s", Source(spec, [discrete(actions, masks and np.array(masks, bool))]))
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_whole(tmp_path):
+    old = make_store(tmp_path / "s", [episode([1, 2])])
+    source = Source(old.spec, [episode([9])], {"name": object()})  # the arrays are on disk by the time the card is refused
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write(tmp_path / "s", source)
+    assert folders(tmp_path) == ["s"]
+    assert open_store(tmp_path / "s").rewards.tolist() == [1, 2]
+    make_store(tmp_path / "s", [episode([3])])
+    assert folders(tmp_path) == ["s"] and open_store(tmp_path / "s").rewards.tolist() == [3]
+
+
+def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
+    one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
+    stamp = (one.path / "card.json").stat().st_mtime_ns
+    again = prepare(node("dataset", "synthetic", episodes=3), str(tmp_path))
+    other = prepare(node("dataset", "synthetic", episodes=3, seed=1), tmp_path)
+    assert again.path == one.path and (one.path / "card.json").stat().st_mtime_ns == stamp
+    assert other.path != one.path and other.fingerprint != one.fingerprint
+    assert len(folders(tmp_path / "stores")) == 2
+
+
+def write_log(path, reward, steps=4):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = np.ones((steps, 4), np.float32), np.zeros((steps, 2), np.float32)
+        file["rewards"], file["terminals"] = np.full(steps, reward, np.float32), np.zeros(steps, bool)
+    later = time.time_ns() + 10**9 * int(reward)  # a clock too coarse to tell two writes apart must not decide this test
+    os.utime(path, ns=(later, later))
+
+
+def test_prepare_reads_a_replaced_file_again(tmp_path):
+    dataset = node("dataset", "maze2d-umaze", path=str(tmp_path / "log.hdf5"), source="file")
+    for reward in (1, 2):
+        write_log(tmp_path / "log.hdf5", reward)
+        assert prepare(dataset, tmp_path / "home").returns.tolist() == [4 * reward]
+    prepare(dataset, tmp_path / "home")
+    assert len(folders(tmp_path / "home/stores")) == 2
+
+
+def test_prepare_reads_a_file_that_has_come_to_the_users_folder(tmp_path):
+    dataset = node("dataset", "maze2d-umaze", steps=50)
+    assert prepare(dataset, tmp_path / "home").info["name"] == "maze2d-umaze-v1@regen-seed0-50"
+    write_log(Path("~/.d4rl/datasets/maze2d-umaze-sparse-v1.hdf5").expanduser(), reward=3)
+    assert prepare(dataset, tmp_path / "home").returns.tolist() == [12]
+
+
+def test_opening_a_million_steps_reads_none_of_them(tmp_path):
+    n = 1_000_000
+    rows = np.zeros((n, 4), np.float32)
+    rows[-1] = 7
+    spec = Spec(observation_dim=4, action_dim=2, horizon=n, low=(-1.0, -1.0), high=(1.0, 1.0))
+    path = write(tmp_path / "s", Source(spec, [Episode(rows, np.zeros((n, 2), np.float32), np.zeros(n, np.float32))])).path
+    tracemalloc.start()
+    store = open_store(path)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 200_000, "bytes; the arrays have 28 million"
+    for array in (store.observations, store.actions, store.rewards):
+        while isinstance(array, np.ndarray):
+            array = array.base
+        assert isinstance(array, mmap.mmap)
+    assert store.episode(0).observations[-1].tolist() == [7, 7, 7, 7]
