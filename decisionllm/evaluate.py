@@ -37,7 +37,7 @@ def evaluate(config):
             headline = policy.target_return if told else None
             targets = [headline, *(checkpoint.target(facts, q) for q in config["sweep"] if told), *(float(t) for t in config["targets"] if told)]
             players = [
-                (trained["name"], target, lambda tasks, p=policy, t=target: p.begin(tasks, env.horizon, t)) for target in dict.fromkeys(targets)
+                (trained["name"], target, lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t)) for target in dict.fromkeys(targets)
             ]
             if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:
                 players += [(name, None, begin) for name, begin in env.baselines(config["seed"]).items()]

@@ -5,8 +5,9 @@ import os
 import resource
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from decisionllm import checkpoint
+from decisionllm.__main__ import configs
 from decisionllm.backbones import fingerprint
 from decisionllm.policy import Policy
 from decisionllm.schema import History, Spec
@@ -30,17 +32,8 @@ BACKBONES = {
 
 
 def config(backbone="nano lora", **options):
-    model = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "embedding": "linear"}
-    acting = {
-        "timesteps": "learned",
-        "returns": "told",
-        "ahead": 0,
-        "window": 6,
-        "stride": 0,
-        "decode": "mode",
-        "target_quantile": 0.9,
-    }
-    return model | acting | options
+    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
+    return defaults | {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "window": 6} | options
 
 
 def trained(path, config):
@@ -85,6 +78,8 @@ def test_saved_and_loaded_the_policy_acts_the_same(backbone, head, tmp_path):
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
+    with pytest.raises(ValueError, match="device: expected auto, cpu or cuda, got 'tpu'"):
+        checkpoint.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
     untrained = Policy(checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
@@ -105,7 +100,8 @@ def test_a_run_directory_holds_no_pickle(tmp_path):
     assert command("train", *LOOP, *NANO, "backbone.tune=lora", f"run={tmp_path}/run") == 0
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".yaml", ".json", ".jsonl", ".safetensors", ".md"}
-    assert not any(file.read_bytes().startswith((b"\x80", b"PK")) for file in files)
+    for file in files:  # each is what its name says
+        (load_file(file) if file.suffix == ".safetensors" else file.read_text(encoding="utf-8"))
 
 
 def half(file):
@@ -134,13 +130,13 @@ WRONG = {  # fmt: off
     "another observation": (
         "run.json",
         lambda f: f["spec"].update(observation_dim=3),
-        "normalizer.observation.* is .2,., expected .3,.",
+        "normalizer.* is .2,., expected .3,.",
     ),
     "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
     "no normaliser": (
         "checkpoint/model.safetensors",
         lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
-        "missing: normalizer.high",
+        "missing: normalizer",
     ),
     "no adapter": (ADAPTER, lambda t: t.clear(), "missing: base_model"),
     "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
@@ -179,41 +175,59 @@ class Killed(BaseException):
     """The end of the process: nothing that runs after it may be needed."""
 
 
-def test_a_save_killed_between_any_two_writes_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Every operation on files is in turn the last one: the old checkpoint is there or the new one, and the next save succeeds."""
-    run, found, left = tmp_path / "run", [], []
-    model = trained(run, config("dt lora"))
-
-    def step():
-        return json.loads((checkpoint.find(run) / "trainer.json").read_text())["step"]
+def test_a_save_killed_at_any_write_and_the_next_one_too_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
+    run, left = tmp_path / "run", []
+    model = trained(run, config("nano full"))
 
     def mortal(operation):
         def run_or_die(*arguments, **options):
-            if not left[0]:
-                raise Killed
             left[0] -= 1
+            if left[0] < 0:
+                raise Killed
             return operation(*arguments, **options)
 
         return run_or_die
 
-    count = 0
-    while True:
-        new, left[:] = 100 + count, [count]
-        before = step()
-        with monkeypatch.context() as patch:
+    def save(number, operations):
+        """Save a checkpoint that is this number all over, and die after so many operations. -> whether it came through"""
+        left[:] = [operations]
+        model.head.out.bias.data.fill_(number)
+        with monkeypatch.context() as patch, suppress(Killed):
             for owner, name in WRITES:
                 patch.setattr(owner, name, mortal(getattr(owner, name)))
-            try:
-                checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": new})
-            except Killed:
-                found.append(step())
-                assert found[-1] in (before, new)
-                checkpoint.load(run)
-            else:
-                break
-        count += 1
-    assert step() == new and len(found) > 6
-    assert {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
+            checkpoint.save(run, model, {"moment": torch.full((3,), number)}, {"step": number})
+            return True
+        return False
+
+    def found():
+        parts = [
+            checkpoint.content(checkpoint.find(run) / name)
+            for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
+        ]
+        numbers = {float(parts[0]["head.out.bias"][0]), float(parts[1]["moment"][0]), float(parts[2]["step"])}
+        assert len(numbers) == 1, numbers
+        return numbers.pop()
+
+    numbers, whole = count(1.0), [0.0]
+
+    def attempt(operations):
+        number = next(numbers)
+        came_through = save(number, operations)
+        assert found() in ({number} if came_through else {whole[0], number})
+        whole[0] = found()
+
+    attempt(99)
+    all_of_them = 99 - left[0]
+    for first in range(all_of_them):
+        attempt(first)
+        if checkpoint.find(run).name != "checkpoint":  # between the renames: the next save starts from the old one
+            for second in range(all_of_them):
+                attempt(99)
+                attempt(first)
+                attempt(second)
+    attempt(99)
+    assert all_of_them > 6 and {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def same_bits(a, b):
 
 
 @pytest.mark.parametrize(
-    "model", [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins")], ids=" ".join
+    "model", [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins", "dynamics=true")], ids=" ".join
 )
 def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkeypatch, capsys):
     assert command("train", *LOOP, *model, f"run={tmp_path}/straight") == 0
