@@ -122,8 +122,9 @@ def main(*names):
     options = parser.parse_args()
     pin()
     console, rows = Console(), []
-    machine = {"ceilings_gflops": ceilings(), "versions": checkpoint.versions()}
-    console.print(f"one core, GFLOP/s: {machine['ceilings_gflops']}")
+    units = [unit for unit in ("avx512_bf16", "amx_tile") if getattr(torch.cpu, f"_is_{unit}_supported", bool)()]
+    machine = {"ceilings_gflops": ceilings(), "units": units, "versions": checkpoint.versions()}
+    console.print(f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: {', '.join(units) or 'none'}")
     for name in names:
         benchmark = import_module(f"benchmarks.{name}")
         gates = benchmark.gates()
