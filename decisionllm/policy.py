@@ -15,6 +15,8 @@ from decisionllm.heads import courses
 from decisionllm.schema import Batch, History
 from decisionllm.tokenizers import text
 
+MARGIN = 0.25  # deviations of a reward that an imagined step must be paid more for a course to be preferred to the policy's own
+
 
 def collate(window, texts, index):
     """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
@@ -189,7 +191,7 @@ class Session:
         """The actions that begin the best of several imagined courses. (N, D) -> (N, A), raw units
 
         The first course goes on as the policy would; in each other one action is held. It leaves the first only for one that is
-        paid at least a deviation of a reward more, so that what nothing tells apart is left to the policy.
+        paid more by MARGIN, so that what nothing tells apart is left to the policy.
         """
         policy, model = self.policy, self.policy.model
         N, C, steps = len(self.now), 1 + len(policy.courses), policy.plan
@@ -212,7 +214,7 @@ class Session:
             hidden = imagined.read()[0]
         gains = gains.view(N, C)
         best = gains.argmax(1)
-        better = gains.amax(1) > gains[:, 0] + model.normalizer.reward_scale
+        better = gains.amax(1) > gains[:, 0] + MARGIN * steps * model.normalizer.reward_scale
         return np.where(better.cpu().numpy()[:, None], actions.reshape(N, C, -1)[np.arange(N), best.cpu().numpy()], own)
 
     @torch.inference_mode()
