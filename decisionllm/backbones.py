@@ -170,7 +170,9 @@ class Memory:
         return Memory([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
 
     def _each(self, take):
-        return Memory([take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length))
+        return Memory(
+            [take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length)
+        )
 
 
 class Backbone(nn.Module):

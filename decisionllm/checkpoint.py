@@ -37,7 +37,9 @@ def versions():
     checkout = Path(__file__).parent.parent
     if not (checkout / ".git").exists() or not shutil.which("git"):
         return found | {"commit": None}
-    git = subprocess.run(["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
+    git = subprocess.run(
+        ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+    )
     return found | {"commit": git.stdout.strip() or None}
 
 
@@ -72,7 +74,9 @@ def same_run(path, config, store):
         shown = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({shown}): choose another run=..., or fresh=true to begin again")
     if facts["fingerprint"] != store.fingerprint:
-        raise ValueError(f"{path} was begun on data {facts['fingerprint']}, this is {store.fingerprint}: choose another run=..., or fresh=true")
+        raise ValueError(
+            f"{path} was begun on data {facts['fingerprint']}, this is {store.fingerprint}: choose another run=..., or fresh=true"
+        )
     return facts
 
 
@@ -122,10 +126,14 @@ def restore(path, model, facts):
     wanted, saved = _own_state(model) | _adapter_state(model), own | adapter
     lacking, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
     if lacking or extra:
-        raise ValueError(f"{folder}: not this model's weights; {_names('missing', lacking)}{_names('unknown', extra)}the config names another backbone, head or embedding than was trained")
+        raise ValueError(
+            f"{folder}: not this model's weights; {_names('missing', lacking)}{_names('unknown', extra)}the config names another backbone, head or embedding than was trained"
+        )
     for name, tensor in saved.items():
         if tensor.shape != wanted[name].shape:
-            raise ValueError(f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}; it was trained with other sizes")
+            raise ValueError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}; it was trained with other sizes"
+            )
     if facts["frozen"] != fingerprint(model.backbone):
         raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
     if adapter:
@@ -137,7 +145,11 @@ def restore(path, model, facts):
 
 def content(path):
     """What a file of a run holds: named tensors, or what its YAML or JSON says."""
-    parse = {".safetensors": load_file, ".json": lambda p: json.loads(p.read_text()), ".yaml": lambda p: yaml.safe_load(p.read_text())}
+    parse = {
+        ".safetensors": load_file,
+        ".json": lambda p: json.loads(p.read_text()),
+        ".yaml": lambda p: yaml.safe_load(p.read_text()),
+    }
     try:
         return parse[path.suffix](path)
     except (OSError, ValueError, SafetensorError, yaml.YAMLError) as error:
@@ -168,7 +180,9 @@ def load(path, *, device="cpu", target_return=None, **acting):
 def target(facts, quantile):
     """The return at this quantile of those that a run was trained on, if it wrote that one down."""
     if str(float(quantile)) not in facts["targets"]:
-        raise ValueError(f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; targets=[...] takes any return")
+        raise ValueError(
+            f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; targets=[...] takes any return"
+        )
     return facts["targets"][str(float(quantile))]
 
 

@@ -24,7 +24,9 @@ def data(config):
         console.print(line, markup=False)
     if kind:
         EXPORTS[kind](target, store)
-        console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps", markup=False)
+        console.print(
+            f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps", markup=False
+        )
     return store
 
 
@@ -39,13 +41,17 @@ def card(store, *, ahead=0):
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
-    yield "  return       " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(store.returns, quantiles), strict=True))
+    yield "  return       " + ", ".join(
+        f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(store.returns, quantiles), strict=True)
+    )
     if ahead:
         steps = windows.of_store(store, ahead=ahead)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
         if not len(togo):
             raise ValueError(f"ahead: expected episodes of at least {ahead} steps, the longest has {lengths.max()}")
-        yield f"  next {ahead:<7d} " + ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True))
+        yield f"  next {ahead:<7d} " + ", ".join(
+            f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True)
+        )
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"

@@ -35,18 +35,25 @@ def evaluate(config):
             published = getattr(env, "published", {})
             told = policy.model.tokenizer.returns is not None
             headline = policy.target_return if told else None
-            targets = [headline, *(checkpoint.target(facts, q) for q in config["sweep"] if told), *(float(t) for t in config["targets"] if told)]
+            targets = [
+                headline,
+                *(checkpoint.target(facts, q) for q in config["sweep"] if told),
+                *(float(t) for t in config["targets"] if told),
+            ]
+            own = f"{trained['name']}+plan{policy.plan}" if policy.plan else trained["name"]
             players = [
-                (trained["name"], target, lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t)) for target in dict.fromkeys(targets)
+                (own, target, lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t), True)
+                for target in dict.fromkeys(targets)
             ]
             if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:
-                players += [(name, None, begin) for name, begin in env.baselines(config["seed"]).items()]
-            for name, target, begin in players:
-                ours = name == trained["name"]
+                players += [(name, None, begin, False) for name, begin in env.baselines(config["seed"]).items()]
+            for name, target, begin, ours in players:
                 with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
                     task = bar.add_task(f"{name} {target or ''}", total=env.horizon)
                     began = time.monotonic()
-                    episodes = rollout(begin, env, seed=config["seed"], progress=lambda n, bar=bar, task=task: bar.advance(task, n))
+                    episodes = rollout(
+                        begin, env, seed=config["seed"], progress=lambda n, bar=bar, task=task: bar.advance(task, n)
+                    )
                 seconds = time.monotonic() - began
                 scores = env.score(episodes) if hasattr(env, "score") else [float(e.rewards.sum()) for e in episodes]
                 low, high = report.interval(scores)
@@ -60,7 +67,9 @@ def evaluate(config):
                 )  # fmt: skip
                 file.write(json.dumps(row.row()) + "\n")
                 file.flush()
-                console.print(f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s")
+                console.print(
+                    f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s"
+                )
                 label = f"{name}-{row.protocol}-{row.seed}"
                 if hasattr(env, "draw") and label not in drawn and row.headline:
                     drawn.add(label)

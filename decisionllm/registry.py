@@ -38,8 +38,10 @@ def discover():
 
 
 def _choice(target, node, defaults):
-    function = node if isinstance(node, ast.FunctionDef) else next(
-        (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
+    function = (
+        node
+        if isinstance(node, ast.FunctionDef)
+        else next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
     )
     names = [a.arg for a in function.args.kwonlyargs] if function else []
     signature = dict(zip(names, function.args.kw_defaults, strict=True)) if function else {}

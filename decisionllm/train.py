@@ -38,18 +38,24 @@ def train(config):
     say = console.print if main else lambda *_: None
     parts = world * config["accumulate"]  # each batch is dealt out to the processes, and there to micro-batches
     if config["batch_size"] % parts:
-        raise ValueError(f"batch_size: expected a multiple of {world} processes x accumulate={config['accumulate']}, got {config['batch_size']}")
+        raise ValueError(
+            f"batch_size: expected a multiple of {world} processes x accumulate={config['accumulate']}, got {config['batch_size']}"
+        )
 
     # the data: windows of the chosen episodes
     with accelerator.main_process_first():
         store = prepare(config["dataset"], config["home"])
-    chosen, held_out = windows.select(store, **{key: config[key] for key in ("fraction", "quality", "held_out")}, seed=config["data_seed"])
+    chosen, held_out = windows.select(
+        store, **{key: config[key] for key in ("fraction", "quality", "held_out")}, seed=config["data_seed"]
+    )
     steps = windows.of_store(store, ahead=config["ahead"])
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed) if len(episodes) else None
+        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed)
+        if len(episodes)
+        else None
         for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
@@ -71,7 +77,9 @@ def train(config):
         facts = checkpoint.same_run(run, config, store)
         step, elapsed = resume(run, model, optimizer, facts)
     elif main:
-        targets = {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})}
+        targets = {
+            str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})
+        }
         checkpoint.describe(run, config, store, model, targets)
     if main:
         trim(run / "metrics.jsonl", step)
@@ -80,9 +88,13 @@ def train(config):
     if config["tracker"] != "none":
         accelerator.init_trackers("decisionllm")
 
-    size, trained = (sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False))
+    size, trained = (
+        sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False)
+    )
     say(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(rows):,} steps; {len(held_out):,} episodes held out")
-    say(f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}")
+    say(
+        f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}"
+    )
     limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
     say(f"training: {limit} of {config['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}")
 
@@ -105,18 +117,29 @@ def train(config):
         while True:
             # how far: in steps or in time, whichever is further; all processes agree
             elapsed = time.monotonic() - began
-            progress, stopped = max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0), bool(stop)
+            progress, stopped = (
+                max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0),
+                bool(stop),
+            )
             if world > 1:
-                agreed = accelerator.reduce(torch.tensor([progress, stopped], dtype=torch.float64, device=accelerator.device), "mean")
+                agreed = accelerator.reduce(
+                    torch.tensor([progress, stopped], dtype=torch.float64, device=accelerator.device), "mean"
+                )
                 progress, stopped = float(agreed[0]), float(agreed[1]) > 0
             over = progress >= 1 or stopped
 
             if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
                 values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
                 values |= validate() if validator and config["validation_batches"] else {}
-                if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in inner.parameters() if w.requires_grad):
-                    kept = f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
-                    raise FloatingPointError(f"loss or weights are not finite ({values}) after the {count} steps before step {step}; {kept}. Try a lower lr or clip")
+                if not all(map(math.isfinite, values.values())) or not all(
+                    w.isfinite().all() for w in inner.parameters() if w.requires_grad
+                ):
+                    kept = (
+                        f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
+                    )
+                    raise FloatingPointError(
+                        f"loss or weights are not finite ({values}) after the {count} steps before step {step}; {kept}. Try a lower lr or clip"
+                    )
                 values |= {"lr": rate, "seconds": elapsed}
                 sums, count = {}, 0
                 accelerator.log(values, step=step)
@@ -125,15 +148,24 @@ def train(config):
                         file.write(json.dumps({"step": step} | values) + "\n")
                     if over or console.is_terminal or elapsed - said > 10:
                         said = elapsed
-                        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
+                        shown = "  ".join(
+                            f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
+                        )
                         say(f"step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
                     if over or step % config["save_every"] == 0:
-                        checkpoint.save(run, inner, trainer_state(inner, optimizer), {"step": step, "elapsed": elapsed, "finished": progress >= 1})
+                        checkpoint.save(
+                            run,
+                            inner,
+                            trainer_state(inner, optimizer),
+                            {"step": step, "elapsed": elapsed, "finished": progress >= 1},
+                        )
             if over:
                 break
 
             cosine = (1 + math.cos(math.pi * progress)) / 2
-            rate = config["lr"] * min((step + 1) / max(config["warmup"], 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+            rate = (
+                config["lr"] * min((step + 1) / max(config["warmup"], 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+            )
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["scale"]
             torch.manual_seed((config["seed"] * 1_000_003 + step) * world + me)  # of dropout: nothing to save
@@ -167,7 +199,9 @@ def parameter_groups(model, config):
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             groups[not name.startswith("backbone."), weight.ndim > 1].append(weight)
-    assert sum(map(len, groups.values())) == sum(p.requires_grad for p in model.parameters()), "a parameter is in no group, or in two"
+    assert sum(map(len, groups.values())) == sum(p.requires_grad for p in model.parameters()), (
+        "a parameter is in no group, or in two"
+    )
     return [
         {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
          "scale": 1.0 if new else config["lr_backbone"] / config["lr"], "weight_decay": config["weight_decay"] * decay}
@@ -178,7 +212,11 @@ def parameter_groups(model, config):
 def trainer_state(model, optimizer):
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
     names = {weight: name for name, weight in model.named_parameters()}
-    return {f"{names[weight]}/{key}": value.detach().cpu() for weight, state in optimizer.state.items() for key, value in state.items()}
+    return {
+        f"{names[weight]}/{key}": value.detach().cpu()
+        for weight, state in optimizer.state.items()
+        for key, value in state.items()
+    }
 
 
 def resume(run, model, optimizer, facts):

@@ -18,7 +18,10 @@ from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
 
-SMALL = {"qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}, "gpt2": {"width": 32, "layers": 2, "heads": 2}}
+SMALL = {
+    "qwen2": {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48},
+    "gpt2": {"width": 32, "layers": 2, "heads": 2},
+}
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
 
@@ -41,12 +44,16 @@ def episode(rewards, *, S=2, A=1, start=0.0, **fields):
     """An episode of these rewards, whose observations and actions count up from `start`, so that each row is known."""
     n = len(rewards)
     rows = start + np.arange(n, dtype=np.float32)
-    return Episode(np.repeat(rows[:, None], S, 1), np.repeat(rows[:, None] / 100, A, 1), np.array(rewards, np.float32), **fields)
+    return Episode(
+        np.repeat(rows[:, None], S, 1), np.repeat(rows[:, None] / 100, A, 1), np.array(rewards, np.float32), **fields
+    )
 
 
 def make_store(path, episodes, **spec):
     S, A = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
-    facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | ({} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A})
+    facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | (
+        {} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A}
+    )
     return store.write(path, store.Source(Spec(**facts | spec), episodes, {"name": "test"}))
 
 

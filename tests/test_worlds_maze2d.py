@@ -10,7 +10,8 @@ def mujoco_maze(maze, mujoco):
     """The same maze as a MuJoCo model: the oracle. From 3.5 on MuJoCo adds the margins of both bodies."""
     margin = 0.002 if tuple(int(v) for v in mujoco.__version__.split(".")[:2]) < (3, 5) else 0.001
     boxes = "".join(
-        f'<geom type="box" pos="{i + 1} {j + 1} 0" size=".5 .5 .2" contype="1" conaffinity="1"/>' for i, j in np.argwhere(maze.walls)
+        f'<geom type="box" pos="{i + 1} {j + 1} 0" size=".5 .5 .2" contype="1" conaffinity="1"/>'
+        for i, j in np.argwhere(maze.walls)
     )
     model = mujoco.MjModel.from_xml_string(f"""<mujoco>
         <compiler inertiafromgeom="true"/><option timestep="0.01" gravity="0 0 0" integrator="Euler"/>

@@ -66,8 +66,8 @@ def load(
     file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
     if file:
         log, name = read_hdf5(file)
-        known = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
-        name = name or known.get(file.name, f"{published}@{file.stem}")
+        names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
+        name = name or names.get(file.name, f"{published}@{file.stem}")
     elif source == "file" or path:
         raise FileNotFoundError(
             f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; put "
@@ -96,10 +96,7 @@ def load(
 
     def episode(i):
         observations, actions = (column[first[i] : until[i]] for column in columns)
-        if by_goal:
-            rewards = reward(observations[:, :2], goals[i], dense=dense)
-        else:
-            rewards = log["rewards"][first[i] : last[i]]
+        rewards = reward(observations[:, :2], goals[i], dense=dense) if by_goal else log["rewards"][first[i] : last[i]]
         acted = np.arange(len(actions)) < last[i] - first[i] if beyond else None
         return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, acted=acted)
 
@@ -193,7 +190,12 @@ def save(path, store):
             f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
             f"got {store.info['name']} with text={store.info.get('text')}"
         )
-    log = {"observations": store.observations, "actions": store.actions, "rewards": store.rewards, "ends": np.zeros(len(store.rewards), bool)}
+    log = {
+        "observations": store.observations,
+        "actions": store.actions,
+        "rewards": store.rewards,
+        "ends": np.zeros(len(store.rewards), bool),
+    }
     log["ends"][store.offsets[1:] - 1] = True
     cut = store.info["cut"]
     write_hdf5(path, log, name=store.info["name"] + ("" if cut == "timeouts" else f"-{cut}"))

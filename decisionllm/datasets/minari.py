@@ -99,7 +99,9 @@ def description(dataset):
 
 
 def is_pointmaze(dataset):
-    return "pointmaze" in dataset.id and {"observation", "desired_goal"} <= set(getattr(dataset.observation_space, "spaces", ()))
+    return "pointmaze" in dataset.id and {"observation", "desired_goal"} <= set(
+        getattr(dataset.observation_space, "spaces", ())
+    )
 
 
 def shown(dataset, observations, goal):
@@ -195,7 +197,9 @@ def save(minari_id, store, *, env=None, reference=None):
         )  # fmt: skip
 
     spec = store.spec
-    actions = spaces.Discrete(spec.num_actions) if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
+    actions = (
+        spaces.Discrete(spec.num_actions) if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it asks for an author and links, which a log does not have

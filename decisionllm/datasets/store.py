@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -19,8 +20,20 @@ from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
 
 FORMAT = 1
-PER_STEP = {"observations": np.float32, "actions": np.float32, "rewards": np.float32, "action_masks": np.bool_, "acted": np.bool_}
-PER_EPISODE = {"terminated": np.bool_, "truncated": np.bool_, "task": np.int32, "group": np.int64, "final_observation": np.float32}
+PER_STEP = {
+    "observations": np.float32,
+    "actions": np.float32,
+    "rewards": np.float32,
+    "action_masks": np.bool_,
+    "acted": np.bool_,
+}
+PER_EPISODE = {
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "task": np.int32,
+    "group": np.int64,
+    "final_observation": np.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class Source:
     """What an adapter gives: the data's spec, its episodes, and whatever a result must say about where they came from."""
 
     spec: Spec
-    episodes: list  # of Episode, or an iterator of them
+    episodes: Iterable[Episode]
     info: dict = field(default_factory=dict)  # name, env, text, cut, seed, ...: JSON values
 
 
@@ -119,15 +132,21 @@ def open_store(path):
     except ValueError as error:
         raise ValueError(f"{path}/card.json is damaged ({error}); delete the folder to make it again") from error
     if card.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again")
+        raise ValueError(
+            f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again"
+        )
     arrays = {}
     for name, (dtype, shape) in card["arrays"].items():
         try:
             arrays[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         except (ValueError, OSError) as error:
-            raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); delete the folder to make it again") from error
+            raise ValueError(
+                f"{path}/{name}.npy is damaged or missing ({error}); delete the folder to make it again"
+            ) from error
         if str(arrays[name].dtype) != dtype or list(arrays[name].shape) != shape:
-            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}")
+            raise ValueError(
+                f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}"
+            )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
     return Store(path, spec, tuple(card["tasks"]), card["info"], card["fingerprint"], **arrays)
 
@@ -152,18 +171,26 @@ def prepare(dataset, home):
 def _check(name, episode, spec):
     observed, acted = episode.observations.shape[1], episode.actions.shape[1]
     if (observed, acted) != (spec.observation_dim, spec.action_dim):
-        raise ValueError(f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {acted}")
+        raise ValueError(
+            f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {acted}"
+        )
     if len(episode.rewards) > spec.horizon:
-        raise ValueError(f"{name}: expected at most {spec.horizon} steps (the horizon), got {len(episode.rewards)}; cut the log or raise the horizon")
+        raise ValueError(
+            f"{name}: expected at most {spec.horizon} steps (the horizon), got {len(episode.rewards)}; cut the log or raise the horizon"
+        )
     if spec.num_actions:
         wrong = (episode.actions != np.rint(episode.actions)) | (episode.actions < 0) | (episode.actions >= spec.num_actions)
         space = f"an index below {spec.num_actions}"
         if episode.action_masks is not None and episode.action_masks.shape[1] != spec.num_actions:
-            raise ValueError(f"{name}: expected action masks of {spec.num_actions} actions, got {episode.action_masks.shape[1]}")
+            raise ValueError(
+                f"{name}: expected action masks of {spec.num_actions} actions, got {episode.action_masks.shape[1]}"
+            )
         if episode.action_masks is not None and not wrong.any():
             chosen = np.take_along_axis(episode.action_masks, episode.actions.astype(int), 1)
             if not chosen.all():
-                raise ValueError(f"{name}, step {np.argmin(chosen)}: the mask forbids the recorded action {int(episode.actions[np.argmin(chosen), 0])}")
+                raise ValueError(
+                    f"{name}, step {np.argmin(chosen)}: the mask forbids the recorded action {int(episode.actions[np.argmin(chosen), 0])}"
+                )
     else:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (episode.actions < np.subtract(spec.low, slack)) | (episode.actions > np.add(spec.high, slack))

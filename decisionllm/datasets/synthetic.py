@@ -34,9 +34,11 @@ def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, see
             position = after
             if arrived:
                 break
-        columns = (np.array(column, np.float32) for column in zip(*rows, strict=True))
-        made.append(Episode(*columns, bool(arrived[0]), not arrived[0], task_text(name) if text == "goal" else "", e,
-                            final_observation=position[0].astype(np.float32)))  # fmt: skip
+        observations, actions, rewards = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+        made.append(Episode(
+            observations, actions, rewards, bool(arrived[0]), not arrived[0], task_text(name) if text == "goal" else "", e,
+            final_observation=position[0].astype(np.float32),
+        ))  # fmt: skip
     action = {"action_dim": 1, "num_actions": 5} if discrete else {"action_dim": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
     spec = Spec(observation_dim=2, **action, horizon=point.HORIZON)
     return Source(spec, made, {"name": "synthetic", "env": "synthetic", "text": text, "discrete": discrete, "seed": seed})

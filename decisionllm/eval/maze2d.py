@@ -45,7 +45,9 @@ class Maze2D:
         if told_goal:
             cells = {f"{row},{column}": (row, column) for row, column in self.maze.free_cells}
             if told_goal.replace(" ", "") not in cells:
-                raise ValueError(f"env.told_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {told_goal!r}")
+                raise ValueError(
+                    f"env.told_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {told_goal!r}"
+                )
             if not by_goal:
                 raise ValueError(f"env.told_goal: needs text=goal, or nobody is told; got text={text}")
             told = cells[told_goal.replace(" ", "")]
@@ -108,7 +110,11 @@ class _Planner:
     """D4RL's controller, planning afresh in every episode: it knows the walls and the goal."""
 
     def __init__(self, maze, count, seed):
-        self.planner, self.goals, self.planned = Planner(maze, count, np.random.default_rng(seed)), np.tile(maze.goal, (count, 1)), False
+        self.planner, self.goals, self.planned = (
+            Planner(maze, count, np.random.default_rng(seed)),
+            np.tile(maze.goal, (count, 1)),
+            False,
+        )
 
     def act(self, observations, rewards=None):
         if not self.planned:

@@ -17,7 +17,9 @@ class MinariEnv:
         try:
             self.envs = [self.dataset.recover_environment(eval_env=True) for _ in range(num_episodes)]
         except (ValueError, ImportError, AttributeError, Error) as error:
-            raise ValueError(f"{minari_id}: its environment could not be made ({error}); env=none trains without one") from error
+            raise ValueError(
+                f"{minari_id}: its environment could not be made ({error}); env=none trains without one"
+            ) from error
         self.horizon = self.envs[0].spec.max_episode_steps
         if self.horizon is None:
             raise ValueError(f"{minari_id}: expected an environment with a time limit (max_episode_steps), it has none")
@@ -36,7 +38,11 @@ class MinariEnv:
         rewards, ended, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
         space = self.envs[0].action_space
         for i in np.flatnonzero(~self.over):
-            action = int(actions[i, 0] + space.start) if hasattr(space, "start") else actions[i].astype(space.dtype).reshape(space.shape)
+            action = (
+                int(actions[i, 0] + space.start)
+                if hasattr(space, "start")
+                else actions[i].astype(space.dtype).reshape(space.shape)
+            )
             self.seen[i], rewards[i], ended[i], truncated[i], _ = self.envs[i].step(action)
         self.over |= ended | truncated
         return adapter.shown(self.dataset, stack(self.seen), self.goal), rewards, ended, truncated

@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline")  # what makes rows of several seeds one result
+KEYS = (
+    "dataset",
+    "protocol",
+    "policy",
+    "text",
+    "target_return",
+    "headline",
+    "decode",
+)  # what makes rows of several seeds one result
 
 
 def interval(values, seed=0):
@@ -46,7 +54,13 @@ def summarise(rows):
         shared = {key: members[0].get(key) for key in KEYS}
         results.append(
             shared
-            | {"score": float(np.mean(scores)), "iqm": interquartile_mean(scores), "low": low, "high": high, "return": float(np.mean([r["return"] for r in members]))}
+            | {
+                "score": float(np.mean(scores)),
+                "iqm": interquartile_mean(scores),
+                "low": low,
+                "high": high,
+                "return": float(np.mean([r["return"] for r in members])),
+            }
             | {"seeds": len(members), "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members)}
         )
     return sorted(results, key=lambda r: (r["dataset"], not r["headline"], -r["score"]))
@@ -54,7 +68,9 @@ def summarise(rows):
 
 def table(results):
     """Results as lines of text, one each."""
-    lines = [f"{'dataset':34s} {'protocol':10s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}  seeds x episodes"]
+    lines = [
+        f"{'dataset':34s} {'protocol':10s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}  seeds x episodes"
+    ]
     for r in results:
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
         lines.append(
@@ -76,7 +92,22 @@ def write_report(folder, published):
     for name, figure in pictures.items():
         save(folder / name, figure)
     images = [*pictures, *sorted(p.name for p in folder.glob("rollout-*.png"))]
-    columns = ["dataset", "protocol", "policy", "text", "target_return", "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
+    columns = [
+        "dataset",
+        "protocol",
+        "policy",
+        "text",
+        "target_return",
+        "score",
+        "iqm",
+        "low",
+        "high",
+        "return",
+        "seeds",
+        "n",
+        "seconds",
+        "headline",
+    ]
 
     from jinja2 import Template
 

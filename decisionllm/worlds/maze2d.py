@@ -129,7 +129,9 @@ class Maze:
         rows_touching = touching.any(1)
         if not rows_touching.any():
             return
-        rows, side, towards, distance, gap, touching = (x[rows_touching] for x in (rows, side, towards, distance, gap, touching))
+        rows, side, towards, distance, gap, touching = (
+            x[rows_touching] for x in (rows, side, towards, distance, gap, touching)
+        )
         normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]  # from the wall to the ball
 
         # MuJoCo's defaults: solref (0.02, 1), solimp (0.9, 0.95, 0.001, 0.5, 2)
