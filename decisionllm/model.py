@@ -98,14 +98,13 @@ class DecisionLLM(nn.Module):
         return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
-        """Batch -> the terms of the loss, each a mean over real steps: nll, the negative log-likelihood in nats an action, where one
-        was chosen; with
-        dynamics, whose batches have one step more than the window, the unexplained share of the variance of change and reward.
+        """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to
+        be imitated; with dynamics, whose batches have one step more than the window, the unexplained share of the variance of
+        change and reward.
         """
         known = batch if self.dynamics is None else batch.until(-1)
         hidden, actions = self.read(known), self.normalizer.actions(known.actions)
-        chosen = known.mask if known.acted is None else known.acted
-        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), chosen)}
+        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.imitated)}
         if self.dynamics is not None:
             units, after = self.normalizer, batch.mask[:, 1:]
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)

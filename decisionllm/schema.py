@@ -125,6 +125,11 @@ class Window:
     def __post_init__(self):
         _check(self)
 
+    @property
+    def imitated(self):
+        """(B, T), True where the loss counts."""
+        return self.mask if self.acted is None else self.acted
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -144,6 +149,8 @@ class Batch:
 
     def __post_init__(self):
         _check(self)
+
+    imitated = Window.imitated
 
     def until(self, step):
         """The same without the steps from this one on."""

@@ -174,7 +174,7 @@ def train(config):
                 batch = collated(window, slice(part, None, parts))
                 with accelerator.autocast():
                     terms = model(batch)
-                share = batch.mask.sum() * world / window.mask.sum()  # every real step of the batch has the same weight
+                share = batch.imitated.sum() * world / window.imitated.sum()  # each has the same weight, whoever it is dealt to
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
                     sums[name] = sums.get(name, 0.0) + term.detach() * share / world

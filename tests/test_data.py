@@ -3,7 +3,7 @@
 import minari
 import numpy as np
 import pytest
-from conftest import episode, make_store, node
+from tests.conftest import episode, make_store, node
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.maze2d import read_hdf5

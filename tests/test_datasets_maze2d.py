@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import episode, make_store, node
+from tests.conftest import episode, make_store, node
 
 from decisionllm.datasets.maze2d import cut_points, files, generate, load, read_hdf5, save, task_text, write_hdf5
 from decisionllm.datasets.store import prepare, write
@@ -96,6 +96,21 @@ def test_goals_in_words_relabel_the_rewards(tmp_path):
     assert [e.rewards.tolist() for e in episodes] == [[0, 0, 1, 1], [0, 0, 0], [0], [1, 1]]
     dense = cut_by(tmp_path / "log.hdf5", text="goal", dense=True)
     np.testing.assert_allclose(dense[0].rewards, np.exp([-0.54, -0.51, -0.48, -0.45]), rtol=1e-5)
+
+
+def test_beyond_a_goal_steps_are_shown_and_not_imitated(tmp_path):
+    path = put(tmp_path / "log.hdf5")
+    episodes = cut_by(path, text="goal", beyond=2)
+    assert [(10 * e.actions[:, 0]).round().tolist() for e in episodes] == [
+        [0, 1, 2, 3, 4, 5], [4, 5, 6, 7], [7], [8, 9],
+    ]  # the ball jumps after row 7, and the log ends after row 9  # fmt: skip
+    assert [e.acted.tolist() for e in episodes] == [[True] * 4 + [False] * 2, [True] * 3 + [False], [True], [True] * 2]
+    assert episodes[0].rewards.tolist() == [0, 0, 1, 1, 1, 0]  # of the goal that was told: y = 1.51 is near, 1.48 is not
+    store = write(tmp_path / "store", load(maze="umaze", path=str(path), text="goal", beyond=2))
+    assert store.acted.tolist() == [a for e in episodes for a in e.acted.tolist()] and store.spec.horizon == 302
+    assert store.episode(1).acted.tolist() == [True, True, True, False]
+    with pytest.raises(ValueError, match="dataset.beyond=2: needs text=goal, got none"):
+        cut_by(path, beyond=2)
 
 
 def test_shuffled_texts_are_those_of_other_episodes(tmp_path):

@@ -7,7 +7,7 @@ import warnings
 import minari
 import numpy as np
 import pytest
-from conftest import episode, make_store, node
+from tests.conftest import episode, make_store, node
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import NameNotFound

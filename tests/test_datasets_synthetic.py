@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import node
+from tests.conftest import node
 
 from decisionllm.datasets.store import write
 from decisionllm.datasets.synthetic import GOALS, load, task_text

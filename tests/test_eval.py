@@ -11,7 +11,7 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
-from conftest import episode, make_policy, node
+from tests.conftest import episode, make_policy, node
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from PIL import Image

@@ -82,6 +82,35 @@ def test_the_loss_weighs_every_real_step_alike():
         torch.testing.assert_close(model(batch)["nll"], (each[0].sum() + each[1, :2].sum()) / 8)
 
 
+def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
+    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
+    acted = batch.mask.clone()
+    acted[0, 2:5] = False
+    with torch.no_grad():
+        each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
+        wanted = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
+        torch.testing.assert_close(model(replace(batch, acted=acted))["nll"], wanted)
+        nothing = model(replace(batch, acted=torch.zeros_like(acted)))
+        assert nothing["nll"] == 0
+
+
+def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
+    model = make_model(CONTINUOUS, dynamics=True, returns="none")
+    batch = replace(make_batch(CONTINUOUS, [3, 2], 4), rewards=torch.arange(8.0).view(2, 4))
+    model.normalizer.change_scale.fill_(2.0)
+    model.normalizer.reward_mean.fill_(1.0)
+    model.normalizer.reward_scale.fill_(4.0)
+    with torch.no_grad():
+        first = batch.until(-1)
+        now = model.normalizer.observations(first.observations)
+        change, reward = model.dynamics(model.read(first), now, model.normalizer.actions(first.actions))
+        terms = model(batch)
+        wanted = (batch.observations[:, 1:] - batch.observations[:, :-1]) / 2
+        pairs = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+        torch.testing.assert_close(terms["change"], (change - wanted)[pairs].square().mean())
+        torch.testing.assert_close(terms["reward"], (reward - (first.rewards - 1) / 4)[first.mask].square().mean())
+
+
 def after(batch, name, t):
     """The batch with one of its parts changed from step t on."""
     part = getattr(batch, name).clone()

@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import episode, make_store, node
+from tests.conftest import episode, make_store, node
 
 from decisionllm.datasets.store import Source, open_store, prepare, write
 from decisionllm.schema import Episode, Spec
