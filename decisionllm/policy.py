@@ -15,7 +15,7 @@ from decisionllm.heads import courses
 from decisionllm.schema import Batch, History
 from decisionllm.tokenizers import text
 
-MARGIN = 0.25  # deviations of a reward that an imagined step must be paid more for a course to be preferred to the policy's own
+MARGIN = 0.6  # deviations of a reward that an imagined step must be paid more for a course to be preferred to the policy's own
 
 
 def collate(window, texts, index):

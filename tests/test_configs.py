@@ -22,7 +22,9 @@ def choices():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_what_is_trained(name):
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        config = OmegaConf.to_container(compose("train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"]))
+        config = OmegaConf.to_container(
+            compose("train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"])
+        )
     said = yaml.safe_load((configs() / "experiment" / f"{name}.yaml").read_text())
     defaults = said.pop("defaults")
     flat = {key: value for key, value in said.items() if not isinstance(value, dict)}

@@ -54,14 +54,14 @@ def test_the_course_that_is_paid_most_is_taken():
 def test_what_nothing_tells_apart_is_left_to_the_policy():
     policy = walker()
     assert decide(policy) == pytest.approx(1.0)  # 0.5 of bounds -2 .. 2
-    policy.model.dynamics.pay = lambda place: (
-        0.3 * place
-    )  # holding 1 earns 0.9, the policy's own 0.45: less than a deviation more
-    assert decide(policy) == pytest.approx(1.0)
-    policy.model.normalizer.reward_scale.fill_(0.1)  # paid in another unit, and 0.045 more is less than 0.1 again
-    assert decide(policy) == pytest.approx(1.0)
-    policy.model.dynamics.pay = lambda place: place
-    assert decide(policy) == pytest.approx(2.0)  # 3 against 1.5 deviations
+    for price, chosen in (
+        (1.1, 1.0),
+        (1.3, 2.0),
+    ):  # three steps: holding 1 is paid 3 prices, the policy's own 1.5; 1.8 is the margin
+        policy.model.dynamics.pay = lambda place, price=price: price * place
+        assert decide(policy) == pytest.approx(chosen)
+        policy.model.normalizer.reward_scale.fill_(0.1)  # the same in another unit
+        assert decide(policy) == pytest.approx(chosen)
 
 
 def test_imagined_steps_are_in_raw_units():
