@@ -5,11 +5,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.conftest import episode, make_store, node
 
 from decisionllm.datasets.maze2d import cut_points, files, generate, load, read_hdf5, save, task_text, write_hdf5
 from decisionllm.datasets.store import prepare, write
 from decisionllm.worlds.maze2d import Maze, reward
+from tests.conftest import episode, make_store, node
 
 # Ten rows in the upper corridor of umaze, whose goal is at (1, 1) with radius 0.5. The planner's goals change after rows 3, 6
 # and 7; between rows 7 and 8 the ball jumps, so another run begins there.

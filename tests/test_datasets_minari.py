@@ -7,7 +7,6 @@ import warnings
 import minari
 import numpy as np
 import pytest
-from tests.conftest import episode, make_store, node
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import NameNotFound
@@ -15,6 +14,7 @@ from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.minari import load, save
 from decisionllm.datasets.store import open_store, prepare, write
+from tests.conftest import episode, make_store, node
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]  # the goal is at (-1, 1)

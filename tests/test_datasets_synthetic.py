@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.conftest import node
 
 from decisionllm.datasets.store import write
 from decisionllm.datasets.synthetic import GOALS, load, task_text
 from decisionllm.worlds import point
+from tests.conftest import node
 
 
 def goal_of(e):

@@ -11,7 +11,6 @@ import gymnasium as gym
 import minari
 import numpy as np
 import pytest
-from tests.conftest import episode, make_policy, node
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from PIL import Image
@@ -24,6 +23,7 @@ from decisionllm.eval.synthetic import PointWorld
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.worlds import point
+from tests.conftest import episode, make_policy, node
 
 
 class Walk:

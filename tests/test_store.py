@@ -10,10 +10,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.conftest import episode, make_store, node
 
 from decisionllm.datasets.store import Source, open_store, prepare, write
 from decisionllm.schema import Episode, Spec
+from tests.conftest import episode, make_store, node
 
 
 def discrete(actions, masks, **fields):
