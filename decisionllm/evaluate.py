@@ -57,13 +57,21 @@ def evaluate(config):
                 seconds = time.monotonic() - began
                 scores = env.score(episodes) if hasattr(env, "score") else [float(e.rewards.sum()) for e in episodes]
                 low, high = report.interval(scores)
+                extra = {"env_seed": config["seed"]}
+                if ours:
+                    extra |= {
+                        "run": str(run),
+                        "decode": policy.decode,
+                        "plan": policy.plan,
+                        "fingerprint": facts["fingerprint"],
+                    }
+                    extra |= {"versions": checkpoint.versions()} | (env.measures(episodes) if hasattr(env, "measures") else {})
                 row = Report(
                     dataset=facts["dataset"]["name"], policy=name, protocol=env.protocol if ours else "scripted",
                     text=env.text if ours else "none", seed=trained["seed"] if ours else config["seed"], target_return=target,
                     headline=not ours or target == headline, n=len(episodes), score=float(sum(scores) / len(scores)), low=low, high=high,
                     mean_return=float(sum(e.rewards.sum() for e in episodes) / len(episodes)), seconds=round(seconds, 2),
-                    extra={"run": str(run), "decode": policy.decode, "env_seed": config["seed"], "fingerprint": facts["fingerprint"],
-                           "versions": checkpoint.versions()} if ours else {"env_seed": config["seed"]},
+                    extra=extra,
                 )  # fmt: skip
                 file.write(json.dumps(row.row()) + "\n")
                 file.flush()

@@ -21,7 +21,7 @@ from decisionllm.eval.minari import MinariEnv
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.synthetic import PointWorld
 from decisionllm.registry import build
-from decisionllm.schema import Spec
+from decisionllm.schema import Episode, Spec
 from decisionllm.worlds import point
 from tests.conftest import episode, make_policy, node
 
@@ -219,7 +219,7 @@ class Counter(gym.Env):
         return {"sum": np.array([self.sum], np.float32), "parts": {"last": self.last}}
 
 
-def counted(minari_id, *, limit=5, entry="test_eval:Counter", reference=None, **options):
+def counted(minari_id, *, limit=5, entry="tests.test_eval:Counter", reference=None, **options):
     """A dataset of one step of a Counter that names its environment."""
     world = Counter(**options)
     made = world.action_space.sample()
@@ -294,7 +294,7 @@ def test_a_dataset_without_a_world_says_so():
 @pytest.mark.parametrize("goal, size", [("fixed", 4), ("own", 8)])
 def test_pointmaze_is_played_as_its_dataset_is_read(goal, size):
     pytest.importorskip("gymnasium_robotics")
-    from test_datasets_minari import point_maze
+    from tests.test_datasets_minari import point_maze
 
     point_maze(limit=6)
     dataset = node("dataset", "minari", minari_id="D4RL/pointmaze/umaze-v2", goal=goal)
@@ -423,3 +423,17 @@ def test_the_report_is_one_file_that_needs_nothing_else(tmp_path):
     for r in rows:
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
     assert "DT (a paper)" in page.text and "31.5" in page.text and "10.2" in page.text
+
+
+def test_whether_a_told_goal_was_reached_and_held_is_measured():
+    env = Maze2D(3, maze="umaze", text="goal", told_goal="3,1")
+    there, near, far = (3.0, 1.0), (3.0, 1.4), (1.0, 1.0)
+
+    def walk(*places):
+        rows = np.array([place for place, count in places for _ in range(count)], np.float32)
+        rows = np.concatenate([rows, np.zeros_like(rows)], 1)
+        return Episode(rows[:-1], np.zeros((299, 2), np.float32), np.zeros(299, np.float32), final_observation=rows[-1])
+
+    episodes = [walk((far, 100), (near, 200)), walk((far, 200), (there, 49), (far, 51)), walk((far, 300))]
+    assert env.measures(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
+    assert Maze2D(1, maze="umaze").measures(episodes) == {}

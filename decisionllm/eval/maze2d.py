@@ -55,6 +55,7 @@ class Maze2D:
         self.tasks = [words] * num_episodes
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED[maze]
+        self.told = told
         self.protocol = f"told-{told[0]}-{told[1]}" if told_goal else "goal-text" if by_goal else "standard"
 
     def reset(self, seed):
@@ -72,6 +73,15 @@ class Maze2D:
         """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
         low, high = self.reference
         return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
+
+    def measures(self, episodes):
+        """Of a policy that is told a goal: the share of episodes in which the ball came within its disc, and stayed for half of the
+        last 100 steps."""
+        if self.protocol == "standard":
+            return {}
+        places = np.stack([np.concatenate([e.observations, e.final_observation[None]])[:, :2] for e in episodes])
+        there = reward(places, self.told) > 0
+        return {"reached": float(there.any(1).mean()), "stayed": float((there[:, -100:].mean(1) >= 0.5).mean())}
 
     def draw(self, episodes, title, count=16):
         """The first episodes on the maze: rows downwards, columns to the right, walls where the ball's frame has them."""
