@@ -151,7 +151,7 @@ def train(config):
                         shown = "  ".join(
                             f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
                         )
-                        say(f"step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
+                        say(f"{run.name}: step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
                     if over or step % config["save_every"] == 0:
                         checkpoint.save(
                             run,
