@@ -41,6 +41,8 @@ def test_what_the_tree_names_exists():
             assert (base / name).exists(), name
 
 
-@pytest.mark.parametrize("target", re.findall(r"`make (\w+)`|^make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+@pytest.mark.parametrize(
+    "target", re.findall(r"`make (\w+)`|^make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+)
 def test_every_make_target_exists(target):
     assert re.search(rf"^{''.join(target)}:", (ROOT / "Makefile").read_text(), re.M)
