@@ -434,6 +434,6 @@ def test_whether_a_told_goal_was_reached_and_held_is_measured():
         rows = np.concatenate([rows, np.zeros_like(rows)], 1)
         return Episode(rows[:-1], np.zeros((299, 2), np.float32), np.zeros(299, np.float32), final_observation=rows[-1])
 
-    episodes = [walk((far, 100), (near, 200)), walk((far, 200), (there, 49), (far, 51)), walk((far, 300))]
+    episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
     assert env.measures(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
     assert Maze2D(1, maze="umaze").measures(episodes) == {}
