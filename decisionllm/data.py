@@ -33,7 +33,6 @@ def data(config):
 def card(store, *, ahead=0):
     """What a reader must know before training, as lines of text."""
     spec, lengths = store.spec, store.lengths
-    quantiles = (0, 0.1, 0.5, 0.9, 0.99, 1)
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
@@ -41,17 +40,13 @@ def card(store, *, ahead=0):
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
-    yield "  return       " + ", ".join(
-        f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(store.returns, quantiles), strict=True)
-    )
+    yield f"  return       {quantiles(store.returns)}"
     if ahead:
         steps = windows.of_store(store, ahead=ahead)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
         if not len(togo):
             raise ValueError(f"ahead: expected episodes of at least {ahead} steps, the longest has {lengths.max()}")
-        yield f"  next {ahead:<7d} " + ", ".join(
-            f"{100 * q:g} %: {v:.2f}" for q, v in zip(quantiles, np.quantile(togo, quantiles), strict=True)
-        )
+        yield f"  next {ahead:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
@@ -63,6 +58,10 @@ def card(store, *, ahead=0):
         yield f"  action       {spec.action_dim} numbers within {list(spec.low)} .. {list(spec.high)}, seen {store.actions.min(0).tolist()} .. {store.actions.max(0).tolist()}, {100 * edge.mean():.1f} % at a bound"
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
+
+
+def quantiles(values, shares=(0, 0.1, 0.5, 0.9, 0.99, 1)):
+    return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True))
 
 
 def window(store, T, *, ahead=0, seed=0):

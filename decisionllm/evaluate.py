@@ -25,7 +25,7 @@ def evaluate(config):
     acting = {key: config[key] for key in ("stride", "decode", "plan")}
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
-    results, drawn, published = out / "results.jsonl", set(), {}
+    results, drawn, published, versions = out / "results.jsonl", set(), {}, checkpoint.versions()
     out.mkdir(parents=True, exist_ok=True)
     with results.open("a") as file:
         for run, (policy, trained, facts) in zip(runs, loaded, strict=True):
@@ -65,7 +65,7 @@ def evaluate(config):
                         "plan": policy.plan,
                         "fingerprint": facts["fingerprint"],
                     }
-                    extra |= {"versions": checkpoint.versions()} | (env.measures(episodes) if hasattr(env, "measures") else {})
+                    extra |= {"versions": versions} | (env.measures(episodes) if hasattr(env, "measures") else {})
                 row = Report(
                     dataset=facts["dataset"]["name"], policy=name, protocol=env.protocol if ours else "scripted",
                     text=env.text if ours else "none", seed=trained["seed"] if ours else config["seed"], target_return=target,

@@ -182,7 +182,7 @@ def courses(spec):
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
-        raise ValueError(f"decode=plan: expected at most two action dimensions, or discrete actions, got {spec.action_dim}")
+        raise ValueError(f"plan: expected at most two action dimensions, or discrete actions, got {spec.action_dim}")
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 

@@ -70,9 +70,7 @@ class DecisionLLM(nn.Module):
     dynamics: also learn what actions bring, so that courses can be imagined.
     """
 
-    def __init__(
-        self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", dynamics=False
-    ):  # fmt: skip
+    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", dynamics=False):
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")

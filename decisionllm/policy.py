@@ -71,18 +71,15 @@ class Policy:
         hidden, masks = self.read(histories)
         if not self.plan:
             return self.choose(hidden, masks)
-        targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
-        session = self.begin([h.task for h in histories], max(len(h.observations) for h in histories), targets).resume(
-            histories
-        )
+        longest = max(len(h.observations) for h in histories)
+        session = self.begin([h.task for h in histories], longest, self._targets(histories)).resume(histories)
         session.see(np.stack([h.observations[-1] for h in histories]))
         return session.plan(hidden)
 
     def read(self, histories):
         """What was read at the last observation of each history (N, D), and what actions are allowed there, (N, C) or None."""
         self._check(histories)
-        targets = [self.target_return if h.target_return is None else h.target_return for h in histories]
-        steps = of_histories(histories, targets, ahead=self.ahead)
+        steps = of_histories(histories, self._targets(histories), ahead=self.ahead)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})
@@ -99,6 +96,9 @@ class Policy:
 
     def choose(self, hidden, masks=None):
         return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
+
+    def _targets(self, histories):
+        return [self.target_return if h.target_return is None else h.target_return for h in histories]
 
     def _check(self, histories):
         spec, timed = self.model.spec, self.model.tokenizer.timesteps is not None
@@ -203,15 +203,17 @@ class Session:
         imagined.horizon += policy.plan
         hidden, each = hidden.repeat_interleave(C, 0), np.arange(N * C)
         actions = np.tile(np.concatenate([own[:1], policy.courses]), (N, 1))
-        gains = torch.zeros(N * C, device=policy.device)
-        for _ in range(steps):
-            actions[::C] = policy.choose(hidden[::C])
-            now = torch.from_numpy(imagined.observations[each, imagined.now]).to(policy.device)
-            after, rewards = model.imagine(hidden, now, torch.from_numpy(actions).to(policy.device))
-            gains += rewards
-            imagined.did(actions)
-            imagined.see(after.cpu().numpy(), rewards.cpu().numpy())
-            hidden = imagined.read()[0]
+        actions[::C] = own
+        place = torch.from_numpy(imagined.observations[each, imagined.now]).to(policy.device)
+        gains = rewards = torch.zeros(N * C, device=policy.device)
+        for step in range(steps):
+            if step:  # what the last step brings is paid, and read by nobody
+                imagined.did(actions)
+                imagined.see(place.cpu().numpy(), rewards.cpu().numpy())
+                hidden = imagined.read()[0]
+                actions[::C] = policy.choose(hidden[::C])
+            place, rewards = model.imagine(hidden, place, torch.from_numpy(actions).to(policy.device))
+            gains = gains + rewards
         gains = gains.view(N, C)
         best = gains.argmax(1)
         better = gains.amax(1) > gains[:, 0] + MARGIN * steps * model.normalizer.reward_scale
@@ -249,9 +251,8 @@ class Session:
         counts = self.now[rows] - begin + 1
         batch = collate(cut(steps, rows, begin, int(counts.max())), self.texts, self.text_index[rows]).to(device)
         tokens = model.tokens(batch)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
-        known = (
-            np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
-        )  # tokens remembered: they end with an observation
+        # tokens remembered: they end with an observation
+        known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
         alike = (counts == counts[0]).all()
         hidden = model.backbone.extend(
             tokens, self.memory, torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),

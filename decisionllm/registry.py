@@ -44,11 +44,11 @@ def _choice(target, node, defaults):
         else next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
     )
     names = [a.arg for a in function.args.kwonlyargs] if function else []
-    signature = dict(zip(names, function.args.kw_defaults, strict=True)) if function else {}
+    options = dict(zip(names, function.args.kw_defaults, strict=True)) if function else {}
     unknown = sorted(set(defaults) - set(names))
     if unknown:
         raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(names) or 'none'}")
-    values = {name: "???" if node is None else ast.literal_eval(node) for name, node in signature.items()}
+    values = {name: "???" if node is None else ast.literal_eval(node) for name, node in options.items()}
     return {"_target_": target, **values, **defaults}
 
 

@@ -65,9 +65,8 @@ def train(config):
     model = checkpoint.make_model(config, store.spec)
     model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
     if config["dynamics"]:
-        later = rows[:-1][np.diff(rows) == 1]
-        later = later[~np.isin(later + 1, store.offsets)]
-        model.normalizer.fit_dynamics(store.observations[later + 1] - store.observations[later], store.rewards[rows])
+        pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in chosen])  # rows whose next is known
+        model.normalizer.fit_dynamics(store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows])
     texts = text.encode(model.backbone.tokenizer, store.tasks)
     optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
 

@@ -64,30 +64,36 @@ def test_everything_is_built_with_its_defaults(capsys):
             assert build(node, *given[group]) is not None
 
 
-def test_names_are_unique_and_say_where_they_are_taken(monkeypatch, tmp_path):
+@pytest.fixture
+def discovered(monkeypatch, tmp_path):
+    """What is found in a package that holds this one file."""
+
+    def find(file, source):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(source)
+        monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+        return discover.__wrapped__()
+
+    return find
+
+
+def test_names_are_unique_and_say_where_they_are_taken(discovered):
     mark = '@register("head", "mine")'
-    (tmp_path / "heads.py").write_text(f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
-    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
     with pytest.raises(ValueError, match=r"head=mine is registered twice: by decisionllm.heads.one and decisionllm.heads.two"):
-        discover.__wrapped__()
+        discovered("heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
 
 
-def test_a_preset_with_a_misspelt_option_says_what_there_is(monkeypatch, tmp_path):
+def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
     mark = '@register("head", "mine", num_binz=3)'
-    (tmp_path / "heads.py").write_text(f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
-    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
     with pytest.raises(ValueError, match=r"@register of decisionllm.heads.one: no option num_binz; it has num_bins, deep"):
-        discover.__wrapped__()
+        discovered("heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
 
 
-def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(monkeypatch, tmp_path):
+def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(discovered):
     """Presets of one callable differ in their defaults; an option without one must be given."""
-    folder = tmp_path / "datasets"
-    folder.mkdir()
     marks = '@register("dataset", "a", size=3)\n@register("dataset", "b")'
-    (folder / "mine.py").write_text(f"{marks}\nclass Load:\n    def __init__(self, seed, *, path: str, size=1): ...\n")
-    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
-    assert discover.__wrapped__() == {
+    source = f"{marks}\nclass Load:\n    def __init__(self, seed, *, path: str, size=1): ...\n"
+    assert discovered("datasets/mine.py", source) == {
         "dataset": {
             "a": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 3},
             "b": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 1},

@@ -7,6 +7,7 @@ row is always labelled `goal-text`, since it knows what the standard one does no
 import numpy as np
 
 from decisionllm.datasets.maze2d import HORIZON, task_text
+from decisionllm.eval.report import figure, normalised
 from decisionllm.registry import register
 from decisionllm.worlds.maze2d import GOAL_RADIUS, Maze, Planner, reward
 
@@ -71,8 +72,7 @@ class Maze2D:
 
     def score(self, episodes):
         """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
-        low, high = self.reference
-        return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
+        return normalised(episodes, self.reference)
 
     def measures(self, episodes):
         """Of a policy that is told a goal: the share of episodes in which the ball came within its disc, and stayed for half of the
@@ -86,8 +86,6 @@ class Maze2D:
     def draw(self, episodes, title, count=16):
         """The first episodes on the maze: rows downwards, columns to the right, walls where the ball's frame has them."""
         from matplotlib.patches import Circle
-
-        from decisionllm.eval.report import figure
 
         rows, columns = self.maze.walls.shape
         made = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
@@ -120,11 +118,8 @@ class _Planner:
     """D4RL's controller, planning afresh in every episode: it knows the walls and the goal."""
 
     def __init__(self, maze, count, seed):
-        self.planner, self.goals, self.planned = (
-            Planner(maze, count, np.random.default_rng(seed)),
-            np.tile(maze.goal, (count, 1)),
-            False,
-        )
+        self.planner, self.planned = Planner(maze, count, np.random.default_rng(seed)), False
+        self.goals = np.tile(maze.goal, (count, 1))
 
     def act(self, observations, rewards=None):
         if not self.planned:

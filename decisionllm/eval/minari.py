@@ -3,6 +3,7 @@
 import numpy as np
 
 from decisionllm.datasets import minari as adapter
+from decisionllm.eval.report import normalised
 from decisionllm.registry import register
 
 
@@ -49,8 +50,7 @@ class MinariEnv:
 
     def score(self, episodes):
         """Minari's normalised score of each episode, in hundredths: 100 (return - random) / (expert - random)."""
-        low, high = self.reference
-        return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
+        return normalised(episodes, self.reference)
 
 
 def stack(observations):

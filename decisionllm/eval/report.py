@@ -8,15 +8,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-KEYS = (
-    "dataset",
-    "protocol",
-    "policy",
-    "text",
-    "target_return",
-    "headline",
-    "decode",
-)  # what makes rows of several seeds one result
+# what makes rows of several seeds one result
+KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
 
 
 def interval(values, seed=0):
@@ -26,6 +19,12 @@ def interval(values, seed=0):
         return float(values[0]), float(values[0])
     found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed))
     return tuple(map(float, found.confidence_interval))
+
+
+def normalised(episodes, reference):
+    """The normalised score of each episode, reference: (random, expert) returns: 100 (return - random) / (expert - random)."""
+    low, high = reference
+    return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
 
 
 def interquartile_mean(values):
@@ -92,22 +91,7 @@ def write_report(folder, published):
     for name, figure in pictures.items():
         save(folder / name, figure)
     images = [*pictures, *sorted(p.name for p in folder.glob("rollout-*.png"))]
-    columns = [
-        "dataset",
-        "protocol",
-        "policy",
-        "text",
-        "target_return",
-        "score",
-        "iqm",
-        "low",
-        "high",
-        "return",
-        "seeds",
-        "n",
-        "seconds",
-        "headline",
-    ]
+    columns = [*KEYS[:5], "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
 
     from jinja2 import Template
 
