@@ -1,0 +1,87 @@
+"""N advertising campaigns under way: what each has seen and spent, and the numbers that a bidder is shown of it.
+
+One place for the log converter, the market, the replay and the server, so that a feature means the same wherever it is computed.
+"""
+
+import numpy as np
+
+STEPS = 48  # of a delivery period, half an hour each
+STATE = (
+    "time left", "budget left", "bid", "bid, last 3", "market price", "value", "conversion", "won",
+    "market price, last 3", "value, last 3", "conversion, last 3", "won, last 3",
+    "value now", "volume now", "volume, last 3", "volume, all",
+)  # fmt: skip
+FACTS = ("log budget", "target cpa", "spend / target cpa", "conversions", "value exposed")
+MEANS = ("bid", "market_price", "value", "conversion", "won")  # of a step, over its opportunities
+
+
+class Campaigns:
+    """N campaigns of one period, step by step: `observe` before the bids of a step, `record` after its auctions.
+
+    budgets: (N,) currency; target_cpa: (N,) currency a conversion. features: `repaired`; `original` averages steps 0, 1, 2 wherever
+    the last three are meant, as the original's policies do when they run.
+    Source: AuctionNet (arXiv 2412.10798), `train_data_generator.py` for the sixteen numbers and their order.
+    """
+
+    def __init__(self, budgets, target_cpa, *, steps=STEPS, features="repaired"):
+        if features not in ("repaired", "original"):
+            raise ValueError(f"features: expected repaired or original, got {features!r}")
+        self.budgets, self.target_cpa = np.array(budgets, np.float64), np.array(target_cpa, np.float64)
+        for name, given in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
+            if given.ndim != 1 or not (np.isfinite(given).all() and (given > 0).all()):
+                raise ValueError(f"{name}: expected one number above 0 a campaign, got {given.tolist()}")
+        N = len(self.budgets)
+        self.steps, self.features, self.now = steps, features, 0
+        self.remaining, self.spend = self.budgets.copy(), np.zeros(N)
+        self.conversions, self.exposed_value = np.zeros(N), np.zeros(N)
+        self.means = np.zeros((steps, len(MEANS), N))
+        self.volumes = np.zeros((steps, N))
+
+    def observe(self, value, volume):
+        """What is shown before a step: mean value and number of its opportunities, (N,) each -> (N, 16) float64, in the order of STATE."""
+        t, N = self.now, len(self.budgets)
+        shown = np.zeros((N, len(STATE)))
+        past, recent = self.means[:t], self.means[max(t - 3, 0) : t]
+        shown[:, 0] = (self.steps - t) / self.steps
+        shown[:, 1] = self.remaining / self.budgets
+        if t:
+            last = self.means[: min(t, 3)] if self.features == "original" else recent
+            shown[:, [2, 4, 5, 6, 7]] = past.mean(0).T
+            shown[:, [3, 8, 9, 10, 11]] = last.mean(0).T
+        shown[:, 12], shown[:, 13] = value, volume
+        shown[:, 14], shown[:, 15] = self.volumes[max(t - 3, 0) : t].sum(0), self.volumes[:t].sum(0)
+        return shown
+
+    def facts(self):
+        """What the sixteen numbers leave out: (N, 5) float64, in the order of FACTS."""
+        return np.stack(
+            [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
+        )
+
+    def record(self, *, bid, market_price, value, conversion, won, volume, spend, conversions, exposed_value):
+        """What the step brought, (N,) each: means over its opportunities, its number of opportunities, and totals.
+
+        bid, market_price: currency; value: predicted conversion probability; conversion, won: shares of the opportunities; spend: currency;
+        conversions: counted; exposed_value: sum of the values of what was shown.
+        """
+        self.means[self.now] = np.stack(
+            [np.broadcast_to(x, self.budgets.shape) for x in (bid, market_price, value, conversion, won)]
+        )
+        self.volumes[self.now] = volume
+        self.remaining = self.remaining - spend
+        self.spend = self.spend + spend
+        self.conversions = self.conversions + conversions
+        self.exposed_value = self.exposed_value + exposed_value
+        self.now += 1
+
+
+def score(conversions, spend, target_cpa):
+    """Conversions, with a penalty where they cost more than allowed: conversions x min(1, (target / CPA)^2). Any shapes that broadcast.
+
+    Source: AuctionNet, `getScore_neurips`; its 1e-10 guards are left out, no conversions score 0.
+    """
+    conversions, spend = np.asarray(conversions, np.float64), np.asarray(spend, np.float64)
+    allowed = np.divide(
+        target_cpa * conversions, spend, out=np.full(np.broadcast(conversions, spend).shape, np.inf), where=spend > 0
+    )
+    return conversions * np.minimum(1, allowed) ** 2
