@@ -37,15 +37,18 @@ class Campaigns:
         self.means = np.zeros((steps, len(MEANS), N))
         self.volumes = np.zeros((steps, N))
 
-    def observe(self, value, volume):
-        """What is shown before a step: mean value and number of its opportunities, (N,) each -> (N, 16) float64, in the order of STATE."""
+    def observe(self, value, volume, *, features=None):
+        """What is shown before a step: mean value and number of its opportunities, (N,) each -> (N, 16) float64, in the order of STATE.
+
+        features: other than the campaigns' own, for one who shares their market and was trained on the others.
+        """
         t, N = self.now, len(self.budgets)
         shown = np.zeros((N, len(STATE)))
         past, recent = self.means[:t], self.means[max(t - 3, 0) : t]
         shown[:, 0] = (self.steps - t) / self.steps
         shown[:, 1] = self.remaining / self.budgets
         if t:
-            last = self.means[: min(t, 3)] if self.features == "original" else recent
+            last = self.means[: min(t, 3)] if (features or self.features) == "original" else recent
             shown[:, [2, 4, 5, 6, 7]] = past.mean(0).T
             shown[:, [3, 8, 9, 10, 11]] = last.mean(0).T
         shown[:, 12], shown[:, 13] = value, volume
