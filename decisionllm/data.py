@@ -36,7 +36,10 @@ def card(store, *, ahead=0):
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    yield f"  options      {', '.join(f'{k}={v}' for k, v in store.info.items() if k != 'name')}"
+    told = {k: v for k, v in store.info.items() if k not in ("name", "repairs", "campaigns")}
+    yield f"  options      {', '.join(f'{k}={v}' for k, v in told.items())}"
+    if "repairs" in store.info:
+        yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
