@@ -3,12 +3,12 @@
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import maze2d, minari, windows
+from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS = {"minari": minari.save, "hdf5": maze2d.save}
+EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save}
 
 
 def data(config):
@@ -16,7 +16,7 @@ def data(config):
     console = Console(soft_wrap=True, highlight=False)
     kind, _, target = config["export"].partition(":")
     if config["export"] and not (kind in EXPORTS and target):
-        raise ValueError(f"export: expected minari:<id> or hdf5:<path>, got {config['export']!r}")
+        raise ValueError(f"export: expected minari:<id>, hdf5:<path> or trajectories:<path>, got {config['export']!r}")
     store = prepare(config["dataset"], config["home"])
     for line in card(store, ahead=config["ahead"]):
         console.print(line, markup=False)

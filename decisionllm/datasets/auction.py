@@ -9,6 +9,7 @@ Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_gene
 
 import csv
 import gzip
+import os
 import re
 from dataclasses import dataclass, fields
 from glob import glob
@@ -19,27 +20,25 @@ import numpy as np
 from decisionllm.datasets.store import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds.campaign import FACTS, STATE, STEPS, score
+from decisionllm.worlds.campaign import FACTS, STATE, STEPS, Campaigns, score
 
 SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
 WHO = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
-# What each column may hold: any number from 0, one above 0, a count from 0, a flag, a text; "" is not read.
-COMMON = {
-    "deliveryPeriodIndex": "count", "advertiserNumber": "count", "advertiserCategoryIndex": "count",
-    "budget": "above 0", "CPAConstraint": "above 0", "timeStepIndex": "count",
+KINDS = (".csv", ".csv.gz", ".parquet")
+# What a column may hold; "" is not read.
+KNOWN = {"deliveryPeriodIndex": "count", "advertiserNumber": "count", "advertiserCategoryIndex": "count",
+         "budget": "above 0", "CPAConstraint": "above 0"}  # fmt: skip
+TRAFFIC = KNOWN | {
+    "timeStepIndex": "step", "remainingBudget": "number", "pvIndex": "", "pValue": "number", "pValueSigma": "",
+    "bid": "number", "xi": "flag", "adSlot": "", "cost": "number", "isExposed": "flag", "conversionAction": "flag",
+    "leastWinningCost": "number", "isEnd": "flag",
 }  # fmt: skip
-TRAFFIC = COMMON | {
-    "remainingBudget": "number", "pvIndex": "", "pValue": "number", "pValueSigma": "", "bid": "number", "xi": "flag",
-    "adSlot": "", "cost": "number", "isExposed": "flag", "conversionAction": "flag", "leastWinningCost": "number",
-    "isEnd": "flag",
+TRAJECTORIES = KNOWN | {
+    "realAllCost": "number", "realAllConversion": "number", "timeStepIndex": "step", "state": "text", "action": "number",
+    "reward": "number", "reward_continuous": "number", "done": "flag", "next_state": "",
 }  # fmt: skip
-TRAJECTORIES = COMMON | {
-    "realAllCost": "number", "realAllConversion": "number", "state": "text", "action": "number", "reward": "number",
-    "reward_continuous": "number", "done": "flag", "next_state": "",
-}  # fmt: skip
-ORDER = (*WHO, *FIXED, "realAllCost", "realAllConversion", "timeStepIndex", "state", "action", "reward",
-         "reward_continuous", "done", "next_state")  # fmt: skip
+ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")  # over the opportunities of a step
 
 
 @register("dataset", "auction", text="${text}")
@@ -73,7 +72,7 @@ def load(
     ):
         if value not in known:
             raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
-    log = read(path, periods=periods, features=features) if path else generate(periods=periods, features=features)
+    log = read(path, periods=periods, features=features)
     shown, paid = observations(log, facts).astype(np.float32), rewards(log, returns).astype(np.float32)
     actions = log.multiplier[:, :, None].astype(np.float32)
     acted = (log.remaining >= SMALLEST) & (log.states[:, :, STATE.index("value now")] > 0)
@@ -177,7 +176,7 @@ def files(*, path="", **options):
         return []
     given = Path(path).expanduser()
     if given.is_dir():
-        found = [file for file in given.iterdir() if file.name.endswith((".csv", ".csv.gz", ".parquet"))]
+        found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
     else:
         found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
     if not found:
@@ -187,7 +186,7 @@ def files(*, path="", **options):
 
 def stem(path):
     """A short name for where a log came from: a file's own, or its folder's."""
-    given = Path(path)
+    given = Path(path).expanduser()
     return given.name.split(".")[0] if given.is_file() else (given if given.is_dir() else given.parent).resolve().name
 
 
@@ -207,7 +206,9 @@ def chosen(periods):
 
 
 def read(path, *, periods="", features="repaired"):
-    """A Log of the files there. A period must be in one file, and whole."""
+    """A Log of the files there, or of our own market. A period must be in one file, and whole."""
+    if not path:
+        return generate(periods=periods, features=features)
     wanted, logs, seen = chosen(periods), [], {}
     for file in files(path=path):
         log = read_file(file, features=features)
@@ -292,24 +293,20 @@ def batches(file, schema):
 
 
 def check(file, row, columns, schema):
-    """Refuse numbers that no log can hold; NaN is left to the caller."""
+    """Refuse numbers that no log can hold. A number that is not there passes: what it means is the caller's to say."""
     for name, column in columns.items():
-        kind = schema[name]
-        if kind == "text":
+        if schema[name] == "text":
             continue
-        wrong = (column <= 0 if kind == "above 0" else column < -1e-9) | np.isinf(column)
-        if kind == "flag":
-            wrong |= (column != 0) & (column != 1) & ~np.isnan(column)
-        if kind == "count":
-            wrong |= column != np.rint(column)
-            wrong &= ~np.isnan(column)
-        if name == "timeStepIndex":
-            wrong |= column >= STEPS
+        expected, allowed = {
+            "number": ("a number from 0", lambda x: x >= -1e-9),  # what is left of a budget may be a rounding error
+            "above 0": ("a number above 0", lambda x: x > 0),
+            "count": ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x))),
+            "step": (f"a step from 0 to {STEPS - 1}", lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x))),
+            "flag": ("0 or 1", lambda x: (x == 0) | (x == 1)),
+        }[schema[name]]
+        wrong = ~(allowed(column) & np.isfinite(column) | np.isnan(column))
         if wrong.any():
             at = int(np.argmax(wrong))
-            expected = {"number": "a number from 0", "above 0": "a number above 0", "count": "a whole number from 0",
-                        "flag": "0 or 1"}[kind]  # fmt: skip
-            expected = f"a step from 0 to {STEPS - 1}" if name == "timeStepIndex" else expected
             raise ValueError(f"{file}, row {row + at}, {name}: expected {expected}, got {column[at]:g}")
 
 
@@ -375,7 +372,7 @@ def whole_days(file, columns, *, numbered=True):
         at = int(np.argmax(step[order] != expected))
         place, whose = f", row {order[at] + 1}" if numbered else "", "period {:g}, advertiser {:g}".format(*who[at])
         raise ValueError(f"{file}{place}, timeStepIndex: {whose}: expected step {expected[at]}, got {step[order][at]:g}")
-    if (lengths != STEPS).any():
+    if (lengths != STEPS).any() or not len(lengths):
         at = int(np.argmax(lengths != STEPS))
         whose = "period {:g}, advertiser {:g}".format(*who[first[at]])
         raise ValueError(f"{file}: {whose} has {lengths[at]} steps, expected {STEPS}; the log is cut short")
@@ -397,5 +394,124 @@ def constants(file, columns, names):
 
 
 def of_traffic(file, features):
-    """A Log of a traffic file."""
-    raise ValueError(f"{file}: traffic logs are not read yet")
+    """A Log of a traffic file: sums over each advertiser's step, then the state numbers as Campaigns shows them live.
+
+    What a step cost is what the logged budget fell by, and in the last step its costs. Steps where the two differ are counted.
+    """
+    columns, repairs = summed(file)
+    order = whole_days(file, columns, numbered=False)
+    columns = {name: column[order].reshape(-1, STEPS) for name, column in columns.items()}
+    period, advertiser, category, budget, target_cpa = constants(file, columns, (*WHO, *FIXED))
+    remaining, volume, spend = columns["remainingBudget"], columns["volume"], columns["spend"]
+    fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
+    differ = np.abs(fell - spend) > 1e-6 * budget[:, None]
+    repairs |= {"steps whose costs are not what the budget fell by": int(differ.sum())} if differ.any() else {}
+    campaigns = Campaigns(budget, target_cpa, features=features)
+    states = np.empty((*remaining.shape, len(STATE)))
+    for t in range(STEPS):
+        mean = {name: columns[name][:, t] / volume[:, t] for name in ADDED}
+        states[:, t] = campaigns.observe(mean["pValue"], volume[:, t])
+        campaigns.record(
+            bid=mean["bid"], market_price=mean["leastWinningCost"], value=mean["pValue"], conversion=mean["conversionAction"],
+            won=mean["xi"], volume=volume[:, t], spend=fell[:, t], conversions=columns["conversionAction"][:, t],
+            exposed_value=columns["exposed_value"][:, t],
+        )  # fmt: skip
+    multiplier = np.divide(columns["bid"], columns["pValue"], out=np.zeros_like(spend), where=columns["pValue"] > 0)
+    done = (columns["isEnd"] > 0) | (np.arange(STEPS) == STEPS - 1)
+    return Log(
+        period.astype(int), advertiser.astype(int), category.astype(int), budget, target_cpa, states, multiplier,
+        columns["conversionAction"], columns["exposed_value"], remaining, spend.sum(1), done, repairs,
+    )  # fmt: skip
+
+
+def summed(file):
+    """The rows of a traffic file, added up over each (period, advertiser, step): columns, and what was repaired.
+
+    `cost` is the price of a slot, also where nothing was shown: what was paid is cost x exposed. A row in which a number is
+    missing, as in the public periods 9, 13 and 27, is left out. The numbers of opportunities (pvIndex) are not looked at: they
+    begin again with every step in the simulator's own files, and do not in the public ones.
+    """
+    import pyarrow as pa
+
+    keys, parts, left_out, first = [*WHO, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0, {}
+
+    def add_up(columns):
+        names = (*ADDED, "spend", "exposed_value", "volume")
+        table = pa.table(columns).group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+        return table.rename_columns([name.removesuffix("_sum") for name in table.column_names])
+
+    for row, columns in batches(file, TRAFFIC):
+        check(file, row, columns, TRAFFIC)
+        if (lacking := np.isnan(list(columns.values()))).any():
+            rows = np.flatnonzero(lacking.any(0))
+            left_out += len(rows)
+            who = np.stack([columns[name][rows] for name in WHO], 1)
+            for (period, advertiser), i in zip(*np.unique(who, axis=0, return_index=True), strict=True):
+                first.setdefault((period, advertiser), (row + rows[i], list(columns)[np.argmax(lacking[:, rows[i]])]))
+            columns = {name: column[~lacking.any(0)] for name, column in columns.items()}
+        paid, shown = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
+        parts.append(add_up(columns | {"spend": paid, "exposed_value": shown, "volume": np.ones(len(paid))}))
+    table = add_up(pa.concat_tables(parts)).sort_by([(key, "ascending") for key in keys])
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    for (period, advertiser), (row, name) in first.items():
+        if not ((columns[WHO[0]] == period) & (columns[WHO[1]] == advertiser)).any():
+            raise ValueError(
+                f"{file}, row {row}, {name}: expected a number, got none; every row of period {period:g}, "
+                f"advertiser {advertiser:g} lacks one"
+            )
+    again = np.all([np.diff(columns[name]) == 0 for name in keys[:3]], 0)
+    if again.any():
+        i = int(np.argmax(again))
+        name = next(name for name in keys[3:] if columns[name][i] != columns[name][i + 1])
+        raise ValueError(
+            f"{file}, {name}: period {columns[WHO[0]][i]:g}, advertiser {columns[WHO[1]][i]:g}: expected one value in step "
+            f"{columns['timeStepIndex'][i]:g}, got {columns[name][i]:g} and {columns[name][i + 1]:g}"
+        )
+    return columns, {"rows without a number, left out": left_out} if left_out else {}
+
+
+def convert(log):
+    """A Log as the fourteen columns of a trajectory log: {name: list of K x 48}. Source: `train_data_generator.py`."""
+    day = lambda column: np.repeat(column, STEPS).tolist()  # noqa: E731
+    states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
+    done = log.done.reshape(-1)
+    fixed = (log.period, log.advertiser, log.category, log.budget, log.target_cpa, log.spend, log.conversions.sum(1))
+    columns = dict(zip(TRAJECTORIES, (day(column.astype(float)) for column in fixed[:5]), strict=False))
+    return columns | {
+        "realAllCost": day(log.spend), "realAllConversion": day(log.conversions.sum(1)),
+        "timeStepIndex": np.tile(np.arange(STEPS, dtype=float), len(log.period)).tolist(), "state": states,
+        "action": log.multiplier.reshape(-1).tolist(), "reward": log.conversions.reshape(-1).tolist(),
+        "reward_continuous": log.exposed_value.reshape(-1).tolist(), "done": done.astype(int).tolist(),
+        "next_state": [None if end else state for end, state in zip(done, [*states[1:], None], strict=True)],
+    }  # fmt: skip
+
+
+def save(path, store):
+    """Write an auction's store as a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name.
+
+    The log is read again: a store has float32 and ends days early.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = Path(path).expanduser()
+    if store.info.get("env") != "auction":
+        raise ValueError(f"export=trajectories: expected an auction dataset, got {store.info['name']}")
+    if not path.name.endswith(KINDS):
+        raise ValueError(f"export=trajectories: expected a path that ends with {', '.join(KINDS)}, got {path}")
+    if path.exists():
+        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
+    columns = convert(read(store.info["path"], periods=store.info["periods"]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        if path.name.endswith(".parquet"):
+            parquet.write_table(pa.table(columns), partial)
+        else:
+            with (gzip.open if path.name.endswith(".gz") else open)(partial, "wt", encoding="utf-8", newline="") as file:
+                rows = csv.writer(file, lineterminator="\n")
+                rows.writerow(columns)
+                rows.writerows(zip(*columns.values(), strict=True))
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
