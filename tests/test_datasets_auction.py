@@ -34,7 +34,7 @@ def traffic(period=3):
         for pv, (value, market_price) in enumerate([(0.1, 1), (0.4, 3)][: 1 + t % 2]):
             first, alive = pv == 0, t < 2
             rows.append((period, 0, 0, 100, 10, t, 100 - 2 * -(-t // 2), pv, value, 0.01, 50 * value, first, first, 2 * first,
-                         first and t % 2 == 0, first and t in (0, 2), market_price, t == 47))  # fmt: skip
+                         first and t % 2 == 0, first and t in (0, 2), market_price, 0))  # fmt: skip
             rows.append((period, 1, 5, 4, 5, t, max(4 - 2 * t, 0), pv, value, 0.01, 60 * value * alive, first and alive,
                          2 * (first and alive), 2 * (first and alive), first and alive, 0, market_price, not alive))  # fmt: skip
     return dict(zip(TRAFFIC, (list(map(float, column)) for column in zip(*rows, strict=True)), strict=True))
@@ -85,6 +85,16 @@ def test_a_day_by_hand(tmp_path):
     for one in (first, second):
         assert (one.group, one.terminated, one.truncated, one.final_observation) == (3, False, True, None)
     assert first.acted.all() and first.observations.shape == (48, 21)
+    assert auctionnet.read(path).done.tolist() == [[False] * 47 + [True], [False] * 2 + [True] * 46], "the day ends as well"
+
+
+def test_a_step_without_anything_of_value_is_not_imitated(tmp_path):
+    columns = traffic()
+    for i in range(144):
+        if columns["timeStepIndex"][i] == 4:
+            columns["pValue"][i] = columns["bid"][i] = 0.0
+    first, _ = episodes(put(tmp_path / "log.csv", columns))
+    assert np.flatnonzero(~first.acted).tolist() == [4] and first.actions[4] == 0, "no multiplier is known there"
 
 
 def test_a_day_may_go_on_after_the_budget(tmp_path):
@@ -268,12 +278,37 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         data(config | {"dataset": auction, "export": f"trajectories:{tmp_path / 'x.json'}"})
 
 
+def test_a_log_read_in_many_pieces_is_the_same_and_its_rows_keep_their_numbers(tmp_path, monkeypatch):
+    a, b = put(tmp_path / "a.csv", traffic()), put(tmp_path / "b.csv", trajectories(tmp_path))
+    auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
+    whole = [episodes(path, until="day") for path in (a, b, tmp_path / "c.parquet")]
+    monkeypatch.setattr(auctionnet, "BLOCK", 1000)
+    for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
+        for one, other in zip(before, episodes(path, until="day"), strict=True):
+            np.testing.assert_allclose(one.observations, other.observations, rtol=1e-6)
+            assert (one.actions == other.actions).all() and (one.rewards == other.rewards).all()
+    for name, value, message in (
+        ("pValue", -1, "row 100, pValue: expected a number from 0, got -1"),
+        ("pValue", "x", "row 100, pValue: not a readable log"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(a, changed(traffic(), name, 100, value)))
+    for name, value, message in (
+        ("state", "(1.0, 0.5)", "row 80, state: expected 16 numbers"),
+        ("state", str((0.5,) * 15 + ("x",)), "row 80, state: expected 16 numbers"),
+        ("timeStepIndex", 0, "row 80, timeStepIndex: period 3, advertiser 1: expected step 31, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(b, changed(trajectories(tmp_path), name, 80, value)))
+
+
 def test_an_opportunity_without_a_number_is_left_out_and_counted(tmp_path):
     columns = traffic()
     row = next(i for i in range(144) if columns["timeStepIndex"][i] == 1 and columns["pvIndex"][i] == 1)
     columns["bid"][row], columns["pValue"][row + 1] = "", "NaN"
     store = write(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns)), until="day"))
     assert store.info["repairs"] == {"rows without a number, left out": 2}
+    assert not any("campaigns" in line for line in card(store)), "which would be a line for each"
     assert any(line == "  repairs      rows without a number, left out: 2" for line in card(store))
     assert store.observations[1, [12, 13]].tolist() == [np.float32(0.1), 1], "without the opportunity of value 0.4"
     assert store.observations[2, 15] == 2 and store.observations[3, 13] == 2
@@ -284,7 +319,7 @@ def test_costs_that_the_budget_does_not_show_are_counted(tmp_path):
     columns["cost"][0] = 3.0
     log = auctionnet.read(put(tmp_path / "log.csv", columns))
     assert log.repairs == {"steps whose costs are not what the budget fell by": 1}
-    assert log.remaining[0, :2].tolist() == [100, 98] and log.spend[0] == 49
+    assert log.remaining[0, :2].tolist() == [100, 98] and log.states[0, 1, 1] == 0.98 and log.spend[0] == 49
     other = make_store(tmp_path / "other", [episode([1.0])])
     assert not any("repairs" in line for line in card(other))
 

@@ -21,6 +21,7 @@ from decisionllm.worlds.campaign import STATE, STEPS, Campaigns
 WHO = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
 KINDS = (".csv", ".csv.gz", ".parquet")
+BLOCK = 1 << 24  # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 # What a column may hold; "" is not read.
 KNOWN = {"deliveryPeriodIndex": "count", "advertiserNumber": "count", "advertiserCategoryIndex": "count",
          "budget": "above 0", "CPAConstraint": "above 0"}  # fmt: skip
@@ -75,7 +76,7 @@ def spelled(periods):
 
 
 def chosen(periods):
-    """ "0-2,5" -> [0, 1, 2, 5]; "" -> None, which stands for all."""
+    """What `spelled` writes, as a list: "0-2,5" -> [0, 1, 2, 5]. Nothing written -> None, which stands for all."""
     ranges = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in str(periods).split(",")] if str(periods) else []
     if not all(ranges):
         raise ValueError(f"dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got {periods!r}")
@@ -125,7 +126,7 @@ def read_file(file, *, features="repaired"):
 
 
 def header(file):
-    import pyarrow as pa
+    import pyarrow as pa  # pip install decisionllm[auction]
     from pyarrow import parquet
 
     try:
@@ -150,11 +151,11 @@ def batches(file, schema):
     row = 1
     try:
         if file.name.endswith(".parquet"):
-            pieces = parquet.ParquetFile(file).iter_batches(batch_size=1 << 17, columns=list(types))
+            pieces = parquet.ParquetFile(file).iter_batches(batch_size=max(BLOCK // 128, 1), columns=list(types))
         else:
             pieces = arrow_csv.open_csv(
                 file,
-                read_options=arrow_csv.ReadOptions(block_size=1 << 24, use_threads=False),
+                read_options=arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False),
                 convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(types)),
             )
         for piece in pieces:
@@ -272,8 +273,8 @@ def constants(file, columns, names):
         if differs.any():
             k, t = np.argwhere(differs)[0]
             raise ValueError(
-                f"{file}, {name}: {named(*(columns[key][k, t] for key in WHO))}: expected one value for the day, got {columns[name][k, 0]:g} and, "
-                f"in step {t}, {columns[name][k, t]:g}"
+                f"{file}, {name}: {named(*(columns[key][k, t] for key in WHO))}: expected one value for the day, "
+                f"got {columns[name][k, 0]:g} and, in step {t}, {columns[name][k, t]:g}"
             )
     return [columns[name][:, 0] for name in names]
 
@@ -288,8 +289,8 @@ def falling(file, columns, remaining):
     if rises.any():
         k, t = np.argwhere(rises)[0]
         raise ValueError(
-            f"{file}: {named(*(columns[key][k, t] for key in WHO))}: expected a remaining budget that never grows, got {remaining[k, t]:g} before step {t} and "
-            f"{remaining[k, t + 1]:g} before step {t + 1}"
+            f"{file}: {named(*(columns[key][k, t] for key in WHO))}: expected a remaining budget that never grows, "
+            f"got {remaining[k, t]:g} before step {t} and {remaining[k, t + 1]:g} before step {t + 1}"
         )
 
 
