@@ -8,7 +8,7 @@ Facts and constants: AuctionNet (arXiv 2412.10798), `simul_bidding_env`; what sh
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -269,8 +269,8 @@ class Market:
     roster: pairs of positions and the bidder that plays them, where a later pair takes a position from an earlier one. `step()` lets it
     bid; `step(multipliers, positions)` puts somebody else in these positions for once.
     budgets, target_cpa, categories: (N,), by default the 48 published ones; budget_factor: a number, or one an advertiser.
-    traffic: period -> 48 times (values, sigmas), like `opportunities`; noise: period, N -> (N, 2). Both may be anybody's, and so may sizes:
-    `traffic=partial(opportunities, total=5000, advertisers=3)`.
+    traffic: period -> 48 times (values, sigmas), like `opportunities`; noise: period, N -> (N, 2); settle: as the function. All may be
+    anybody's, and so may sizes: `traffic=partial(opportunities, total=5000, advertisers=3)`.
     features: what `observe` shows. A bidder with an attribute of this name is shown that instead.
     seed: of the independent streams; a step's draws depend on seed, period and step alone.
     """
@@ -279,6 +279,7 @@ class Market:
         self, roster=(), *, budgets=PUBLISHED["budgets"], target_cpa=PUBLISHED["target_cpa"], categories=None, budget_factor=1.0,
         traffic: Callable[[int], Iterable] = opportunities, noise=noise, features="repaired", streams="independent", seed=0,
         reserve=PUBLISHED["reserve"], exposure=tuple(PUBLISHED["exposure"]), least_remaining=PUBLISHED["least_remaining"],
+        settle=settle,
     ):  # fmt: skip
         self.budgets = np.array(budgets, np.float64) * budget_factor
         self.target_cpa = np.array(target_cpa, np.float64)
@@ -289,7 +290,7 @@ class Market:
                 raise ValueError(f"{name}: expected one an advertiser, {N} as budgets has, got shape {given.shape}")
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
         self.traffic, self.noise, self.features, self.least_remaining = traffic, noise, features, least_remaining
-        self.rules = {"streams": streams, "reserve": reserve, "exposure": exposure}
+        self.settle = partial(settle, streams=streams, reserve=reserve, exposure=exposure)
         self.seed = seed
 
     def reset(self, period):
@@ -372,7 +373,7 @@ class Market:
         states, remaining, last = self.observe(), c.remaining, c.now == STEPS - 1
         asked, bids = self._bids(multipliers, positions)
         seed = [self.seed, self.period, c.now]
-        bids, outcome = settle(bids, values, self.sigmas, self._errors, remaining, seed=seed, **self.rules)
+        bids, outcome = self.settle(bids, values, self.sigmas, self._errors, remaining, seed=seed)
         n = max(len(values), 1)
         total, offered = bids.sum(0), self._value * n
         won, exposed = outcome.per_advertiser(outcome.sold), outcome.per_advertiser(outcome.shown)

@@ -114,15 +114,17 @@ def online_lp_table(values, market_prices, *, categories=None, limit=6000.0, spa
     cost, kept, first = [], [], [[0]]
     for c in range(category.max() + 1):
         own = np.flatnonzero(category == c)
-        own = own[np.argsort(ratio[own], kind="stable")]
+        own = own[np.argsort(ratio[own])]
+        when, what, at_ratio = step[own], price[own], ratio[own]
         for t in range(STEPS):
-            rows = own[step[own] >= t]
-            paid = np.cumsum(price[rows])
+            still = when >= t
+            when, what, at_ratio = when[still], what[still], at_ratio[still]
+            paid = np.cumsum(what)
             paid = paid[: np.searchsorted(paid, limit)]
             at = np.searchsorted(paid, np.arange(spacing, limit, spacing))
             at = np.unique(at[at < len(paid)])
             cost.append(paid[at])
-            kept.append(ratio[rows[at]])
+            kept.append(at_ratio[at])
             first[-1].append(first[-1][-1] + len(at))
         first.append([first[-1][-1]])
     return Table(np.concatenate(cost), np.concatenate(kept), np.array(first[:-1]))
