@@ -3,12 +3,12 @@
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import maze2d, minari, windows
+from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS = {"minari": minari.save, "hdf5": maze2d.save}
+EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save}
 
 
 def data(config):
@@ -16,7 +16,7 @@ def data(config):
     console = Console(soft_wrap=True, highlight=False)
     kind, _, target = config["export"].partition(":")
     if config["export"] and not (kind in EXPORTS and target):
-        raise ValueError(f"export: expected minari:<id> or hdf5:<path>, got {config['export']!r}")
+        raise ValueError(f"export: expected minari:<id>, hdf5:<path> or trajectories:<path>, got {config['export']!r}")
     store = prepare(config["dataset"], config["home"])
     for line in card(store, ahead=config["ahead"]):
         console.print(line, markup=False)
@@ -36,7 +36,10 @@ def card(store, *, ahead=0):
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    yield f"  options      {', '.join(f'{k}={v}' for k, v in store.info.items() if k != 'name')}"
+    told = {k: v for k, v in store.info.items() if k not in ("name", "repairs", "campaigns")}
+    yield f"  options      {', '.join(f'{k}={v}' for k, v in told.items())}"
+    if "repairs" in store.info:
+        yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"

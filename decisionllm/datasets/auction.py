@@ -1,0 +1,153 @@
+"""AuctionNet's logs: an episode is one advertiser's day of 48 steps, the action its bid multiplier, the reward its conversions.
+
+An episode ends with the first step that began with the budget used up (`until=done`, that step included), or with the day
+(`until=day`). What a step after the last one would have shown is in no log.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.datasets import auctionnet
+from decisionllm.datasets.auctionnet import listed, spelled
+from decisionllm.datasets.store import Source
+from decisionllm.registry import register
+from decisionllm.schema import Episode, Spec
+from decisionllm.worlds.campaign import FACTS, STATE, STEPS, score
+
+SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
+
+
+@register("dataset", "auction", text="${text}")
+def load(
+    *,
+    path: str = "",
+    periods: str = "",
+    text: str = "none",
+    facts: str = "none",
+    returns: str = "conversions",
+    features: str = "repaired",
+    until: str = "done",
+) -> Source:
+    """Advertisers' days as episodes; the days of one period share their group.
+
+    path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, of either schema. periods: such as `0-6` or `7,8`; empty: all.
+    text: `none`; `constant` says what is asked of everybody; `informative` also the advertiser's budget, limit and category;
+    `shuffled` is `informative` with the texts dealt to other advertisers of the period.
+    facts: `numbers` shows campaign.FACTS behind the sixteen state numbers.
+    returns: what a step pays. `conversions`, as they were counted; `value`, those to be expected of what was shown, with less
+    noise; `score`, what the step adds to the day's score of the expected conversions, so that the limit is felt. An
+    evaluation always scores the conversions that were counted.
+    features: see Campaigns; trajectory logs hold the repaired ones. until: see above.
+    """
+    for name, value, known in (
+        ("text", text, ("none", "constant", "informative", "shuffled")),
+        ("facts", facts, ("none", "numbers")),
+        ("returns", returns, ("conversions", "value", "score")),
+        ("features", features, ("repaired", "original")),
+        ("until", until, ("done", "day")),
+    ):
+        if value not in known:
+            raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
+    log = log_of(path, periods=periods, features=features)
+    shown, paid = observations(log, facts).astype(np.float32), rewards(log, returns).astype(np.float32)
+    actions = log.multiplier[:, :, None].astype(np.float32)
+    acted = (log.remaining >= SMALLEST) & (log.states[:, :, STATE.index("value now")] > 0)
+    ends = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS) if until == "done" else np.full(len(log.period), STEPS)
+    tasks = texts(log, text)
+
+    def episode(k):
+        n = ends[k]
+        return Episode(shown[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), acted=acted[k, :n])
+
+    high = max(float(actions[k, : ends[k]].max()) for k in range(len(ends))) or 1.0
+    spec = Spec(observation_dim=shown.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
+    table = [
+        [int(p), int(a), int(c), float(b), float(t)]
+        for p, a, c, b, t in zip(log.period, log.advertiser, log.category, log.budget, log.target_cpa, strict=True)
+    ]
+    info = {
+        "name": f"auction@{stem(path)}-periods-{spelled(log.period)}", "env": "auction", "text": text, "facts": facts,
+        "returns": returns, "features": features, "until": until, "path": path, "periods": spelled(log.period),
+        "repairs": log.repairs, "campaigns": table,
+    }  # fmt: skip
+    return Source(spec, map(episode, range(len(ends))), info)
+
+
+def log_of(path, *, periods, features="repaired"):
+    """A Log of the files there, or of our own market where no path is given."""
+    if not path:
+        return generate(periods=periods, features=features)
+    return auctionnet.read(path, periods=periods, features=features)
+
+
+def generate(*, periods, features):
+    """A Log of our own market: the place for it."""
+    raise ValueError("dataset.path: give the log, a file, a folder or a pattern of AuctionNet's traffic or trajectory files")
+
+
+def observations(log, facts="none"):
+    """(K, T, 16), or (K, T, 21) with the facts, which are of what came before the step."""
+    if facts == "none":
+        return log.states
+    before = lambda x: np.cumsum(x, 1) - x  # noqa: E731
+    limit = log.target_cpa[:, None]
+    spend = log.budget[:, None] - log.remaining
+    columns = (np.log(log.budget)[:, None], limit, spend / limit, before(log.conversions), before(log.exposed_value))
+    assert len(columns) == len(FACTS)
+    return np.concatenate([log.states, np.stack(np.broadcast_arrays(*columns), 2)], 2)
+
+
+def rewards(log, returns):
+    """What each step pays: (K, T). See `load`."""
+    if returns == "score":
+        spend = np.append(log.budget[:, None] - log.remaining[:, 1:], log.spend[:, None], 1)  # after each step
+        return np.diff(score(np.cumsum(log.exposed_value, 1), spend, log.target_cpa[:, None]), axis=1, prepend=0)
+    return log.conversions if returns == "conversions" else log.exposed_value
+
+
+def texts(log, text):
+    """The task of each advertiser's day: a list of K texts."""
+    if text == "none":
+        return [""] * len(log.period)
+    if text == "constant":
+        return [task_text()] * len(log.period)
+    told = [task_text(*campaign) for campaign in zip(log.budget, log.target_cpa, log.category, strict=True)]
+    if text == "shuffled":
+        for period in np.unique(log.period):
+            rows = np.flatnonzero(log.period == period)
+            dealt = [told[k] for k in np.random.default_rng(int(period)).permutation(rows)]
+            for k, words in zip(rows, dealt, strict=True):
+                told[k] = words
+    return told
+
+
+def task_text(budget=None, target_cpa=None, category=None):
+    """The task in words. budget: currency; target_cpa: currency a conversion; without them, what is asked of everybody."""
+    goal = f"Bid for impressions over one day of {STEPS} steps. Get as many conversions as you can within"
+    if budget is None:
+        return f"Auction. {goal} a budget, at a cost limit for each."
+    size = "small" if budget < 2500 else "medium" if budget < 3500 else "large"  # thirds of AuctionNet's 48 advertisers
+    limit = "strict" if target_cpa < 85 else "moderate" if target_cpa < 105 else "loose"
+    return (
+        f"Auction, advertiser of category {int(category)}. {goal} a {size} budget of {budget:g}, "
+        f"at a {limit} cost limit of {target_cpa:g} for each."
+    )
+
+
+def files(*, path="", **options):
+    """What `load` would read with these options."""
+    return listed(path) if path else []
+
+
+def stem(path):
+    """A short name for where a log came from: a file's own, or its folder's."""
+    given = Path(path).expanduser()
+    return given.name.split(".")[0] if given.is_file() else (given if given.is_dir() else given.parent).resolve().name
+
+
+def save(path, store):
+    """Write an auction's store as a trajectory log. The log is read again: a store has float32 and ends days early."""
+    if store.info.get("env") != "auction":
+        raise ValueError(f"export=trajectories: expected an auction dataset, got {store.info['name']}")
+    auctionnet.write(path, log_of(store.info["path"], periods=store.info["periods"]))
