@@ -8,6 +8,7 @@ Facts and constants: AuctionNet (arXiv 2412.10798), `simul_bidding_env`; what sh
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ PUBLISHED = json.loads((DATA / "constants.json").read_text())
 MEAN_VALUE = 0.0005  # conversions an exposure
 
 
-def _industries(advertisers):
+def industries(advertisers):
     """The industry of each advertiser, six blocks of neighbours: 48 -> 0 eight times, 1 eight times, ...  (N,) int"""
     return np.arange(advertisers) * PUBLISHED["categories"] // advertisers
 
@@ -39,7 +40,7 @@ def opportunities(period, *, total=PUBLISHED["opportunities"], advertisers=48, s
     flow = _blocks(period, 4, 0.6, 1.4)
     counts = np.floor(total * (clock * flow * (clock.sum() / (clock * flow).sum()))).astype(int)
 
-    category = _industries(N)
+    category = industries(N)
     # 1 - 0.7 is not 0.3 to the last bit, and the original's bits are wanted
     factors = np.stack([_blocks(11111 * period + k, 8, 1 - 0.7, 1 + 0.7) for k in range(PUBLISHED["categories"])])[category]
     for i in range(1, N):
@@ -101,6 +102,7 @@ class Outcome:
     shown: np.ndarray  # (n, K) bool: sold and exposed
     acted: np.ndarray  # (n, K) bool: shown and converted
     market_price: np.ndarray  # (n,) currency: the least bid that would have won a slot
+    rounds: int  # 1 and how often bids were taken back
 
     def _dense(self, what, where):
         made = np.zeros((len(self.holder), self.advertisers), what.dtype)
@@ -159,21 +161,23 @@ def settle(
     """
     if streams not in ("independent", "original"):
         raise ValueError(f"streams: expected independent or original, got {streams!r}")
+    n, N = np.shape(values)
+    for name, x, shape in (
+        ("bids", bids, (n, N)), ("sigmas", sigmas, (n, N)), ("noise", noise, (N, 2)), ("remaining", remaining, (N,)),
+    ):  # fmt: skip
+        if np.shape(x) != shape:
+            raise ValueError(f"{name}: expected {shape} as values are {(n, N)}, got {np.shape(x)}")
     bids = np.maximum(bids, 0.0)  # a copy
-    n, N = bids.shape
-    K = len(exposure)
-    fixed = _fixed_uniforms(n * max(N, K)) if streams == "original" else None
+    K, rows, rounds = len(exposure), np.arange(n), 1
+    original = streams == "original"
     rng = np.random.default_rng(seed)
-    chance = rng.random((n, K)) if fixed is None else None
-    holder, price = np.empty((n, K), np.intp), np.empty((n, K))
-    shown = np.empty((n, K), bool)
-    rows = np.arange(n)
+    fixed = _fixed_uniforms((n * max(N, K)).bit_length()) if original else None
+    chance = None if original else rng.random((3, n, K))  # of exposure, z, conversion: whoever holds the slot
+    holder, price, shown = np.empty((n, K), np.intp), np.empty((n, K)), np.empty((n, K), bool)
     while True:
         holder[rows], price[rows] = _rank(bids[rows], K)
-        if fixed is None:
-            u = chance[rows]
-        else:  # a uniform an ad, in the order of the advertisers
-            u = fixed[K * rows[:, None] + holder[rows].argsort(1).argsort(1)]
+        # the original gives each row's ads their uniforms in the order of the advertisers
+        u = fixed[K * rows[:, None] + holder[rows].argsort(1).argsort(1)] if original else chance[0, rows]
         shown[rows] = np.logical_and.accumulate(_bernoulli(u, np.asarray(exposure, np.float64)), 1)
         cost = np.maximum(price, reserve)
         sold = cost > reserve
@@ -188,17 +192,17 @@ def settle(
             for k in range(K):
                 mine = np.flatnonzero(sold[:, k] & (holder[:, k] == i))
                 if len(mine):
-                    drawn = rng if fixed is None else np.random.default_rng(1)
-                    touched.append(drawn.choice(mine, int(np.ceil(len(mine) * share)), replace=False))
+                    draw = np.random.default_rng(1) if original else rng
+                    touched.append(draw.choice(mine, int(np.ceil(len(mine) * share)), replace=False))
                     bids[touched[-1], i] = 0
-        rows = np.unique(np.concatenate(touched))
+        rows, rounds = np.unique(np.concatenate(touched)), rounds + 1
 
     cells = np.nonzero(billed)
     at = cells[0], holder[cells]
-    u = rng.random((2, len(at[0]))) if fixed is None else _aligned(fixed, values, sigmas, noise, at)
+    u = _aligned(fixed, values, sigmas, noise, at) if original else chance[1:, *cells]
     acted = np.zeros((n, K), bool)
     acted[cells] = _bernoulli(u[1], _real_value(u[0], values[at], sigmas[at], noise[at[1]]))
-    return bids, Outcome(N, holder, sold, cost, billed, acted, cost[:, -1].copy())
+    return bids, Outcome(N, holder, sold, cost, billed, acted, cost[:, -1].copy(), rounds)
 
 
 @dataclass(frozen=True)
@@ -265,8 +269,8 @@ class Market:
     roster: pairs of positions and the bidder that plays them, where a later pair takes a position from an earlier one. `step()` lets it
     bid; `step(multipliers, positions)` puts somebody else in these positions for once.
     budgets, target_cpa, categories: (N,), by default the 48 published ones; budget_factor: a number, or one an advertiser.
-    traffic: period -> 48 times (values, sigmas), like `opportunities`; noise: period, N -> (N, 2). Both may be anybody's, and so may sizes:
-    `traffic=partial(opportunities, total=5000, advertisers=3)`.
+    traffic: period -> 48 times (values, sigmas), like `opportunities`; noise: period, N -> (N, 2); settle: as the function. All may be
+    anybody's, and so may sizes: `traffic=partial(opportunities, total=5000, advertisers=3)`.
     features: what `observe` shows. A bidder with an attribute of this name is shown that instead.
     seed: of the independent streams; a step's draws depend on seed, period and step alone.
     """
@@ -275,17 +279,18 @@ class Market:
         self, roster=(), *, budgets=PUBLISHED["budgets"], target_cpa=PUBLISHED["target_cpa"], categories=None, budget_factor=1.0,
         traffic: Callable[[int], Iterable] = opportunities, noise=noise, features="repaired", streams="independent", seed=0,
         reserve=PUBLISHED["reserve"], exposure=tuple(PUBLISHED["exposure"]), least_remaining=PUBLISHED["least_remaining"],
+        settle=settle,
     ):  # fmt: skip
         self.budgets = np.array(budgets, np.float64) * budget_factor
         self.target_cpa = np.array(target_cpa, np.float64)
         N = len(self.budgets)
-        self.categories = _industries(N) if categories is None else np.array(categories)
+        self.categories = industries(N) if categories is None else np.array(categories)
         for name, given in (("target_cpa", self.target_cpa), ("categories", self.categories)):
             if given.shape != (N,):
                 raise ValueError(f"{name}: expected one an advertiser, {N} as budgets has, got shape {given.shape}")
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
         self.traffic, self.noise, self.features, self.least_remaining = traffic, noise, features, least_remaining
-        self.rules = {"streams": streams, "reserve": reserve, "exposure": exposure}
+        self.settle = partial(settle, streams=streams, reserve=reserve, exposure=exposure)
         self.seed = seed
 
     def reset(self, period):
@@ -293,18 +298,24 @@ class Market:
         self.period = period
         self.campaigns = Campaigns(self.budgets, self.target_cpa, features=self.features)
         for _, bidder in self.roster:
-            bidder.reset()
+            if hasattr(bidder, "reset"):
+                bidder.reset()
         self._errors = self.noise(period, len(self.budgets))
         self._traffic = iter(self.traffic(period))
         self._next()
         return self.observe()
 
     def _next(self):
-        self.values, self.sigmas = next(self._traffic)
-        if self.values.shape[1] != len(self.budgets):
-            raise ValueError(f"traffic: expected values for {len(self.budgets)} advertisers, got {self.values.shape[1]}")
+        now, N = self.campaigns.now, len(self.budgets)
+        self.values, self.sigmas = next(self._traffic, (None, None))
+        if self.values is None:
+            raise ValueError(f"traffic: expected {STEPS} steps, period {self.period} has {now}")
+        if self.values.shape[1] != N:
+            raise ValueError(f"traffic: expected values for {N} advertisers, got {self.values.shape[1]} in step {now}")
         self._shown = {}
-        self._value = self.values.mean(0)
+        self._value = self.values.sum(0) / max(len(self.values), 1)
+        if not np.isfinite(self._value).all():
+            raise ValueError(f"traffic: step {now} of period {self.period} holds values that are no numbers")
 
     @property
     def ended(self):
@@ -362,9 +373,9 @@ class Market:
         states, remaining, last = self.observe(), c.remaining, c.now == STEPS - 1
         asked, bids = self._bids(multipliers, positions)
         seed = [self.seed, self.period, c.now]
-        bids, outcome = settle(bids, values, self.sigmas, self._errors, remaining, seed=seed, **self.rules)
-        n = len(values)
-        total, offered = bids.sum(0), values.sum(0)
+        bids, outcome = self.settle(bids, values, self.sigmas, self._errors, remaining, seed=seed)
+        n = max(len(values), 1)
+        total, offered = bids.sum(0), self._value * n
         won, exposed = outcome.per_advertiser(outcome.sold), outcome.per_advertiser(outcome.shown)
         made = {
             "spend": outcome.per_advertiser(outcome.shown, outcome.cost),
@@ -372,14 +383,14 @@ class Market:
             "exposed_value": outcome.per_advertiser(outcome.shown, np.take_along_axis(values, outcome.holder, 1)),
         }
         c.record(
-            bid=total / n, market_price=outcome.market_price.mean(), value=self._value, conversion=made["conversions"] / n,
-            won=won / n, volume=n, **made,
+            bid=total / n, market_price=outcome.market_price.sum() / n, value=self._value, conversion=made["conversions"] / n,
+            won=won / n, volume=len(values), **made,
         )  # fmt: skip
         if not last:
             self._next()
         return Step(
             states=states, remaining=remaining, done=last | (remaining < self.least_remaining), asked=asked,
-            multipliers=np.divide(total, offered, out=np.zeros_like(total), where=offered > 0), volume=n,
+            multipliers=np.divide(total, offered, out=np.zeros_like(total), where=offered > 0), volume=len(values),
             means=c.means[c.now - 1], won=won, exposed=exposed, market_prices=outcome.market_price, **made,
         )  # fmt: skip
 
@@ -434,12 +445,7 @@ def _aligned(fixed, values, sigmas, noise, at):
     return np.stack([fixed[cell], fixed[np.maximum(place[cell] - 1, 0)]])
 
 
-_FIXED = np.empty(0)
-
-
-def _fixed_uniforms(count):
-    """The first numbers of default_rng(1).random, kept from call to call."""
-    global _FIXED
-    if len(_FIXED) < count:
-        _FIXED = np.random.default_rng(1).random(2 * count)
-    return _FIXED
+@lru_cache(4)
+def _fixed_uniforms(bits):
+    """The first 2^bits numbers of default_rng(1).random"""
+    return np.random.default_rng(1).random(1 << bits)
