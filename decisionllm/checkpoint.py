@@ -48,7 +48,7 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "dynamics")}
+        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "expectile", "dynamics")}
         return DecisionLLM(spec, backbone, config["head"], **options)
 
 
@@ -173,7 +173,8 @@ def load(path, *, device="cpu", target_return=None, **acting):
     restore(path, model, facts)
     options = {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}
     stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
-    asked = target(facts, config["target_quantile"]) if target_return is None else target_return
+    quantile = None if config["expectile"] else target(facts, config["target_quantile"])
+    asked = quantile if target_return is None else target_return
     return Policy(model.to(device), config["window"], stride, asked, device=device, **options), config, facts
 
 

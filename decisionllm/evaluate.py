@@ -33,7 +33,7 @@ def evaluate(config):
                 raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
             env = build(trained["env"] | config["env"], config["episodes"])
             published = getattr(env, "published", {})
-            told = policy.model.tokenizer.returns is not None
+            told = policy.asks
             headline = policy.target_return if told else None
             targets = [
                 headline,
@@ -42,7 +42,12 @@ def evaluate(config):
             ]
             own = f"{trained['name']}+plan{policy.plan}" if policy.plan else trained["name"]
             players = [
-                (own, target, lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t), True)
+                (
+                    f"{own}+reach" if told and target is None else own,
+                    target,
+                    lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t),
+                    True,
+                )
                 for target in dict.fromkeys(targets)
             ]
             if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:

@@ -27,7 +27,8 @@ class Normalizer(nn.Module):
         buffer("return_mean", torch.zeros(()))
         buffer("return_scale", torch.ones(()))
         buffer("return_range", torch.tensor([-torch.inf, torch.inf]))
-        buffer("change_scale", torch.ones(S))  # of the observation, from one step to the next
+        buffer("change_mean", torch.zeros(S))  # of the observation, from one step to the next
+        buffer("change_scale", torch.ones(S))
         buffer("reward_mean", torch.zeros(()))
         buffer("reward_scale", torch.ones(()))
         buffer("low", torch.tensor(spec.low or [0.0] * A))
@@ -46,7 +47,9 @@ class Normalizer(nn.Module):
     @torch.no_grad()
     def fit_dynamics(self, changes, rewards):
         """(n, S) and (n,) numpy: how the observation changes from one step to the next, and what a step is paid."""
-        self.change_scale.copy_(torch.from_numpy(changes.std(0, dtype="float64").clip(min=1e-6)))
+        scale = changes.std(0, dtype="float64")
+        self.change_mean.copy_(torch.from_numpy(changes.mean(0, dtype="float64")))
+        self.change_scale.copy_(torch.from_numpy(scale.clip(min=1e-6) + (scale < 1e-6)))  # as above: a clock runs evenly
         self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
         self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
 
@@ -67,56 +70,78 @@ class DecisionLLM(nn.Module):
     """A language model that reads a text and a trajectory, and says at each observation what action comes next.
 
     returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning.
+    expectile: above 0, also learn what return can be reached, as this expectile of what is still to come; the returns of every other
+    row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
     """
 
-    def __init__(self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", dynamics=False):
+    def __init__(
+        self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", expectile=0.0, dynamics=False
+    ):
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")
+        if expectile and not (0 < expectile < 1 and returns == "told"):
+            raise ValueError(f"expectile: expected within 0 .. 1 and returns=told, got {expectile} and returns={returns}")
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
-        options = {"embedding": embedding, "timesteps": timesteps, "returns": returns == "told"}
+        options = {
+            "embedding": embedding,
+            "timesteps": timesteps,
+            "returns": returns == "told",
+            "open_returns": bool(expectile),
+        }
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
         self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
+        self.reach, self.expectile = nn.Linear(backbone.width, 1) if expectile else None, expectile
 
-    def tokens(self, batch):
+    def tokens(self, batch, told=None):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
         units = self.normalizer
         return self.tokenizer(
             units.returns_to_go(batch.returns_to_go), units.observations(batch.observations),
-            units.actions(batch.actions), batch.timesteps,
+            units.actions(batch.actions), batch.timesteps, told,
         )  # fmt: skip
 
-    def read(self, batch):
-        """Batch -> what was read up to each observation: (B, T, D)."""
+    def read(self, batch, told=None):
+        """Batch -> what was read up to each observation: (B, T, D). told: (B,) bool, whose returns are; None: everybody's."""
         text = batch.text_ids, batch.text_mask, batch.text_index
-        tokens = self.tokens(batch)[:, :-1]  # nobody reads the last action
+        tokens = self.tokens(batch, told)[:, :-1]  # nobody reads the last action
         return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
 
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to
-        be imitated; with dynamics, whose batches have one step more than the window, the unexplained share of the variance of
-        change and reward.
+        be imitated; with an expectile, reach, its asymmetric squared error, of returns that are not told; with dynamics, whose
+        batches have one step more than the window, the unexplained share of the variance of change and reward.
         """
         known = batch if self.dynamics is None else batch.until(-1)
-        hidden, actions = self.read(known), self.normalizer.actions(known.actions)
+        told = None if self.reach is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
+        hidden, actions = self.read(known, told), self.normalizer.actions(known.actions)
         terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.imitated)}
+        if self.reach is not None:
+            short = self.normalizer.returns_to_go(known.returns_to_go) - self.reach(hidden)[..., 0]
+            weight = torch.where(short > 0, self.expectile, 1 - self.expectile)
+            terms["reach"] = masked_mean(weight * short.square(), known.mask & ~told[:, None])
         if self.dynamics is not None:
             units, after = self.normalizer, batch.mask[:, 1:]
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
-            wanted = (batch.observations[:, 1:] - known.observations) / units.change_scale
+            wanted = (batch.observations[:, 1:] - known.observations - units.change_mean) / units.change_scale
             terms["change"] = masked_mean((change - wanted).square().mean(-1), after)
             wanted = (known.rewards - units.reward_mean) / units.reward_scale
             terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
         return terms
 
+    def reachable(self, hidden):
+        """What was read where no return was told (..., D) -> the return that can be reached from there (...), raw units."""
+        units = self.normalizer
+        return (self.reach(hidden)[..., 0] * units.return_scale + units.return_mean).clamp(*units.return_range)
+
     def imagine(self, hidden, observations, actions):
         """What these actions would bring, in raw units: (N, D), (N, S), (N, A) -> the next observations (N, S), rewards (N,)"""
         units = self.normalizer
         change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
-        return observations + change * units.change_scale, reward * units.reward_scale + units.reward_mean
+        return observations + units.change_mean + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
     def choose(self, hidden, action_masks, *, decode, generator=None):
         """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""

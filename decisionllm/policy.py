@@ -5,7 +5,7 @@ decisions and answers the same. Both see the same windows: `window_start` says w
 """
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,14 +40,14 @@ class Policy:
     """A trained model and how it acts.
 
     window: T, the most steps it sees; stride: how many old steps leave the window at once. target_return: what it is asked
-    for unless a history says otherwise, in raw reward units. ahead: the return is that of so many next steps, and stays
+    for unless a history says otherwise, in raw reward units; None: for what the model believes can be reached. ahead: the return is that of so many next steps, and stays
     what it is; 0: it is the whole episode's, and what was received is taken off. decode: see `DecisionLLM.choose`. plan: imagine so many steps before each action, see `Session.plan`; 0: none.
     """
 
     model: torch.nn.Module
     window: int
     stride: int
-    target_return: float
+    target_return: float | None
     ahead: int = 0
     decode: str = "mode"
     plan: int = 0
@@ -63,7 +63,14 @@ class Policy:
             raise ValueError(f"plan={self.plan}: needs a model trained with dynamics=true")
         if self.plan:
             self.courses = self.model.normalizer.raw_actions(courses(self.model.spec).to(self.device)).cpu().numpy()
+        if self.target_return is None and self.asks and self.model.reach is None:
+            raise ValueError("target_return: expected a number, since this model was not trained with an expectile")
         self.model.eval()
+
+    @property
+    def asks(self):
+        """Whether the model is asked for a return."""
+        return self.model.tokenizer.returns is not None
 
     @torch.inference_mode()
     def act(self, histories):
@@ -79,7 +86,8 @@ class Policy:
     def read(self, histories):
         """What was read at the last observation of each history (N, D), and what actions are allowed there, (N, C) or None."""
         self._check(histories)
-        steps = of_histories(histories, self._targets(histories), ahead=self.ahead)
+        targets = self._targets(histories)
+        steps = of_histories(histories, np.nan_to_num(targets), ahead=self.ahead)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})
@@ -88,6 +96,10 @@ class Policy:
         batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
         each, last = torch.arange(len(histories)), torch.from_numpy(now - start)
         masks = None if batch.action_masks is None else batch.action_masks[each, last]
+        open_, told = (torch.from_numpy(x).to(self.device) for x in (np.isnan(targets), np.zeros(len(targets), bool)))
+        if open_.any():
+            reached = self.model.reachable(self.model.read(batch, told))
+            batch = replace(batch, returns_to_go=torch.where(open_[:, None], reached, batch.returns_to_go))
         return self.model.read(batch)[each, last], masks
 
     def begin(self, tasks, horizon, target_returns=None):
@@ -98,7 +110,13 @@ class Policy:
         return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _targets(self, histories):
-        return [self.target_return if h.target_return is None else h.target_return for h in histories]
+        """The return that each is asked for: (N,), NaN where it is what can be reached."""
+        return self.asked([h.target_return for h in histories])
+
+    def asked(self, targets):
+        """Targets, None where the policy's own is meant -> (N,) float64, NaN for what can be reached."""
+        own = (0.0 if not self.asks else np.nan) if self.target_return is None else self.target_return
+        return np.array([own if target is None else target for target in targets], np.float64)
 
     def _check(self, histories):
         spec, timed = self.model.spec, self.model.tokenizer.timesteps is not None
@@ -125,17 +143,19 @@ class Session:
             )
         N, H = len(tasks), horizon + policy.plan
         self.tasks, self.horizon = list(tasks), horizon
-        self.targets = np.broadcast_to(policy.target_return if target_returns is None else target_returns, N).astype(float)
+        self.targets = policy.asked([None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist())
+        self.open = np.isnan(self.targets)  # asked for what can be reached
         self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, H, spec.action_dim), np.float32)
         self.rewards = np.zeros((N, H))
+        self.reached = np.zeros((N, H), np.float32)  # what could be reached from each remembered step, where that is asked for
         self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
         self.now = np.zeros(N, int)  # the step that is to be decided next
         different = sorted(set(self.tasks))
         self.texts = text.encode(model.backbone.tokenizer, different)
         self.text_index = np.array([different.index(task) for task in self.tasks])
         self.start = np.full(N, -1)  # where the remembered window begins; -1: nothing is remembered
-        self.memory = None
+        self.memory = {}  # of what is read with the returns told, and without
 
     def resume(self, histories):
         """Take up episodes that have already begun: their pasts are taken over, and `see` is next. Returns the session."""
@@ -150,8 +170,8 @@ class Session:
         """What the session knows, as records; the observation of now must have been seen."""
         return [
             History(
-                self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], float(self.targets[i]), self.tasks[i],
-                None if self.masks is None else self.masks[i, : t + 1],
+                self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], 
+                None if self.open[i] else float(self.targets[i]), self.tasks[i], None if self.masks is None else self.masks[i, : t + 1],
             )
             for i, t in enumerate(self.now)
         ]  # fmt: skip
@@ -228,44 +248,60 @@ class Session:
         start = window_start(self.now, policy.window, policy.stride)
         N, H = self.rewards.shape
         first = np.arange(N) * H
-        togo = asked(self.rewards.ravel(), self.targets, np.arange(N + 1) * H, ahead=policy.ahead).astype(np.float32)
+        told = asked(self.rewards.ravel(), np.nan_to_num(self.targets), np.arange(N + 1) * H, ahead=policy.ahead)
         flat = [None if x is None else x.reshape(N * H, -1) for x in (self.observations, self.actions, self.masks)]
-        steps = Steps(flat[0], flat[1], togo, first, first + self.now + 1, flat[2])
+        steps = Steps(flat[0], flat[1], told.astype(np.float32), first, first + self.now + 1, flat[2])
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
         whole = (start != self.start) | (start == self.now)  # a window of one step has none to go on from
         for rows, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
+            if len(rows) and self.open.any():
+                self._reach(steps, rows, start[rows], again)
             if len(rows):
                 hidden[torch.from_numpy(rows)] = self._extend(steps, rows, start[rows], again)
         self.start = start
         masks = None if self.masks is None else torch.from_numpy(self.masks[np.arange(N), self.now]).to(policy.device)
         return hidden, masks
 
-    def _extend(self, steps, rows, start, again):
+    def _reach(self, steps, rows, start, again):
+        """Ask for what can be reached, at each step that is about to be read."""
+        reached = self.policy.model.reachable(self._extend(steps, rows, start, again, told=False)).cpu().numpy()
+        now = self.now[rows, None]
+        at = start[:, None] + np.arange(reached.shape[1]) if again else now
+        row, real = np.nonzero(at <= now)[0], at <= now  # what is later is padding
+        self.reached[rows[row], at[real]] = reached[real]
+        togo = steps.returns_to_go.reshape(self.rewards.shape)  # a view
+        togo[rows] = np.where(self.open[rows, None], self.reached[rows], togo[rows])
+
+    def _extend(self, steps, rows, start, again, told=True):
         """Read these rows' steps into the memory of windows that begin at `start`: the whole window again, or only what is new,
-        which is the last action, this step's return and this step's observation. -> hidden (rows, D)"""
+        which is the last action, this step's return and this step's observation. -> hidden (rows, D) of now, or, where the
+        returns are not told, of every step read (rows, n, D)"""
         model, device, k = self.policy.model, self.policy.device, self.policy.model.tokenizer.tokens
-        if self.memory is None:
+        if told not in self.memory:
             texts = model.backbone.read_text(*(part.to(device) for part in self.texts))
-            self.memory = texts.rows(torch.from_numpy(self.text_index).to(device)).with_room(k * self.policy.window)
+            self.memory[told] = texts.rows(torch.from_numpy(self.text_index).to(device)).with_room(k * self.policy.window)
         begin = start if again else self.now[rows] - 1
         counts = self.now[rows] - begin + 1
         batch = collate(cut(steps, rows, begin, int(counts.max())), self.texts, self.text_index[rows]).to(device)
-        tokens = model.tokens(batch)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
+        blank = None if told else torch.zeros(len(rows), dtype=torch.bool, device=device)
+        tokens = model.tokens(batch, blank)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
         # tokens remembered: they end with an observation
         known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
-        alike = (counts == counts[0]).all()
+        one = not again or (told and (counts == counts[0]).all())  # only the last observation is asked about
         hidden = model.backbone.extend(
-            tokens, self.memory, torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),
-            reads=slice(-1, None) if alike else model.tokenizer.reads,
+            tokens, self.memory[told], torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),
+            reads=slice(-1, None) if one else model.tokenizer.reads,
         ).float()  # fmt: skip
-        return hidden[:, -1] if alike else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
+        if not told:
+            return hidden
+        return hidden[:, -1] if one else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
 
     def keep(self, rows):
         """Go on with these episodes alone. (M,) int or (N,) bool"""
         rows = np.arange(len(self.now))[rows]
-        for name in ("observations", "actions", "rewards", "targets", "now", "start", "text_index"):
+        for name in ("observations", "actions", "rewards", "targets", "open", "reached", "now", "start", "text_index"):
             setattr(self, name, getattr(self, name)[rows])
         self.masks = None if self.masks is None else self.masks[rows]
         self.tasks = [self.tasks[i] for i in rows]
-        if self.memory is not None:
-            self.memory = self.memory.rows(torch.from_numpy(rows).to(self.policy.device))
+        index = torch.from_numpy(rows).to(self.policy.device)
+        self.memory = {told: memory.rows(index) for told, memory in self.memory.items()}

@@ -12,7 +12,7 @@ import pytest
 
 from decisionllm.data import card, data
 from decisionllm.datasets import auctionnet
-from decisionllm.datasets.auction import files, load, task_text
+from decisionllm.datasets.auction import files, load, relabelled, task_text
 from decisionllm.datasets.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.worlds.campaign import FACTS, STATE, Campaigns, score
@@ -67,7 +67,7 @@ def numbers(table, name):
 
 def test_a_day_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    first, second = episodes(path, facts="numbers")
+    first, second = episodes(path, facts="progress")
     shown = dict(zip((*STATE, *FACTS), first.observations[2].tolist(), strict=True))
     expected = {
         "time left": 46 / 48, "budget left": 0.98, "bid": (5 + 12.5) / 2, "bid, last 3": (5 + 12.5) / 2,
@@ -132,7 +132,7 @@ def test_the_conversion_is_the_originals():
 
 
 def test_trajectories_and_their_traffic_are_the_same_episodes():
-    for a, b in zip(*(episodes(p, facts="numbers", returns="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True):
+    for a, b in zip(*(episodes(p, facts="progress", returns="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True):
         np.testing.assert_allclose(a.observations, b.observations, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(a.actions, b.actions, rtol=1e-6)
         np.testing.assert_allclose(a.rewards, b.rewards, rtol=1e-4, atol=1e-7)
@@ -141,7 +141,7 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
 
 def test_the_facts_are_those_that_campaigns_show_live():
     log = auctionnet.read(TRAJECTORY_LOG)
-    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, facts="numbers", until="day")]
+    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, facts="progress", until="day")]
     live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
     spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
     for t in range(48):
@@ -461,7 +461,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     ("options", "message"),
     [
         ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"),
-        ({"facts": "all"}, "dataset.facts: expected one of none, numbers, got 'all'"),
+        ({"facts": "all"}, "dataset.facts: expected one of none, numbers, progress, got 'all'"),
         ({"returns": "reward"}, "dataset.returns: expected one of conversions, value, score, got 'reward'"),
         ({"features": "first"}, "dataset.features: expected one of repaired, original, got 'first'"),
         ({"until": "end"}, "dataset.until: expected one of done, day, got 'end'"),
@@ -474,3 +474,53 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
     with pytest.raises(ValueError, match=message):
         load(**{"path": str(TRAJECTORY_LOG)} | options)
+
+
+def test_what_is_shown_is_chosen_by_name(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    every, lean = (episodes(path, show=show, facts="progress")[0].observations for show in ("official", "lean"))
+    names = [*STATE, *FACTS]
+    kept = [names.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *FACTS)]
+    np.testing.assert_array_equal(lean, every[:, kept])
+    told = episodes(path, show="lean", facts="numbers")[0].observations
+    np.testing.assert_array_equal(told, lean[:, :7])
+    np.testing.assert_allclose(told[0, 5:], [math.log(100), 10], rtol=1e-6)
+
+
+def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
+    """Advertiser 0 spends 2 in each even step, of 100; as one with less, it ends where that is used up, in the middle of a step."""
+    path = put(tmp_path / "log.csv", traffic())
+    log = auctionnet.read(path)
+    days = relabelled(log, 60)
+    assert len(days.period) == 2 + 2 * 60
+    rows = [k for k in range(2, 122) if days.advertiser[k] == 0]
+    assert np.ptp(days.budget[rows]) > 50 and np.ptp(days.target_cpa[rows]) > 3
+    spent = lambda t: 2 * -(-t // 2)  # noqa: E731 before step t, if there is enough
+    for k in rows:
+        budget = days.budget[k]
+        expected = np.maximum([budget - spent(t) for t in range(48)], 0)
+        np.testing.assert_allclose(days.remaining[k], expected)
+        np.testing.assert_allclose(days.states[k, :, STATE.index("budget left")], expected / budget)
+        assert days.spend[k] == min(48, budget)
+        np.testing.assert_allclose(days.exposed_value[k, ::2], 0.1 * np.minimum(expected[::2] / 2, 1))
+        assert days.done[k].tolist() == [left < 0.1 for left in expected[:-1]] + [True]
+    np.testing.assert_array_equal(days.remaining[:2], log.remaining)
+
+
+def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    source = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    made = list(source.episodes)
+    assert len(made) == 12 and source.info["name"].endswith("-relabelled-5") and len(source.info["campaigns"]) == 12
+    for e, (_, _, category, budget, target_cpa) in zip(made, source.info["campaigns"], strict=True):
+        assert e.task == task_text(budget, target_cpa, category)
+        np.testing.assert_allclose(e.observations[0, 5:], [math.log(budget), target_cpa], rtol=1e-6)
+    value = lambda e: next(k for k in source.info["campaigns"] if task_text(k[3], k[4], k[2]) == e.task)  # noqa: E731
+    first = made[2]
+    budget, target_cpa = value(first)[3:]
+    bought, spend = 0.1 * min(24, budget / 2), min(48, budget)
+    assert first.rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
+    again = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    assert [e.task for e in again.episodes] == [e.task for e in made]
+    other = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=4)
+    assert [e.task for e in other.episodes] != [e.task for e in made]

@@ -111,6 +111,35 @@ def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
         torch.testing.assert_close(terms["reward"], (reward - (first.rewards - 1) / 4)[first.mask].square().mean())
 
 
+def test_what_can_be_reached_is_an_expectile_of_returns_that_were_not_told():
+    model, batch = make_model(CONTINUOUS, expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
+    model.normalizer.return_mean.fill_(1.0)
+    model.normalizer.return_scale.fill_(2.0)
+    with torch.no_grad():
+        told = torch.tensor([True, False, True, False])
+        hidden, terms = model.read(batch, told), model(batch)
+        short = (batch.returns_to_go - 1) / 2 - model.reach(hidden)[..., 0]
+        each = torch.where(short > 0, 0.9, 0.1) * short**2
+        torch.testing.assert_close(terms["reach"], (each[1, :2].sum() + each[3, 0]) / 3)
+        assert not torch.equal(model.read(batch, ~told), hidden)
+        other = replace(batch, returns_to_go=batch.returns_to_go + 1)
+        torch.testing.assert_close(model.read(other, told)[~told], hidden[~told], rtol=0, atol=0)  # of these nothing is seen
+        assert (model.read(other, told)[told] != hidden[told]).any()
+
+
+def test_an_evenly_running_clock_is_predicted_as_one():
+    model = make_model(CONTINUOUS, dynamics=True)
+    changes = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    changes[:, 1] = -0.25
+    model.normalizer.fit_dynamics(changes, np.arange(50.0))
+    with torch.no_grad():
+        model.dynamics.change[-1].weight.zero_()
+        model.dynamics.change[-1].bias.zero_()
+        after, _ = model.imagine(torch.zeros(1, model.backbone.width), torch.zeros(1, 3), torch.zeros(1, 2))
+    np.testing.assert_allclose(after[0], changes.mean(0), rtol=1e-5)
+    assert abs(model.normalizer.change_scale[1] - 1) < 1e-5  # a constant stays in its unit
+
+
 def after(batch, name, t):
     """The batch with one of its parts changed from step t on."""
     part = getattr(batch, name).clone()

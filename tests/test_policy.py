@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from decisionllm.backbones import pretrained
+from decisionllm.datasets.windows import cut, of_histories
 from decisionllm.model import DecisionLLM
-from decisionllm.policy import Policy
+from decisionllm.policy import Policy, collate
 from decisionllm.schema import History, Spec
+from decisionllm.tokenizers import text
 from tests.conftest import make_policy, node
 from tests.test_backbones import write
 
@@ -58,6 +60,8 @@ def from_folder(folder, **options):
 
 def agree(policy, spec, tasks=TASKS):
     world = World(spec, tasks)
+    if policy.target_return is None:  # what can be reached, but for one who asks for a number
+        world.targets = [None, 0.5, None, None][: len(tasks)]
     return play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(len(tasks)))
 
 
@@ -86,6 +90,38 @@ WAYS = [{"ahead": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"head": "bin
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_it_is_so_for_every_way_to_train(options):
     agree(make_policy(CONTINUOUS, **options), CONTINUOUS)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(6, 3), (6, 6), (1, 1), (15, 15)])
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+def test_it_is_so_where_what_can_be_reached_is_asked_for(window, stride, backbone):
+    agree(
+        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, expectile=0.9), CONTINUOUS
+    )
+
+
+def test_what_can_be_reached_is_what_the_model_says_of_a_window_without_returns():
+    policy, world = make_policy(CONTINUOUS, target_return=None, expectile=0.9, window=15, stride=7), World(CONTINUOUS)
+    world.targets = [None] * 4
+    policy.model.normalizer.return_range.copy_(torch.tensor([-9.0, 9.0]))
+    asked = []
+    tokens = policy.model.tokens
+
+    def watch(batch, told=None):
+        asked.append((batch.returns_to_go.clone(), told))
+        return tokens(batch, told)
+
+    policy.model.tokens = watch
+    policy.act([world.history(i, 4) for i in range(4)])
+    (_, told), (returns, everybody) = asked
+    assert not told.any() and everybody is None
+    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)  # of no matter: it is not told
+    window = cut(steps, np.arange(4), np.zeros(4, int), 5)
+    batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
+    with torch.no_grad():
+        wanted = policy.model.reachable(policy.model.read(batch, told))
+    torch.testing.assert_close(returns, wanted)
+    assert wanted.std() > 0.01
 
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])

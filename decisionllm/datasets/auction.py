@@ -4,6 +4,7 @@ An episode ends with the first step that began with the budget used up (`until=d
 (`until=day`). What a step after the last one would have shown is in no log.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,11 @@ from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.campaign import FACTS, STATE, STEPS, score
 
 SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
+SHOWN = {
+    "official": STATE,
+    "lean": ("time left", "budget left", "value now", "volume now", "volume, all"),  # nothing that echoes the own past bids
+}
+TOLD = {"none": 0, "numbers": 2, "progress": len(FACTS)}  # how many of FACTS
 
 
 @register("dataset", "auction", text="${text}")
@@ -24,25 +30,33 @@ def load(
     path: str = "",
     periods: str = "",
     text: str = "none",
+    show: str = "official",
     facts: str = "none",
     returns: str = "conversions",
     features: str = "repaired",
     until: str = "done",
+    relabel: int = 0,
+    seed: int = 0,
 ) -> Source:
     """Advertisers' days as episodes; the days of one period share their group.
 
     path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, of either schema. periods: such as `0-6` or `7,8`; empty: all.
     text: `none`; `constant` says what is asked of everybody; `informative` also the advertiser's budget, limit and category;
     `shuffled` is `informative` with the texts dealt to other advertisers of the period.
-    facts: `numbers` shows campaign.FACTS behind the sixteen state numbers.
+    show: `official`, AuctionNet's sixteen state numbers; `lean`, the five of them that no bid of one's own has a part in.
+    facts: `numbers` shows behind them what an informative text says, the logarithm of the budget and the limit; `progress` also
+    what was spent and brought so far: campaign.FACTS.
     returns: what a step pays. `conversions`, as they were counted; `value`, those to be expected of what was shown, with less
     noise; `score`, what the step adds to the day's score of the expected conversions, so that the limit is felt. An
     evaluation always scores the conversions that were counted.
     features: see Campaigns; trajectory logs hold the repaired ones. until: see above.
+    relabel: show each day so many times more, as days of advertisers with other budgets and limits, drawn with this seed; see
+    `relabelled`.
     """
     for name, value, known in (
         ("text", text, ("none", "constant", "informative", "shuffled")),
-        ("facts", facts, ("none", "numbers")),
+        ("show", show, tuple(SHOWN)),
+        ("facts", facts, tuple(TOLD)),
         ("returns", returns, ("conversions", "value", "score")),
         ("features", features, ("repaired", "original")),
         ("until", until, ("done", "day")),
@@ -50,7 +64,9 @@ def load(
         if value not in known:
             raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
     log = log_of(path, periods=periods, features=features)
-    shown, paid = observations(log, facts).astype(np.float32), rewards(log, returns).astype(np.float32)
+    name = f"auction@{stem(path)}-periods-{spelled(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
+    log = relabelled(log, relabel, seed) if relabel else log
+    seen, paid = observations(log, show=show, facts=facts).astype(np.float32), rewards(log, returns).astype(np.float32)
     actions = log.multiplier[:, :, None].astype(np.float32)
     acted = (log.remaining >= SMALLEST) & (log.states[:, :, STATE.index("value now")] > 0)
     ends = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS) if until == "done" else np.full(len(log.period), STEPS)
@@ -58,17 +74,16 @@ def load(
 
     def episode(k):
         n = ends[k]
-        return Episode(shown[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), acted=acted[k, :n])
+        return Episode(seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), acted=acted[k, :n])
 
     high = max(float(actions[k, : ends[k]].max()) for k in range(len(ends))) or 1.0
-    spec = Spec(observation_dim=shown.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
+    spec = Spec(observation_dim=seen.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
     table = [
         [int(p), int(a), int(c), float(b), float(t)]
         for p, a, c, b, t in zip(log.period, log.advertiser, log.category, log.budget, log.target_cpa, strict=True)
     ]
     info = {
-        "name": f"auction@{stem(path)}-periods-{spelled(log.period)}", "env": "auction", "text": text, "facts": facts,
-        "returns": returns, "features": features, "until": until, "path": path, "periods": spelled(log.period),
+        "name": name, "env": "auction", "text": text, "show": show, "facts": facts, "returns": returns, "features": features, "until": until, "relabel": relabel, "path": path, "periods": spelled(log.period),
         "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
     return Source(spec, map(episode, range(len(ends))), info)
@@ -86,16 +101,49 @@ def generate(*, periods, features):
     raise ValueError("dataset.path: give the log, a file, a folder or a pattern of AuctionNet's traffic or trajectory files")
 
 
-def observations(log, facts="none"):
-    """(K, T, 16), or (K, T, 21) with the facts, which are of what came before the step."""
-    if facts == "none":
-        return log.states
+def relabelled(log, copies, seed=0):
+    """The days of a log, and each of them again as if its advertiser had had another budget and another limit.
+
+    What was bid and what it brought stay as they were, until the other budget is used up: the bids of one advertiser among many move
+    the market little. Budgets are drawn from half the smallest to one and a half of the largest, evenly in their logarithm,
+    limits from 0.8 of the smallest to 1.1 of the largest.
+    """
+    rng, K = np.random.default_rng(seed), len(log.period)
+    again = np.repeat(np.arange(K), copies)
+    days = replace(log, **{name: part[again] for name, part in vars(log).items() if isinstance(part, np.ndarray)})
+    low, high = np.log([0.5 * log.budget.min(), 1.5 * log.budget.max()])
+    limits = 0.8 * log.target_cpa.min(), 1.1 * log.target_cpa.max()
+    drawn = np.exp(rng.uniform(low, high, len(again))), rng.uniform(*limits, len(again))
+    budget, target_cpa = (np.array([float(f"{x:.3g}") for x in column]) for column in drawn)  # as a person would say them
+    before = days.budget[:, None] - days.remaining  # (K, T), spent before each step
+    cost = np.diff(before, axis=1, append=days.spend[:, None])
+    remaining = np.maximum(budget[:, None] - before, 0)
+    share = np.minimum(np.divide(remaining, cost, out=np.ones_like(cost), where=cost > 0), 1)  # of the step that is paid for
+    states = days.states.copy()
+    states[:, :, STATE.index("budget left")] = remaining / budget[:, None]
+    done = remaining < SMALLEST
+    done[:, -1] = True
+    days = replace(
+        days, budget=budget, target_cpa=target_cpa, states=states, remaining=remaining, done=done | days.done,
+        conversions=days.conversions * share, exposed_value=days.exposed_value * share, spend=np.minimum(days.spend, budget),
+    )  # fmt: skip
+    both = zip(vars(log).items(), vars(days).values(), strict=True)
+    return replace(log, **{name: np.concatenate([x, y]) for (name, x), y in both if isinstance(x, np.ndarray)})
+
+
+def observations(log, *, show="official", facts="none"):
+    """What is shown before each step of a log: (K, T, S). The facts are of what came before the step."""
     before = lambda x: np.cumsum(x, 1) - x  # noqa: E731
     limit = log.target_cpa[:, None]
     spend = log.budget[:, None] - log.remaining
     columns = (np.log(log.budget)[:, None], limit, spend / limit, before(log.conversions), before(log.exposed_value))
-    assert len(columns) == len(FACTS)
-    return np.concatenate([log.states, np.stack(np.broadcast_arrays(*columns), 2)], 2)
+    return shown(log.states, np.stack(np.broadcast_arrays(*columns), 2), show=show, facts=facts)
+
+
+def shown(states, told, *, show="official", facts="none"):
+    """States (..., 16) and facts (..., 5) -> the observation (..., S), in the log, the market and the server alike."""
+    chosen = [STATE.index(name) for name in SHOWN[show]]
+    return np.concatenate([states[..., chosen], told[..., : TOLD[facts]]], -1)
 
 
 def rewards(log, returns):

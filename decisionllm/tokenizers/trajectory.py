@@ -11,9 +11,10 @@ class TrajectoryTokenizer(nn.Module):
 
     embedding: `linear`, one map a stream as in the paper, or `mlp`, two layers. timesteps: `learned`, one vector a step of
     the horizon, shared by the step's tokens, or `none`. returns=False leaves the return token out: behaviour cloning.
+    open_returns: a return need not be told; its token is then one learned vector.
     """
 
-    def __init__(self, spec, width, *, embedding="linear", timesteps="learned", returns=True):
+    def __init__(self, spec, width, *, embedding="linear", timesteps="learned", returns=True, open_returns=False):
         super().__init__()
         if embedding not in ("linear", "mlp"):
             raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
@@ -28,18 +29,20 @@ class TrajectoryTokenizer(nn.Module):
         self.num_actions, self.horizon = spec.num_actions, spec.horizon
         self.tokens = 3 if returns else 2  # per step
         self.returns = stream(1) if returns else None
+        self.untold = nn.Parameter(torch.zeros(width)) if open_returns else None
         self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, returns_to_go, observations, actions, timesteps):
-        """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D)"""
+    def forward(self, returns_to_go, observations, actions, timesteps, told=None):
+        """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D). told: (B,) bool, whose returns are told; None: everybody's."""
         if self.num_actions:
             actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(observations.dtype)
         streams = [self.observations(observations), self.actions(actions)]
         if self.returns is not None:
-            streams.insert(0, self.returns(returns_to_go[..., None]))
+            asked = self.returns(returns_to_go[..., None])
+            streams.insert(0, asked if told is None else torch.where(told[:, None, None], asked, self.untold.to(asked.dtype)))
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
