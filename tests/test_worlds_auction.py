@@ -178,6 +178,16 @@ def test_independent_streams_agree_with_the_original_in_distribution():
     assert acted["independent"] > 1000
 
 
+def test_who_is_shown_converts_at_the_value_in_every_slot():
+    n = 60_000
+    bids, values = np.tile([4.0, 3.0, 2.0, 1.0], (n, 1)), np.full((n, 4), 0.3)
+    outcome = auction.auction(bids, values, 0.1 * np.ones((n, 4)), np.ones((4, 2)))  # the error is symmetric here
+    rate = outcome.converted.sum(0)[:3] / outcome.exposed.sum(0)[:3]
+    np.testing.assert_allclose(rate, 0.3, atol=4 * (0.21 / (0.48 * n)) ** 0.5)
+    kind = auction.auction(bids, values, 0.1 * np.ones((n, 4)), np.tile([0.0, 1.0], (4, 1)))  # it only ever adds
+    assert (kind.converted.sum(0)[:3] / kind.exposed.sum(0)[:3] > 0.35).all()
+
+
 def test_independent_streams_repeat_with_their_seed():
     values, sigmas = next(opportunities(3, total=50_000, scale=100))
     a, b, c = (auction.auction(values, values, sigmas, noise(3), seed=seed) for seed in (1, 1, 2))
@@ -302,6 +312,15 @@ def test_a_later_pair_takes_a_position_from_an_earlier_one():
     covered = Market([([1], Abid()), ([0, 1, 2], Constant(50.0))], **three)
     covered.reset(0)
     assert covered.step().multipliers == pytest.approx([50, 50, 50])
+
+
+def test_a_bidder_of_whole_bids_gives_way_and_falls_silent_too():
+    market = Market([([0, 1, 2], Abid())], **three)
+    market.reset(0)
+    assert market.step([7.0], [1]).multipliers[1] == pytest.approx(7)
+    made = play([([0, 1, 2], Abid())], 0, **three | {"budgets": [2.0, 50.0, 50.0]})
+    out = made.remaining < 0.1
+    assert out.any() and not made.means[:, MEANS.index("bid")][out].any() and made.means[:, MEANS.index("bid")][~out].any()
 
 
 def test_a_bidder_is_shown_the_features_that_it_asks_for():
