@@ -1,4 +1,4 @@
-# demo, test, lint, bench, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
+# demo, demo-auction, test, lint, bench, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
 # An existing .venv is used as it is; PYTHON chooses the interpreter of a new one.
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/ready
 DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
 
-.PHONY: demo test lint bench clean
+.PHONY: demo demo-auction test lint bench clean
 
 # the package, its extras and the CPU build of torch; again only when pyproject.toml or the constraint changed
 $(READY): pyproject.toml constraints/cpu.txt
@@ -23,6 +23,15 @@ demo: $(READY)
 	$(DEMO) train experiment=demo-dt fresh=true & other=$$!; \
 	$(DEMO) train experiment=demo fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
+
+# the second act: days of our own market, a bidder that asks for what it can reach beside a Decision Transformer, five budgets
+demo-auction: $(READY)
+	$(DEMO) data dataset=auction dataset.periods=0-6
+	rm -f runs/demo-auction/results.jsonl runs/demo-auction/*.png
+	trap 'kill 0' INT TERM; \
+	$(DEMO) train experiment=auction-dt run=runs/demo-auction/dt minutes=3 fresh=true & other=$$!; \
+	$(DEMO) train experiment=auction run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
+	$(DEMO) evaluate run=[runs/demo-auction/nano,runs/demo-auction/dt] out=runs/demo-auction +env.budgets=[0.5,0.75,1,1.25,1.5]
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto

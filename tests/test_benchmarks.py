@@ -15,6 +15,7 @@ TINY = {  # sizes of the work, and of the gates alone
     "dt_step": ({"T": 4, "B": 8, "width": 16, "layers": 2}, {"steps": 5}),
     "llm_step_tiny": ({"T": 3, "B": 2, "lora_rank": 4} | LLM, {}),
     "decide_llm": ({"agents": 3, "steps": 8} | LLM, {}),
+    "auction_period": ({"total": 4000}, {}),
     "rollout64": ({"mazes": 3, "steps": 20, "window": 4, "width": 16, "layers": 2}, {}),
 }
 NAMES = sorted({path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__", "__main__", "measure"})

@@ -12,9 +12,11 @@ import pytest
 
 from decisionllm.data import card, data
 from decisionllm.datasets import auctionnet
-from decisionllm.datasets.auction import files, load, relabelled, task_text
+from decisionllm.datasets.auction import files, load, relabelled, save, task_text
 from decisionllm.datasets.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
+from decisionllm.worlds.auction import play
+from decisionllm.worlds.bidders import mixture
 from decisionllm.worlds.campaign import FACTS, STATE, Campaigns, score
 from tests.conftest import episode, make_store, node
 
@@ -468,12 +470,43 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
         ({"periods": "8-7"}, "dataset.periods: expected ranges that go up, got '8-7'"),
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
-        ({"path": ""}, "dataset.path: give the log"),
+        ({"path": "", "behaviour": "kind"}, "behaviour: expected reference, dealt or held, got 'kind'"),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
     with pytest.raises(ValueError, match=message):
         load(**{"path": str(TRAJECTORY_LOG)} | options)
+
+
+def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
+    store = write(tmp_path / "store", load(periods="3", behaviour="dealt", facts="progress", seed=5))
+    period = play(mixture("dealt", 3, seed=5), 3, seed=5)
+    assert store.info["name"] == "auction@market-dealt-seed5-periods-3" and len(store.lengths) == 48
+    for e in (0, 17, 47):
+        n = store.lengths[e]
+        assert n == (period.done[:, e].argmax() + 1)
+        np.testing.assert_allclose(store.episode(e).rewards, period.conversions[:n, e])
+        np.testing.assert_allclose(store.episode(e).actions[:, 0], period.multipliers[:n, e], rtol=1e-6)
+        np.testing.assert_allclose(store.episode(e).observations[:, :16], period.states[:n, e], rtol=1e-6)
+    save(tmp_path / "log.parquet", store)
+    again = episodes(tmp_path / "log.parquet", facts="progress")
+    for e, made in enumerate(again):
+        np.testing.assert_allclose(made.observations, store.episode(e).observations, rtol=1e-5, atol=1e-6)
+
+
+def test_behaviours_are_dealt_anew_in_each_period():
+    def seats(name, period, seed=0):
+        made = [None] * 48
+        for positions, bidder in mixture(name, period, seed=seed):
+            for i in positions:
+                made[i] = getattr(bidder, "name", type(bidder).__name__)
+        return made
+
+    assert seats("reference", 0) == seats("reference", 1)
+    assert sorted(seats("dealt", 0)) == sorted(seats("dealt", 1)) == sorted(seats("reference", 0))
+    assert seats("dealt", 0) != seats("dealt", 1) and seats("dealt", 0) == seats("dealt", 0) != seats("dealt", 0, seed=1)
+    held = seats("held", 0)
+    assert held.count("Constant") >= 24 and len(set(held)) > 4
 
 
 def test_what_is_shown_is_chosen_by_name(tmp_path):

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.datasets import auctionnet
-from decisionllm.datasets.auctionnet import listed, spelled
+from decisionllm.datasets.auctionnet import Log, chosen, listed, spelled
 from decisionllm.datasets.store import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
+from decisionllm.worlds.auction import play
+from decisionllm.worlds.bidders import mixture
 from decisionllm.worlds.campaign import FACTS, STATE, STEPS, score
 
 SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
@@ -36,11 +38,13 @@ def load(
     features: str = "repaired",
     until: str = "done",
     relabel: int = 0,
+    behaviour: str = "reference",
     seed: int = 0,
 ) -> Source:
     """Advertisers' days as episodes; the days of one period share their group.
 
-    path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, of either schema. periods: such as `0-6` or `7,8`; empty: all.
+    path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, of either schema; empty: days of our own market, whose bidders
+    `behaviour` names, see worlds.bidders.mixture. periods: such as `0-6` or `7,8`; empty: all there are, 0-6 of the market.
     text: `none`; `constant` says what is asked of everybody; `informative` also the advertiser's budget, limit and category;
     `shuffled` is `informative` with the texts dealt to other advertisers of the period.
     show: `official`, AuctionNet's sixteen state numbers; `lean`, the five of them that no bid of one's own has a part in.
@@ -50,8 +54,8 @@ def load(
     noise; `score`, what the step adds to the day's score of the expected conversions, so that the limit is felt. An
     evaluation always scores the conversions that were counted.
     features: see Campaigns; trajectory logs hold the repaired ones. until: see above.
-    relabel: show each day so many times more, as days of advertisers with other budgets and limits, drawn with this seed; see
-    `relabelled`.
+    relabel: show each day so many times more, as days of advertisers with other budgets and limits, see `relabelled`. seed: of
+    the market, and of other budgets.
     """
     for name, value, known in (
         ("text", text, ("none", "constant", "informative", "shuffled")),
@@ -63,8 +67,9 @@ def load(
     ):
         if value not in known:
             raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
-    log = log_of(path, periods=periods, features=features)
-    name = f"auction@{stem(path)}-periods-{spelled(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
+    log = log_of(path, periods=periods, features=features, behaviour=behaviour, seed=seed)
+    origin = stem(path) if path else f"market-{behaviour}" + (f"-seed{seed}" if seed else "")
+    name = f"auction@{origin}-periods-{spelled(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
     log = relabelled(log, relabel, seed) if relabel else log
     seen, paid = observations(log, show=show, facts=facts).astype(np.float32), rewards(log, returns).astype(np.float32)
     actions = log.multiplier[:, :, None].astype(np.float32)
@@ -83,22 +88,37 @@ def load(
         for p, a, c, b, t in zip(log.period, log.advertiser, log.category, log.budget, log.target_cpa, strict=True)
     ]
     info = {
-        "name": name, "env": "auction", "text": text, "show": show, "facts": facts, "returns": returns, "features": features, "until": until, "relabel": relabel, "path": path, "periods": spelled(log.period),
+        "name": name, "env": "auction", "text": text, "show": show, "facts": facts, "returns": returns, "features": features, "until": until, "relabel": relabel, "behaviour": "" if path else behaviour,
+        "seed": seed, "path": path, "periods": spelled(log.period),
         "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
     return Source(spec, map(episode, range(len(ends))), info)
 
 
-def log_of(path, *, periods, features="repaired"):
+def log_of(path, *, periods, features="repaired", behaviour="reference", seed=0):
     """A Log of the files there, or of our own market where no path is given."""
     if not path:
-        return generate(periods=periods, features=features)
+        return generate(periods=periods or "0-6", features=features, behaviour=behaviour, seed=seed)
     return auctionnet.read(path, periods=periods, features=features)
 
 
-def generate(*, periods, features):
-    """A Log of our own market: the place for it."""
-    raise ValueError("dataset.path: give the log, a file, a folder or a pattern of AuctionNet's traffic or trajectory files")
+def generate(*, periods, features="repaired", behaviour="reference", seed=0):
+    """A Log of our own market: each of these periods, played by the bidders that `behaviour` names."""
+    from rich.progress import track
+
+    days = [
+        play(mixture(behaviour, period, seed=seed), period, features=features, seed=seed)
+        for period in track(chosen(periods), description="playing periods", transient=True)
+    ]
+    N = len(days[0].budgets)
+    of_days = lambda name: np.concatenate([getattr(day, name) for day in days])  # noqa: E731
+    of_steps = lambda name: np.concatenate([np.swapaxes(getattr(day, name), 0, 1) for day in days])  # noqa: E731 (K, T, ...)
+    return Log(
+        period=np.repeat([day.period for day in days], N), advertiser=np.tile(np.arange(N), len(days)), category=of_days("categories"),
+        budget=of_days("budgets"), target_cpa=of_days("target_cpa"), states=of_steps("states"), multiplier=of_steps("multipliers"),
+        conversions=of_steps("conversions"), exposed_value=of_steps("exposed_value"), remaining=of_steps("remaining"),
+        spend=of_steps("spend").sum(1), done=of_steps("done"), repairs={},
+    )  # fmt: skip
 
 
 def relabelled(log, copies, seed=0):
@@ -198,4 +218,5 @@ def save(path, store):
     """Write an auction's store as a trajectory log. The log is read again: a store has float32 and ends days early."""
     if store.info.get("env") != "auction":
         raise ValueError(f"export=trajectories: expected an auction dataset, got {store.info['name']}")
-    auctionnet.write(path, log_of(store.info["path"], periods=store.info["periods"]))
+    options = {name: store.info[name] for name in ("periods", "features", "behaviour", "seed")}
+    auctionnet.write(path, log_of(store.info["path"], **options))

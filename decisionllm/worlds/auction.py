@@ -47,7 +47,6 @@ def opportunities(period, *, total=PUBLISHED["opportunities"], advertisers=48, s
         if category[i] == category[i - 1]:  # the first of a category is the category
             factors[i] *= _blocks(11111 * period + i, 8, 0.5, 1.5)
     mean = scale * MEAN_VALUE * factors  # (N, T)
-    mean = np.where(mean > 1, 1.0, mean)
 
     rng = np.random.default_rng(period)
     spread = _repair(rng.normal(0.5, 0.1, N), below=0.1, above=1)

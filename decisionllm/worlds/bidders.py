@@ -168,7 +168,34 @@ def roster(name="reference", *, features="original", memory="original"):
     """
     if name != "reference":
         raise ValueError(f"roster: expected reference, got {name!r}")
-    kinds = [kind for category in range(PUBLISHED["categories"]) for kind in PUBLISHED["roster"][category % 2]]
+    return _seated(_kinds(), features=features, memory=memory)
+
+
+def mixture(name, period, *, seed=0):
+    """Who bids in a period of a generated log: pairs of positions and their bidder, for Market.
+
+    `reference`: the published seats, where an advertiser always bids alike. `dealt`: the same 48 bidders, dealt to other advertisers in
+    each period, so that a bidder is seen with many budgets and limits. `held`: as dealt, but every second advertiser holds
+    one multiplier all day, drawn evenly in its logarithm from 0.4 to 2 x the mean target CPA.
+    """
+    if name not in ("reference", "dealt", "held"):
+        raise ValueError(f"behaviour: expected reference, dealt or held, got {name!r}")
+    kinds, rng = _kinds(), np.random.default_rng((seed, period))
+    if name == "reference":
+        return _seated(kinds)
+    seats = _seated([kinds[i] for i in rng.permutation(len(kinds))])
+    if name == "held":
+        mean = np.mean(PUBLISHED["target_cpa"])
+        others = rng.permutation(len(kinds))[: len(kinds) // 2]
+        seats += [([i], Constant(float(mean * np.exp(rng.uniform(np.log(0.4), np.log(2)))))) for i in others]
+    return seats
+
+
+def _kinds():
+    return [kind for category in range(PUBLISHED["categories"]) for kind in PUBLISHED["roster"][category % 2]]
+
+
+def _seated(kinds, *, features="original", memory="original"):
     with np.load(DATA / "online_lp.npz") as file:
         own, following = (Table(file["cost"], file["ratio"], first) for first in file["first"])
     rules = {"PID": PID(memory=memory), "BCQ": Constant(95.0)}
