@@ -1,6 +1,7 @@
 """The verb `evaluate`: load runs, roll them out beside scripted baselines, append to results.jsonl, write the report."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -25,14 +26,13 @@ def evaluate(config):
     acting = {key: config[key] for key in ("stride", "decode", "plan")}
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
-    results, drawn, published, versions = out / "results.jsonl", set(), {}, checkpoint.versions()
+    results, drawn, versions = out / "results.jsonl", set(), checkpoint.versions()
     out.mkdir(parents=True, exist_ok=True)
     with results.open("a") as file:
         for run, (policy, trained, facts) in zip(runs, loaded, strict=True):
             if trained["env"]["_target_"] == "none" and not config["env"]:
                 raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
             env = build(trained["env"] | config["env"], config["episodes"])
-            published = getattr(env, "published", {})
             told = policy.asks
             headline = policy.target_return if told else None
             targets = [
@@ -60,8 +60,6 @@ def evaluate(config):
                         begin, env, seed=config["seed"], progress=lambda n, bar=bar, task=task: bar.advance(task, n)
                     )
                 seconds = time.monotonic() - began
-                scores = env.score(episodes) if hasattr(env, "score") else [float(e.rewards.sum()) for e in episodes]
-                low, high = report.interval(scores)
                 extra = {"env_seed": config["seed"]}
                 if ours:
                     extra |= {
@@ -69,26 +67,33 @@ def evaluate(config):
                         "decode": policy.decode,
                         "plan": policy.plan,
                         "fingerprint": facts["fingerprint"],
+                        "versions": versions,
                     }
-                    extra |= {"versions": versions} | (env.measures(episodes) if hasattr(env, "measures") else {})
-                row = Report(
-                    dataset=facts["dataset"]["name"], policy=name, protocol=env.protocol if ours else "scripted",
-                    text=env.text if ours else "none", seed=trained["seed"] if ours else config["seed"], target_return=target,
-                    headline=not ours or target == headline, n=len(episodes), score=float(sum(scores) / len(scores)), low=low, high=high,
-                    mean_return=float(sum(e.rewards.sum() for e in episodes) / len(episodes)), seconds=round(seconds, 2),
-                    extra=extra,
-                )  # fmt: skip
-                file.write(json.dumps(row.row()) + "\n")
-                file.flush()
-                console.print(
-                    f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s"
-                )
-                label = f"{name}-{row.protocol}-{row.seed}"
-                if hasattr(env, "draw") and label not in drawn and row.headline:
-                    drawn.add(label)
-                    report.save(out / f"rollout-{label}.png", env.draw(episodes, f"{name}, {row.protocol}: {row.score:.1f}"))
+                whole = {env.protocol if ours else "scripted": range(len(episodes))}
+                parts = env.parts() if hasattr(env, "parts") else whole
+                for protocol, members in parts.items():
+                    part = [episodes[i] for i in members]
+                    scores = env.score(part) if hasattr(env, "score") else [float(e.rewards.sum()) for e in part]
+                    low, high = report.interval(scores)
+                    row = Report(
+                        dataset=facts["dataset"]["name"], policy=name, protocol=protocol, text=env.text if ours else "none",
+                        seed=trained["seed"] if ours else config["seed"], target_return=target,
+                        headline=not ours or target == headline, n=len(part), score=float(sum(scores) / len(scores)), low=low,
+                        high=high, mean_return=float(sum(e.rewards.sum() for e in part) / len(part)), seconds=round(seconds, 2),
+                        extra=extra | (env.measures(part) if hasattr(env, "measures") else {}),
+                    )  # fmt: skip
+                    file.write(json.dumps(row.row()) + "\n")
+                    file.flush()
+                    about = "" if len(parts) == 1 else f"  {protocol}"
+                    console.print(
+                        f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s{about}"
+                    )
+                    label = re.sub(r"[^\w.+-]+", "-", f"{name}-{protocol}-{row.seed}")
+                    if hasattr(env, "draw") and label not in drawn and row.headline and protocol == next(iter(parts)):
+                        drawn.add(label)
+                        report.save(out / f"rollout-{label}.png", env.draw(part, f"{name}, {protocol}: {row.score:.1f}"))
             drawn.add(facts["dataset"]["name"])
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
-        console.print(f"report: {report.write_report(out, published)}")
+        console.print(f"report: {report.write_report(out, getattr(env, 'published', {}), getattr(env, 'unit', ''))}")
     return results

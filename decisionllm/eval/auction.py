@@ -16,6 +16,7 @@ import numpy as np
 
 from decisionllm.datasets.auction import shown, texts
 from decisionllm.datasets.auctionnet import chosen
+from decisionllm.eval.report import figure
 from decisionllm.registry import register
 from decisionllm.worlds import auction, bidders
 from decisionllm.worlds.auction import PUBLISHED
@@ -60,9 +61,15 @@ class Auction:
         ):
             if value not in known:
                 raise ValueError(f"env.{name}: expected one of {', '.join(known)}, got {value!r}")
+        for name, count, least in (("opportunities", opportunities, 1), ("repeats", repeats, 0)):
+            if count < least:
+                raise ValueError(f"env.{name}: expected a number from {least}, got {count}")
         if path and protocol == "market":
             raise ValueError(f"env.path: a market makes its own prices; give no path, or protocol=replay; got {path!r}")
-        self.protocol, self.share, self.draws, self.total, self.path = protocol, share, draws, opportunities, path
+        self.share, self.draws, self.total, self.path = share, draws, opportunities, path
+        self.world_of = Replayed if protocol == "replay" else Among
+        unlike = [word for word, is_so in (("shared", share == "all"), ("expected", draws == "expected")) if is_so]
+        self.protocol = ", ".join([protocol, *unlike])
         self.text, self.returns, self.features = text, returns, features
         self.shown = partial(shown, show=show, facts=facts)
         self.factors, periods = factors(budgets), numbers("periods", periods)
@@ -87,7 +94,7 @@ class Auction:
 
     def reset(self, seed):
         self.campaigns, self.log = Campaigns(self.budgets, self.target_cpa, features=self.features), []
-        self.world = (Replayed if self.protocol == "replay" else Among)(self, seed)
+        self.world = self.world_of(self, seed)
         return self.observe()
 
     def observe(self):
@@ -104,7 +111,8 @@ class Auction:
         asked = np.where(c.remaining < LEAST, 0.0, np.asarray(actions, np.float64)[:, 0])
         brought = self.world.step(c.now, asked, c.remaining)
         if self.draws == "expected":
-            brought |= {"conversions": brought["exposed_value"], "conversion": brought["exposed_value"] / brought["volume"]}
+            brought["conversions"] = brought["exposed_value"]
+            brought["conversion"] = brought["conversions"] / np.maximum(brought["volume"], 1)
         c.record(**brought)
         self.log.append((asked, c.spend, c.conversions))
         return self.observe(), self.paid() - before, c.remaining < LEAST, np.full(len(self.budgets), c.now == STEPS)
@@ -144,6 +152,38 @@ class Auction:
             "by_period": {str(p): mean(scores[self.period[rows] == p]) for p in np.unique(self.period)},
         }  # fmt: skip
 
+    def draw(self, episodes, title, count=4):
+        """How the day's money was used: spend, bid multiplier and cost of a conversion by step, a line a campaign for some, dark for
+        all of them."""
+        rows, c = np.array([e.group for e in episodes]), self.campaigns
+        asked, spend, conversions = (np.stack(x)[:, rows] for x in zip(*self.log, strict=True))  # (T, M) each
+        asked = np.where(asked == 0, np.nan, asked)  # no bid
+        limit, hour = c.target_cpa[rows], np.arange(1, len(spend) + 1) / 2
+        ratio = lambda paid, allowed: np.divide(paid, allowed, out=np.full_like(paid, np.nan), where=allowed > 0)  # noqa: E731
+        some = slice(0, len(rows), max(len(rows) // count, 1))
+        made = figure(11, 3.2)
+        for axis, name, lines, mean in zip(
+            made.subplots(1, 3),
+            ("spend / budget", "bid multiplier", "cost of a conversion / limit, so far"),
+            (spend / c.budgets[rows], asked, ratio(spend, limit * conversions)),
+            (
+                spend.sum(1) / c.budgets[rows].sum(),
+                ratio(np.nansum(asked, 1), np.isfinite(asked).sum(1).astype(float)),
+                ratio(spend.sum(1), conversions @ limit),
+            ),
+            strict=True,
+        ):
+            axis.plot(hour, lines[:, some], linewidth=0.8, alpha=0.5)
+            axis.plot(hour, mean, color="black")
+            axis.set_title(name, fontsize=9)
+            axis.set_xlabel("hour")
+            axis.set_ylim(bottom=0)
+        made.axes[0].plot([0, 24], [0, 1], color="grey", linestyle=":", linewidth=0.8)
+        made.axes[2].axhline(1, color="grey", linestyle=":", linewidth=0.8)
+        made.axes[2].set_ylim(0, 3)
+        made.suptitle(title, fontsize=9)
+        return made
+
     def baselines(self, seed):
         """The rules and policies of the reference market and the rule that bids the limit: name -> begin(tasks)."""
         found = {"target CPA": bidders.TargetCPA()}
@@ -174,10 +214,8 @@ class Replayed:
     """Every campaign by itself against fixed market prices."""
 
     def __init__(self, env, seed):
-        self.advertiser, self.keys = (
-            env.advertiser,
-            np.stack([np.full_like(env.period, seed), env.period, env.advertiser, env.repeat], 1),
-        )
+        self.advertiser = env.advertiser
+        self.keys = np.stack([np.full_like(env.period, seed), env.period, env.advertiser, env.repeat], 1)
         self.days = [(priced(int(p), env.path, env.total), np.flatnonzero(env.period == p)) for p in np.unique(env.period)]
 
     def due(self, step):
@@ -212,7 +250,7 @@ class Among:
             stream = next(shared[env.period[rows[0]]])
             market = auction.Market(
                 bidders.roster(), budget_factor=factor, traffic=lambda period, stream=stream: stream,
-                seed=int(np.random.SeedSequence([seed, env.repeat[rows[0]]]).generate_state(1)[0]),
+                seed=int(np.random.SeedSequence([seed, env.repeat[rows[0]], env.advertiser[rows[0]]]).generate_state(1)[0]),
             )  # fmt: skip
             market.reset(int(env.period[rows[0]]))
             self.worlds.append((market, rows))

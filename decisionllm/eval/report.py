@@ -68,23 +68,23 @@ def summarise(rows):
 def table(results):
     """Results as lines of text, one each."""
     lines = [
-        f"{'dataset':34s} {'protocol':10s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}  seeds x episodes"
+        f"{'dataset':34s} {'protocol':16s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}  seeds x episodes"
     ]
     for r in results:
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
         lines.append(
-            f"{r['dataset']:34s} {r['protocol']:10s} {r['policy']:24s} {target:>7s} {r['score']:7.1f}  "
+            f"{r['dataset']:34s} {r['protocol']:16s} {r['policy']:24s} {target:>7s} {r['score']:7.1f}  "
             f"{r['low']:7.1f} .. {r['high']:5.1f} {r['return']:8.1f}  {r['seeds']} x {r['n'] // r['seeds']}{'' if r['headline'] else '  (sweep)'}"
         )
     return "\n".join(lines)
 
 
-def write_report(folder, published):
-    """folder/report.html and its pictures as PNG. published: {name: score} on other data, or {}. -> path"""
+def write_report(folder, published, unit=""):
+    """folder/report.html and its pictures as PNG. published: {name: score} on other data, or {}. unit: of scores that are not normalised. -> path"""
     folder = Path(folder)
     rows = read_rows(folder)
     results = summarise(rows)
-    pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published)}
+    pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published, unit)}
     curves = {row["run"]: row["policy"] for row in rows if row.get("run") and (Path(row["run"]) / "metrics.jsonl").is_file()}
     if curves:
         pictures["learning.png"] = draw_curves(curves)
@@ -97,7 +97,7 @@ def write_report(folder, published):
 
     template = Template((Path(__file__).parent / "report.html").read_text(), autoescape=True)
     page = template.render(
-        title=f"decisionllm: {', '.join(sorted({r['dataset'] for r in results}))}", columns=columns, results=results, published=published,
+        title=f"decisionllm: {', '.join(sorted({r['dataset'] for r in results}))}", columns=columns, results=results, published=published, unit=unit,
         images=[(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images],
         facts=sorted({json.dumps(row.get("versions", {})) for row in rows}), rows=[json.dumps(row) for row in rows],
     )  # fmt: skip
@@ -122,20 +122,21 @@ def save(path, made):
     path.write_bytes(buffer.getvalue())
 
 
-def draw_scores(results, published):
+def draw_scores(results, published, unit=""):
     """A bar a result with its interval; published scores in grey."""
-    names = [f"{r['policy']}\n{r['protocol']}" for r in results] + [f"{name}\npublished, other data" for name in published]
+    names = [f"{r['policy']}\n{r['protocol']}" for r in results] + [f"{name}\nelsewhere" for name in published]
     made = figure(8, 0.5 * len(names) + 1)
-    axis = made.subplots()
+    axis, colours = made.subplots(), {"standard": "C0"}
     for y, r in enumerate(results):
-        axis.barh(y, r["score"], color="tab:blue" if r["protocol"] == "standard" else "tab:orange")
+        axis.barh(y, r["score"], color=colours.setdefault(r["protocol"], f"C{len(colours) % 10}"))
         axis.plot([r["low"], r["high"]], [y, y], color="black")
     axis.barh(range(len(results), len(names)), published.values(), color="lightgrey")
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.invert_yaxis()
     axis.axvline(0, color="black", linewidth=0.5)
-    axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
-    axis.set_xlabel("normalised score (0: random policy, 100: reference controller)")
+    if not unit:
+        axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
+    axis.set_xlabel(unit or "normalised score (0: random policy, 100: reference controller)")
     return made
 
 
