@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -35,20 +36,22 @@ def evaluate(config):
             env = build(trained["env"] | config["env"], config["episodes"])
             told = policy.asks
             headline = policy.target_return if told else None
-            targets = [
-                headline,
-                *(checkpoint.target(facts, q) for q in config["sweep"] if told),
-                *(float(t) for t in config["targets"] if told),
-            ]
+            targets = {headline: headline}  # as a row calls it: one for all, or one each
+            for quantile in config["sweep"] if told else []:
+                each = (
+                    env.similar(facts["dataset"], quantile) if hasattr(env, "similar") else checkpoint.target(facts, quantile)
+                )
+                targets.setdefault(float(np.mean(each)), each)
+            targets |= {float(target): float(target) for target in config["targets"] if told}
             own = f"{trained['name']}+plan{policy.plan}" if policy.plan else trained["name"]
             players = [
                 (
                     f"{own}+reach" if told and target is None else own,
                     target,
-                    lambda tasks, p=policy, h=env.horizon, t=target: p.begin(tasks, h, t),
+                    lambda tasks, p=policy, h=env.horizon, t=each: p.begin(tasks, h, t),
                     True,
                 )
-                for target in dict.fromkeys(targets)
+                for target, each in targets.items()
             ]
             if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:
                 players += [(name, None, begin, False) for name, begin in env.baselines(config["seed"]).items()]

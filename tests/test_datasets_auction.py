@@ -12,7 +12,7 @@ import pytest
 
 from decisionllm.data import card, data
 from decisionllm.datasets import auctionnet
-from decisionllm.datasets.auction import files, load, relabelled, save, task_text
+from decisionllm.datasets.auction import files, load, relabelled, save, similar, task_text
 from decisionllm.datasets.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.worlds.auction import play
@@ -168,7 +168,7 @@ def test_a_store_knows_its_campaigns_in_the_order_of_its_episodes(tmp_path):
     source = load(path=str(put(tmp_path / "some.csv.gz", traffic())), text="informative")
     store = write(tmp_path / "store", source)
     assert store.info["name"] == "auction@some-periods-3" and store.info["env"] == "auction"
-    assert store.info["campaigns"] == [[3, 0, 0, 100.0, 10.0], [3, 1, 5, 4.0, 5.0]] and store.info["repairs"] == {}
+    assert store.info["campaigns"] == [[3, 0, 0, 100.0, 10.0, 2.0], [3, 1, 5, 4.0, 5.0, 0.0]] and store.info["repairs"] == {}
     assert store.spec.horizon == 48 and (store.spec.low, store.spec.high) == ((0.0,), (float(np.float32(60)),))
     assert [store.tasks[i] for i in store.task] == [task_text(100, 10, 0), task_text(4, 5, 5)]
     assert prepare(node("dataset", "auction", path=str(tmp_path / "some.csv.gz")), tmp_path / "home").lengths.tolist() == [
@@ -478,6 +478,13 @@ def test_unknown_options_are_refused_with_the_known_ones(options, message):
         load(**{"path": str(TRAJECTORY_LOG)} | options)
 
 
+def test_a_return_to_ask_for_is_that_of_days_with_about_the_same_budget_and_limit():
+    days = [[0, 0, 0, budget, limit, budget / 10 + limit] for budget in (100, 110, 1000, 1100) for limit in (10, 100)]
+    asked = similar(days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2)
+    assert asked.tolist() == [21, 210, 111]
+    assert similar(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [20]
+
+
 def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
     store = write(tmp_path / "store", load(periods="3", behaviour="dealt", facts="progress", seed=5))
     period = play(mixture("dealt", 3, seed=5), 3, seed=5)
@@ -545,12 +552,13 @@ def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path)
     source = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
     made = list(source.episodes)
     assert len(made) == 12 and source.info["name"].endswith("-relabelled-5") and len(source.info["campaigns"]) == 12
-    for e, (_, _, category, budget, target_cpa) in zip(made, source.info["campaigns"], strict=True):
+    for e, (_, _, category, budget, target_cpa, earned) in zip(made, source.info["campaigns"], strict=True):
         assert e.task == task_text(budget, target_cpa, category)
+        assert e.rewards.sum() == pytest.approx(earned, rel=1e-3)
         np.testing.assert_allclose(e.observations[0, 5:], [math.log(budget), target_cpa], rtol=1e-6)
     value = lambda e: next(k for k in source.info["campaigns"] if task_text(k[3], k[4], k[2]) == e.task)  # noqa: E731
     first = made[2]
-    budget, target_cpa = value(first)[3:]
+    budget, target_cpa = value(first)[3:5]
     bought, spend = 0.1 * min(24, budget / 2), min(48, budget)
     assert first.rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
     again = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)

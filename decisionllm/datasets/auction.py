@@ -83,10 +83,9 @@ def load(
 
     high = max(float(actions[k, : ends[k]].max()) for k in range(len(ends))) or 1.0
     spec = Spec(observation_dim=seen.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
-    table = [
-        [int(p), int(a), int(c), float(b), float(t)]
-        for p, a, c, b, t in zip(log.period, log.advertiser, log.category, log.budget, log.target_cpa, strict=True)
-    ]
+    earned = [float(f"{paid[k, : ends[k]].sum():.4g}") for k in range(len(ends))]
+    columns = (log.period, log.advertiser, log.category, log.budget, log.target_cpa)
+    table = [[*row, r] for *row, r in zip(*(x.tolist() for x in columns), earned, strict=True)]  # what each was, and its return
     info = {
         "name": name, "env": "auction", "text": text, "show": show, "facts": facts, "returns": returns, "features": features, "until": until, "relabel": relabel, "behaviour": "" if path else behaviour,
         "seed": seed, "path": path, "periods": spelled(log.period),
@@ -149,6 +148,17 @@ def relabelled(log, copies, seed=0):
     )  # fmt: skip
     both = zip(vars(log).items(), vars(days).values(), strict=True)
     return replace(log, **{name: np.concatenate([x, y]) for (name, x), y in both if isinstance(x, np.ndarray)})
+
+
+def similar(campaigns, budgets, target_cpa, quantile, *, nearest=48):
+    """A return to ask of N campaigns: this quantile of what was earned by those of a log with the nearest budgets and limits.
+
+    campaigns: the table of a store's info. budgets, target_cpa: (N,); near is what differs by a small factor. -> (N,)
+    """
+    table = np.array(campaigns, np.float64)
+    apart = np.log(table[:, None, 3:5]) - np.log(np.stack([budgets, target_cpa], 1))  # (days, N, 2)
+    found = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
+    return np.quantile(table[found, 5], quantile, axis=0)
 
 
 def observations(log, *, show="official", facts="none"):

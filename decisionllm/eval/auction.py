@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from decisionllm.datasets.auction import shown, texts
+from decisionllm.datasets.auction import shown, similar, texts
 from decisionllm.datasets.auctionnet import chosen
 from decisionllm.eval.report import figure
 from decisionllm.registry import register
@@ -91,6 +91,10 @@ class Auction:
             log = {"budget": self.budgets, "target_cpa": self.target_cpa, "category": self.category, "period": self.period}
             self.tasks += texts(SimpleNamespace(**{name: x[rows] for name, x in log.items()}), text)
         self.published = {f"{name} (original's {protocol})": value for name, value in PEERS[protocol].items()}
+
+    def similar(self, dataset, quantile):
+        """A return to ask of each campaign, from those of the training log (its info) that had about its budget and limit: (N,)"""
+        return similar(dataset["campaigns"], self.budgets, self.target_cpa, quantile)
 
     def reset(self, seed):
         self.campaigns, self.log = Campaigns(self.budgets, self.target_cpa, features=self.features), []
