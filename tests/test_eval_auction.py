@@ -288,6 +288,18 @@ def test_half_a_budget_lasts_for_less():
     assert half < 0.8 * whole and whole < 0.9 * more
 
 
+def test_the_guard_is_off_unless_asked_for_and_says_so_in_the_protocol():
+    paid = {}
+    for guard in (False, True):
+        env = Auction(48, periods="3", draws="expected", guard=guard, **SMALL)
+        assert env.protocol == "replay, expected" + ", guarded" * guard
+        played(env, always(4 * np.array(PUBLISHED["target_cpa"])))
+        paid[guard] = env.campaigns.spend / (env.campaigns.conversions * env.target_cpa)
+    asked = np.stack([step[0] for step in env.log])  # (T, N)
+    assert set(np.unique(asked / env.target_cpa)) <= {0, 1, 4}
+    assert (paid[False] > 1.1).sum() > 10 and paid[True].mean() < paid[False].mean()
+
+
 def test_in_a_market_we_play_each_position_in_turn():
     env = Auction(100, protocol="market", periods="0-1", positions="3,40", **SMALL)
     assert len(env.tasks) == 4 and env.protocol == "market" and len(Auction(1, protocol="market", **SMALL).tasks) == 12

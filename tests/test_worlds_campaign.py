@@ -56,6 +56,18 @@ def test_facts_are_what_was_told_and_what_came_of_it():
     assert facts == pytest.approx(expected)
 
 
+def test_the_guard_holds_who_pays_too_much_to_its_limit():
+    campaigns = after(5)  # 20 spent for 3 conversions, 10 allowed for each
+    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+    campaigns.record(**{name: np.zeros(2) for name in BROUGHT} | {"spend": np.array([10.1, 0.0])})
+    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [10, 70]
+    assert campaigns.guarded(np.array([4.0, 70.0])).tolist() == [4, 70]
+    campaigns.record(
+        **{name: np.zeros(2) for name in BROUGHT} | {"exposed_value": np.array([0.1, 0.0])}
+    )  # bad luck is not dear
+    assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
+
+
 def test_one_campaign_does_not_see_another():
     assert shown(after(5))["won"] == 0.35 and after(5).observe([0, 0], [0, 0])[1, 1:].tolist() == [1.0] + [0.0] * 14
 

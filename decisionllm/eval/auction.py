@@ -44,6 +44,7 @@ class Auction:
     share: in a market we are `one` of the positions, each in its own market, or `all` of them in one.
     repeats: with other draws; 0: in the replay until there are num_episodes of each budget, in a market 1.
     draws: `bernoulli`; or `expected`, which counts values, so that a replay has no noise.
+    guard: hold every player to its limit once it has paid more, see Campaigns.guarded.
     opportunities: of a period. Fewer are worth more each, so that budgets and limits keep their meaning.
     """
 
@@ -51,8 +52,8 @@ class Auction:
 
     def __init__(
         self, num_episodes, *, protocol: str = "replay", periods: str = "7-8", budgets: str = "1", path: str = "",
-        positions: str = "", share: str = "one", repeats: int = 0, draws: str = "bernoulli", opportunities: int = 500000,
-        text: str = "none", show: str = "official", facts: str = "none", returns: str = "conversions", features: str = "repaired",
+        positions: str = "", share: str = "one", repeats: int = 0, draws: str = "bernoulli", guard: bool = False,
+        opportunities: int = 500000, text: str = "none", show: str = "official", facts: str = "none", returns: str = "conversions", features: str = "repaired",
     ):  # fmt: skip
         for name, value, known in (
             ("protocol", protocol, ("replay", "market")),
@@ -66,9 +67,11 @@ class Auction:
                 raise ValueError(f"env.{name}: expected a number from {least}, got {count}")
         if path and protocol == "market":
             raise ValueError(f"env.path: a market makes its own prices; give no path, or protocol=replay; got {path!r}")
-        self.share, self.draws, self.total, self.path = share, draws, opportunities, path
+        self.share, self.draws, self.guard, self.total, self.path = share, draws, guard, opportunities, path
         self.world_of = Replayed if protocol == "replay" else Among
-        unlike = [word for word, is_so in (("shared", share == "all"), ("expected", draws == "expected")) if is_so]
+        unlike = [
+            word for word, so in (("shared", share == "all"), ("expected", draws == "expected"), ("guarded", guard)) if so
+        ]
         self.protocol = ", ".join([protocol, *unlike])
         self.text, self.returns, self.features = text, returns, features
         self.shown = partial(shown, show=show, facts=facts)
@@ -113,6 +116,7 @@ class Auction:
         """Bid multipliers (N, 1) -> observations (N, S), rewards (N,), ended (N,): the budget is used up, truncated (N,): the day is over"""
         c, before = self.campaigns, self.paid()
         asked = np.where(c.remaining < LEAST, 0.0, np.asarray(actions, np.float64)[:, 0])
+        asked = c.guarded(asked) if self.guard else asked
         brought = self.world.step(c.now, asked, c.remaining)
         if self.draws == "expected":
             brought["conversions"] = brought["exposed_value"]

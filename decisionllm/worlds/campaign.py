@@ -61,6 +61,14 @@ class Campaigns:
             [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
         )
 
+    def guarded(self, multipliers):
+        """A guard of the limit: who has paid more for a conversion than is allowed bids the limit at most, until it holds again. (N,)
+
+        A won opportunity costs at most multiplier x value, so what is bought under the guard costs no more than allowed, by the values.
+        """
+        over = self.spend > self.target_cpa * np.maximum(self.conversions, self.exposed_value)
+        return np.where(over, np.minimum(multipliers, self.target_cpa), multipliers)
+
     def record(self, *, bid, market_price, value, conversion, won, volume, spend, conversions, exposed_value):
         """What the step brought, (N,) each: means over its opportunities, its number of opportunities, and totals.
 
