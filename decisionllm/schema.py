@@ -60,8 +60,15 @@ class Spec:
     low: tuple = ()
     high: tuple = ()
     num_actions: int = 0
+    layout: tuple = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
+    # which begins with 1 if it is there and is zeros if not; (): one vector with no inner order
 
     def __post_init__(self):
+        object.__setattr__(self, "layout", tuple((str(kind), int(width), int(count)) for kind, width, count in self.layout))
+        if self.layout and sum(width * count for _, width, count in self.layout) != self.observation_dim:
+            raise ValueError(
+                f"Spec.layout: expected blocks of {self.observation_dim} numbers in all, the size of an observation, got {self.layout}"
+            )
         if self.num_actions and self.action_dim != 1:
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
         if not self.num_actions and not (len(self.low) == len(self.high) == self.action_dim):
@@ -86,6 +93,9 @@ class Episode:
     action_masks: np.ndarray | None = shaped("n C", optional=True)  # True where a discrete action was allowed
     acted: np.ndarray | None = shaped("n", optional=True)  # False where the action is not to be imitated; None: all are
     final_observation: np.ndarray | None = shaped("S", optional=True)  # what was seen after the last action, if it is known
+    agent: int | None = None  # which of its group it is: the same throughout the group, and nothing across groups
+    start: int | None = None  # the step of its world at which it appeared
+    later: float | None = None  # what the team was paid after it was gone, raw reward units; a part of every return-to-go
 
     def __post_init__(self):
         if len(np.atleast_1d(self.rewards)) == 0:

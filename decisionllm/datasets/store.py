@@ -33,6 +33,9 @@ PER_EPISODE = {
     "task": np.int32,
     "group": np.int64,
     "final_observation": np.float32,
+    "agent": np.int32,
+    "start": np.int32,
+    "later": np.float32,
 }
 
 
@@ -65,6 +68,9 @@ class Store:
     action_masks: np.ndarray | None = None  # (n, C) bool
     acted: np.ndarray | None = None  # (n,) bool
     final_observation: np.ndarray | None = None  # (E, S) float32
+    agent: np.ndarray | None = None  # (E,) int32
+    start: np.ndarray | None = None  # (E,) int32
+    later: np.ndarray | None = None  # (E,) float32
 
     @cached_property
     def lengths(self):
@@ -72,17 +78,19 @@ class Store:
 
     @cached_property
     def returns(self):
-        """(E,) float64, raw reward units"""
-        return np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
+        """(E,) float64, raw reward units: of the whole episode, and of its team once it was gone"""
+        own = np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
+        return own if self.later is None else own + self.later
 
     def episode(self, e):
         rows = slice(self.offsets[e], self.offsets[e + 1])
         masks = None if self.action_masks is None else self.action_masks[rows]
         acted = None if self.acted is None else self.acted[rows]
         final = None if self.final_observation is None else self.final_observation[e]
+        team = (None if x is None else x[e].item() for x in (self.agent, self.start, self.later))
         return Episode(
             self.observations[rows], self.actions[rows], self.rewards[rows], bool(self.terminated[e]),
-            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, acted, final,
+            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, acted, final, *team,
         )  # fmt: skip
 
 
@@ -201,7 +209,8 @@ def _check(name, episode, spec):
 
 
 def _fingerprint(card, arrays):
-    digest = hashlib.blake2b(json.dumps([card["spec"], card["tasks"]], sort_keys=True).encode(), digest_size=16)
+    spec = {key: value for key, value in card["spec"].items() if value or key != "layout"}
+    digest = hashlib.blake2b(json.dumps([spec, card["tasks"]], sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(name.encode() + arrays[name].tobytes())
     return digest.hexdigest()
