@@ -168,6 +168,12 @@ def usable(device):
 def load(path, *, device="cpu", target_return=None, **acting):
     """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own."""
     (config, facts), device = read(path), usable(device)
+    lacking = [key for key in ("ahead", "decode", "dynamics", "expectile", "plan", "returns") if key not in config]
+    if lacking:
+        raise ValueError(
+            f"{path}: its config lacks {', '.join(lacking)}: it was trained by another version; run.json says which, use that one, "
+            "or train again"
+        )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
     restore(path, model, facts)
