@@ -194,7 +194,7 @@ class Auction:
         return made
 
     def baselines(self, seed):
-        """The rules and policies of the reference market, the rule that bids the limit and the original's Decision Transformer: name -> begin(tasks)."""
+        """The rules and policies of the reference market, the rule that bids the limit and the stock DT: name -> begin(tasks)."""
         found = {"target CPA": bidders.TargetCPA(), StockDT.name: StockDT()}
         for _, bidder in bidders.roster():
             found.setdefault(getattr(bidder, "name", type(bidder).__name__), bidder)
