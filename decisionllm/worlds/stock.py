@@ -32,15 +32,16 @@ class StockDT:
         self.reset()
 
     def reset(self):
-        self.tokens = []  # (M, 64) each, of the steps of the window before this one: three a step
+        self.tokens = []  # (M, 64) each, of the last steps: three a step
 
     @torch.inference_mode()
     def act(self, states, seats):
         returns_to_go = (self.target - np.asarray(seats.conversions)) / RETURN_SCALE
         standard = (np.asarray(states, np.float64) - self.mean) / self.deviation
-        self.tokens += [self.token("return", returns_to_go[:, None], seats.step), self.token("state", standard, seats.step)]
+        now = self.token("return", returns_to_go[:, None], seats.step), self.token("state", standard, seats.step)
+        self.tokens = [*self.tokens, *now][1 - 3 * self.window :]  # this step's action is not yet among them
         multipliers = self.linear("predict_action.0", self.read(torch.stack(self.tokens, 1)))
-        self.tokens = [*self.tokens, self.token("action", multipliers, seats.step)][-3 * (self.window - 1) :]
+        self.tokens.append(self.token("action", multipliers, seats.step))
         return multipliers[:, 0].double().numpy()
 
     def token(self, kind, x, step):
