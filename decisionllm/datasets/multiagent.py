@@ -1,16 +1,22 @@
 """Logs of many agents in one world: each stay of each agent is an episode, and the episodes of one world share their group."""
 
+import json
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from decisionllm.datasets import vault
 from decisionllm.datasets.store import Source
 from decisionllm.datasets.teamlog import Log as Log
 from decisionllm.datasets.teamlog import collect as collect
 from decisionllm.datasets.teamlog import read as read
 from decisionllm.datasets.teamlog import write as write
+from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+SAID = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
 TEXTS = ("none", "constant", "informative", "shuffled")
 
 
@@ -76,6 +82,48 @@ def task_text(meta, n=1, agent_type="", text="informative"):
     return "" if text == "none" else " ".join(part.strip().rstrip(".") + "." for part in said if part)
 
 
+@register("dataset", "team", text="${text}")
+def load(
+    *,
+    path: str,
+    text: str = "none",
+    capacity: int = 6,
+    returns: str = "",
+    team: int = 0,
+    meta: str = "",
+    cut: int = 25,
+) -> Source:
+    """A log of many agents: a folder that `write` wrote, a Vault, a folder of OMAR's, or a PyMARL .h5; what is there says which.
+
+    text, capacity, returns, team: see `source`. meta: a JSON file that says more of the log, such as its name, task, reward_rule, or
+    the roles and blocks of its types, see teamlog; a public log's only type is `agent`. cut: steps of a world in an OMAR log.
+    """
+    kind = vault.kind_of(path)
+    told = {"path": path, "format": kind, "meta": meta, "cut": cut}
+    return source(log_of(path, meta, cut), text=text, capacity=capacity, returns=returns, team=team, **told)
+
+
+def log_of(path, meta="", cut=25):
+    """The Log of a path, see `load`, with what the file `meta` says laid over its own."""
+    file, kind = Path(path).expanduser(), vault.kind_of(path)
+    readers = {"ours": read, "vault": vault.read_vault, "omar": partial(vault.read_omar, cut=cut), "pymarl": vault.read_pymarl}
+    log = readers[kind](file)
+    try:
+        more = json.loads(Path(meta).expanduser().read_text()) if meta else {}
+        types = {name: told | more.get("types", {}).get(name, {}) for name, told in log.meta["types"].items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"dataset.meta: expected a JSON file that describes a log, got {meta} ({error})") from error
+    name = {"name": f"team@{file.parent.name}-{file.stem}" if kind == "vault" else f"team@{file.stem}"}
+    return replace(log, meta=name | log.meta | more | {"types": types})
+
+
+def files(*, path, meta="", **options):
+    """What `load` would read with these options."""
+    given = Path(path).expanduser()
+    inside = [given] if vault.kind_of(path) == "pymarl" else sorted(file for file in given.rglob("*") if file.is_file())
+    return [*inside, *([Path(meta).expanduser()] if meta else [])]
+
+
 def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     """A log as episodes, one for each stay of each agent of `team`; other teams are part of the world.
 
@@ -105,10 +153,9 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     end = np.append(start[1:], len(order))
     early = (died > 0) & ~np.append(begins[1:], True)
     refuse(early, "terminated: expected no row of this agent in the next step, got one")
-    longest = np.diff(offsets)
-    over = longest > meta["horizon"]
+    long, finals = np.diff(offsets), clock[offsets[1:] - 1]
     log.refuse(
-        "steps", clock[offsets[1:] - 1], over, f"expected at most {meta['horizon']} steps (the horizon), got {{}}", longest
+        "steps", finals, long > meta["horizon"], f"expected at most {meta['horizon']} steps (the horizon), got {{}}", long
     )
 
     seen, shape = _observations(log, order, kind, capacity)
@@ -127,20 +174,12 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
             acted[a:b], agent=int(agent[a]), start=int(step[a]), later=float(later[b - 1]),
         )  # fmt: skip
 
-    low, high = ((), ()) if masks is not None else (tuple(types[0]["low"]), tuple(types[0]["high"]))
-    spec = Spec(seen.shape[1], actions.shape[1], int(meta["horizon"]), low, high, 0 if masks is None else masks.shape[1], shape)
-    said = {
-        key: meta[key] for key in ("world", "references", "generator", "seed", "source", "licence", "repairs") if key in meta
-    }
-    chosen = {
-        "name": meta.get("name", "team"),
-        "env": meta.get("env", "none"),
-        "text": text,
-        "capacity": capacity,
-        "returns": paying,
-        "team": team,
-    }
-    return Source(spec, map(episode, range(len(start))), chosen | said | info)
+    bounds = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}
+    bounds = bounds or {"num_actions": max(told["num_actions"] for told in types)}
+    spec = Spec(seen.shape[1], actions.shape[1], int(meta["horizon"]), layout=shape, **bounds)
+    said = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in SAID if key in meta}
+    chosen = {"text": text, "capacity": capacity, "returns": paying, "team": team}
+    return Source(spec, map(episode, range(len(start))), said | chosen | info)
 
 
 def _worlds(log, team):
@@ -152,16 +191,11 @@ def _worlds(log, team):
     same = np.append(False, (np.diff(group[every]) == 0) & (np.diff(teams[every]) == 0))  # as the row before
     apart = np.append(0, np.diff(step[every]))
     refuse(same & (apart == 0), "expected one row for each group, step and team, got a second one")
-    refuse(
-        np.where(same, apart != 1, step[every] != 0),
-        "expected the steps of a world to count from 0 without a gap",
-    )
+    gap = np.where(same, apart != 1, step[every] != 0)
+    refuse(gap, "expected the steps of a world to count from 0 without a gap")
     over, last = (log.steps["terminated"] | log.steps["truncated"])[every], np.append(~same[1:], True)
     refuse(over & ~last, "expected the world's last step, since it ended here, got another one")
-    refuse(
-        last & ~over,
-        "expected terminated or truncated on a world's last step; a log that was cut must lose its last world",
-    )
+    refuse(last & ~over, "expected terminated or truncated on a world's last step; if the log was cut, drop this world")
     ends = np.flatnonzero(last)
     other = np.append(False, (np.diff(group[every][ends]) == 0) & (np.diff(step[every][ends]) != 0))
     log.refuse("steps", every[ends], other, "expected the world to end for all of its teams in one step")
@@ -177,10 +211,8 @@ def _present(log, team, clock, offsets):
     refuse = partial(log.refuse, "agents", order)
     group, step, agent = (log.agents[name][order] for name in ("group", "step", "agent"))
     same = np.append(False, (np.diff(group) == 0) & (np.diff(agent) == 0))  # as the row before
-    refuse(
-        same & np.append(False, np.diff(step) == 0),
-        "expected one row for each group, step and agent, got a second one",
-    )
+    twice = same & np.append(False, np.diff(step) == 0)
+    refuse(twice, "expected one row for each group, step and agent, got a second one")
     for name in {"team", "agent_type"} & log.agents.keys():
         changed = same & np.append(False, np.diff(log.agents[name][order]) != 0)
         refuse(changed, f"{name}: expected the same for an agent throughout its group, got another")
@@ -214,12 +246,11 @@ def _payments(log, returns, clock, offsets, order, moment, world, size):
 
 
 def _decisions(log, order, kind):
-    """Actions (n, A), masks (n, C) of discrete ones, None of continuous ones, and where there is one to imitate (n,) bool."""
+    """Actions (n, A), masks (n, C), None if all are allowed, and where there is one to imitate (n,) bool."""
     types, rows, refuse = list(log.meta["types"].values()), log.agents, partial(log.refuse, "agents", order)
     discrete = all("num_actions" in told for told in types)
-    if not discrete and any(
-        not told.get("low") or [told["low"], told["high"]] != [types[0]["low"], types[0]["high"]] for told in types
-    ):
+    bounds = [(told.get("low"), told.get("high")) for told in types]
+    if not discrete and not (all(bounds[0]) and bounds.count(bounds[0]) == len(bounds)):
         raise ValueError(f"{log.path}: expected every type in meta to have num_actions, or all the same low and high")
     name = "action" if discrete else "action_values"
     if name not in rows:
@@ -229,7 +260,7 @@ def _decisions(log, order, kind):
     acted = rows["acted"][order] if "acted" in rows else known
     refuse(acted & ~known, f"{name}: expected an action, since acted is true, got {{}}", taken)
     if not discrete:
-        return np.where(known[:, None], taken, np.mean([types[0]["low"], types[0]["high"]], 0)).astype(np.float32), None, acted
+        return np.where(known[:, None], taken, np.mean(bounds[0], 0)).astype(np.float32), None, acted
     counts = np.array([told["num_actions"] for told in types])
     refuse(taken >= counts[kind], "action: expected an index below {}, got {}", counts[kind], taken)
     masks = np.arange(counts.max()) < counts[kind][:, None]
@@ -237,18 +268,13 @@ def _decisions(log, order, kind):
         if (width := rows["available"].shape[1]) != counts.max():
             raise ValueError(f"{log.path}, agents, available: expected {counts.max()} actions, got {width}")
         masks &= rows["available"][order]
-    refuse(
-        acted & ~masks.any(1),
-        "available: expected an action that is allowed, got a mask that forbids every one",
-    )
+    refuse(acted & ~masks.any(1), "available: expected an action that is allowed, got a mask that forbids every one")
     allowed = known & np.take_along_axis(masks, np.maximum(taken, 0)[:, None].astype(int), 1)[:, 0]
-    refuse(
-        acted & ~allowed,
-        "available: forbids the recorded action {}; say acted=false where it was not its own choice",
-        taken,
-    )
+    forbidden = acted & ~allowed
+    refuse(forbidden, "available: forbids the recorded action {}; say acted=false where it was not its own choice", taken)
     masks |= ~masks.any(1, keepdims=True)  # nobody chooses there
-    return np.where(allowed, taken, masks.argmax(1))[:, None].astype(np.float32), masks, acted
+    taken = np.where(allowed, taken, masks.argmax(1))  # what was not recorded is shown as the first that is allowed
+    return taken[:, None].astype(np.float32), None if masks.all() else masks, acted
 
 
 def _observations(log, order, kind, capacity):
@@ -272,3 +298,39 @@ def _observations(log, order, kind, capacity):
             log.refuse("agents", order[rows], ~np.isfinite(raw).all(1), "observation: expected finite numbers, got {}", raw)
             made[rows] = canonical(raw, blocks, shape, agent_type=k, types=len(types))
     return made, shape
+
+
+def coverage(store):
+    """What a reader must know of a log of many agents before training on it, as lines of text for its card.
+
+    Joint actions and observations are those of all agents of a group at one step; equal ones are equal to the last bit.
+    """
+    step = np.arange(len(store.rewards)) + np.repeat(store.start - store.offsets[:-1], store.lengths)
+    group, agent = (np.repeat(column, store.lengths) for column in (store.group, store.agent))
+    order = np.lexsort((agent, step, group))
+    first = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)))
+    weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
+
+    def told(columns):
+        rows = np.ascontiguousarray(columns[order])
+        _, like = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0], return_inverse=True)
+        joint = np.add.reduceat((like.astype(np.uint64) + np.uint64(1)) * weights[agent[order]], first)  # a number for each
+        counts = np.unique(joint, return_counts=True)[1]
+        return f"{len(counts):,} different, {100 * counts[counts > 1].sum() / len(first):.1f} % of steps repeat one"
+
+    sizes = np.bincount(np.diff(np.append(first, len(order))))
+    shares = ", ".join(f"{n} in {100 * count / len(first):.1f} %" for n, count in enumerate(sizes) if count)
+    yield f"  agents       {shares} of the {len(first):,} joint steps"
+    late, after = (store.start > 0).mean(), (store.later != 0).mean()
+    yield f"  stays        {100 * late:.1f} % begin late, {100 * after:.1f} % are paid for after their end"
+    yield f"  joint action {told(store.actions)}"
+    yield f"  joint both   {told(np.concatenate([store.observations, store.actions], 1))} (observations and actions)"
+    forbidden = 0 if store.action_masks is None else 1 - store.action_masks.mean()
+    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.acted.mean()):.1f} % of steps are not to be imitated"
+
+
+def save(folder, store):
+    """Write the log that a store was made of as `write` does. The log is read again: a store has one observation for all types."""
+    if store.info.get("format") is None or store.agent is None:
+        raise ValueError(f"export=team: expected a dataset of many agents (dataset=team), got {store.info['name']}")
+    write(folder, log_of(*(store.info[name] for name in ("path", "meta", "cut"))))
