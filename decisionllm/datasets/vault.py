@@ -38,11 +38,14 @@ def read_vault(folder):
     if lacking := {"observations", "actions", "rewards", "terminals", "truncations"} - columns.keys():
         raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(sorted(lacking))} not among {', '.join(columns)}")
     seen = columns["observations"]
-    sign = columns.get("infos.legals", seen)  # a step that was written has numbers here: somebody may always do something
-    if (blank := ~sign.reshape(*seen.shape[:2], -1).any(2)).any() or not length:
+    written = [
+        columns[name].reshape(*seen.shape[:2], -1).any(2) for name in ("observations", "infos.legals") if name in columns
+    ]
+    if (blank := ~np.any(written, axis=0)).any() or not length:
         lane, at = np.argwhere(blank)[0] if length else (0, 0)
         raise ValueError(
-            f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), got nothing from there; the Vault was cut while it was written, fetch it again"
+            f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), got nothing from here; it was cut while "
+            "it was written: fetch it again"
         )
     over = (columns["terminals"] != 0) | (columns["truncations"] != 0)
     whole = over.all(2)  # (B, T)
