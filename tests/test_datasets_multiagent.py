@@ -225,12 +225,16 @@ def test_a_text_says_what_it_is_told_to_say(tmp_path):
 
 
 def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
+    from pyarrow import parquet
+
     log = toy(gone=[(1, 2, 3, None)], busy=[(0, 1, 1)], behaviours=["calm", "wild"], note="ünïcode")
     log, _ = changed(log, "agents", (0, 1, 1), action=-1, reward=np.nan)
     log = replace(log, agents=log.agents | {"agent_type": 0 * log.agents["agent"], "behaviour": log.agents["group"] % 2},
                   steps=log.steps | {"state": np.arange(36.0).reshape(18, 2), "won": log.steps["step"] == 5})  # fmt: skip
     multiagent.write(tmp_path / "log", log)
     again = read(tmp_path / "log")
+    nulls = parquet.read_table(tmp_path / "log/agents.parquet")
+    assert [nulls[name].null_count for name in ("action", "reward", "step")] == [1, 1, 0]
     assert again.meta == {"format": 1} | json.loads(json.dumps(log.meta))
     order = np.lexsort([log.agents[name] for name in ("agent", "step", "group")])
     assert again.agents.keys() == log.agents.keys() and again.steps.keys() == log.steps.keys()
@@ -448,12 +452,12 @@ def test_a_log_that_was_written_again_is_read_again(tmp_path):
 
 
 class Meadow:
-    """A parallel world of PettingZoo's kind: two wolves and a sheep, which is caught in step 1; the clock stops in step 3."""
+    """A parallel world of PettingZoo's kind: two wolves and a sheep, which is caught in step 1; all is over in step 3."""
 
     possible_agents = ["wolf_0", "wolf_1", "sheep_0"]
 
-    def __init__(self, *, masked):
-        self.masked = masked
+    def __init__(self, *, masked=False, by_clock=True):
+        self.masked, self.by_clock = masked, by_clock
 
     def action_space(self, agent):
         from gymnasium.spaces import Discrete
@@ -476,8 +480,8 @@ class Meadow:
         assert actions.keys() == set(self.agents)
         there, t = self.agents, self.step_now
         self.step_now += 1
-        terminated = {agent: agent == "sheep_0" and t == 1 for agent in there}
-        truncated = dict.fromkeys(there, t == 3)
+        terminated = {agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3) for agent in there}
+        truncated = dict.fromkeys(there, t == 3 and self.by_clock)
         self.agents = [agent for agent in there if not (terminated[agent] or truncated[agent])]
         return (
             self.seen(),
@@ -504,3 +508,10 @@ def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
     sheep = write(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
     assert sheep.terminated.all() and sheep.lengths.tolist() == [2, 2] and sheep.returns.tolist() == [-2, -2]
     assert sheep.later.tolist() == [0, 0]
+
+
+def test_a_world_that_is_played_ends_by_the_clock_or_by_itself():
+    for by_clock in (True, False):
+        log = collect(Meadow(by_clock=by_clock), lambda observations, infos: dict.fromkeys(observations, 0), episodes=1)
+        assert log.steps["truncated"].tolist() == [False, False, False, by_clock]
+        assert log.steps["terminated"].tolist() == [False, False, False, not by_clock]

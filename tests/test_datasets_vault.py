@@ -198,6 +198,7 @@ def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "3m.h5")))
     assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
     assert store.terminated.tolist() == [True, True, False, False, True, True]
+    np.testing.assert_allclose(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], rtol=1e-5)
     for e, (world, i, n) in enumerate([(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]):
         np.testing.assert_array_equal(store.episode(e).observations, made["obs"][world, :n, i])
         np.testing.assert_array_equal(store.episode(e).actions, made["actions"][world, :n, i])

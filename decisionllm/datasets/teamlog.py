@@ -109,7 +109,7 @@ def _arrow(log, table, name, order):
     """A column of a Log in this order as Arrow's, with nulls where an action or a reward was not recorded."""
     import pyarrow as pa
 
-    columns, kind, words = getattr(log, table), *_kind(table, name)
+    columns, (kind, words) = getattr(log, table), _kind(table, name)
     column = columns[name]
     if f"{name}_offsets" in columns:
         return pa.LargeListArray.from_arrays(columns[f"{name}_offsets"], column.astype(kind)).take(pa.array(order))
