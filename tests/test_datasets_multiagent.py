@@ -358,6 +358,7 @@ def test_columns_that_do_not_fit_are_refused_by_name():
     for table, columns, message in (
         ("steps", {"terminated": None}, "log, steps: expected columns .*; lacking terminated, unknown none"),
         ("agents", {"colour": log.agents["step"]}, "log, agents: expected columns .*; lacking none, unknown colour"),
+        ("steps", {"truncated": 1 * log.steps["truncated"]}, "log, steps, truncated: expected true and false, got int64"),
         ("agents", {"action": log.agents["action"][1:]}, "log, agents, action: expected 12 rows, got 11"),
     ):
         with pytest.raises(ValueError, match=message):

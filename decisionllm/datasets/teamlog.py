@@ -12,6 +12,7 @@ count], ...]}}}. The blocks of an observation follow each other: `own` is the ag
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class Log:
             for name, column in columns.items():
                 if f"{name}_offsets" not in columns and len(column) != n + name.endswith("_offsets"):
                     raise ValueError(f"{self.path}, {table}, {name}: expected {n} rows, got {len(column)}")
+                if "bool" in known.get(name, "") and column.dtype != bool:
+                    raise ValueError(f"{self.path}, {table}, {name}: expected true and false, got {column.dtype}")
 
     def refuse(self, table, rows, wrong, message, *values):
         """Name the first of these rows of a table that is wrong, if any is: by its number, from 1, and by its key."""
@@ -97,6 +100,8 @@ def write(folder, logs):
                 if table not in writers:
                     writers[table] = parquet.ParquetWriter(partial / f"{table}.parquet", made.schema, compression="zstd")
                 writers[table].write_table(made, row_group_size=ROWS)
+        if not writers:
+            raise ValueError(f"{folder}: expected a log to write, got none")
         for writer in writers.values():
             writer.close()
         (partial / "meta.json").write_text(json.dumps({"format": FORMAT} | log.meta, indent=1, ensure_ascii=False))
@@ -150,9 +155,8 @@ def _read(file, table, meta):
         try:
             made |= _numbers(name, columns[name].combine_chunks(), kind, list(meta.get(words, ())) if words else None)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"{file}, {name}: expected {TABLES[table][name].strip('?')}, got {columns[name].type} ({error})"
-            ) from error
+            wanted = TABLES[table][name].strip("?")
+            raise ValueError(f"{file}, {name}: expected {wanted}, got {columns[name].type} ({error})") from error
         if (lost := made.pop("missing", None)) is not None:
             said = f"one of {', '.join(meta.get(words, ()))}, as meta.json says" if words else f"a number of {kind}, got none"
             raise ValueError(f"{file}, row {lost + 1}, {name}: expected {said}")
@@ -208,53 +212,45 @@ def collect(env, act, *, episodes, seed=0, teams=None, **meta):
     team_of = {agent: (teams or {}).get(kind, 0) for agent, kind in kinds.items()}
     spaces = {kinds[agent]: env.action_space(agent) for agent in env.possible_agents}
     discrete = all(hasattr(space, "n") for space in spaces.values())
-    shapes = {
-        kind: {"num_actions": int(space.n)} if discrete else {"low": space.low.tolist(), "high": space.high.tolist()}
-        for kind, space in spaces.items()
-    }
-    steps, rows, seen, masks, length = [], [], [], [], 0
+    flat = lambda numbers: np.asarray(numbers, np.float32).reshape(-1)  # noqa: E731
+    limits = {kind: {"num_actions": int(space.n)} if discrete else {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
+              for kind, space in spaces.items()}  # fmt: skip
+    steps, keys, did, paid, died, seen, masks = [], [], [], [], [], [], []
     for group in range(episodes):
         observations, infos = env.reset(seed=seed + group)
-        sizes = {team: sum(team_of[agent] == team for agent in observations) for team in sorted(set(team_of.values()))}
+        sizes = Counter(team_of[agent] for agent in env.agents)
         step = 0
         while env.agents:
             there, actions = list(env.agents), act(observations, infos)
-            for agent in there:
-                view = observations[agent]
-                mask = view["action_mask"] if isinstance(view, dict) else infos[agent].get("action_mask")
-                seen.append(np.asarray(view["observation"] if isinstance(view, dict) else view, np.float32).reshape(-1))
-                masks.append(None if mask is None else np.asarray(mask, bool))
+            views = {
+                agent: x if isinstance(x, dict) else infos.get(agent, {}) | {"observation": x}
+                for agent, x in observations.items()
+            }
             observations, rewards, terminated, truncated, infos = env.step({agent: actions[agent] for agent in there})
-            over, clock = not env.agents, any(truncated.values())
             for agent in there:
-                rows.append(
-                    (
-                        group,
-                        step,
-                        number[agent],
-                        types.index(kinds[agent]),
-                        team_of[agent],
-                        actions[agent],
-                        rewards[agent],
-                        terminated[agent],
-                    )
-                )
+                keys.append((group, step, number[agent], types.index(kinds[agent]), team_of[agent]))
+                did.append(actions[agent] if discrete else flat(actions[agent]))
+                paid.append(rewards[agent])
+                died.append(terminated[agent])
+                seen.append(flat(views[agent]["observation"]))
+                masks.append(views[agent].get("action_mask", np.ones(limits[kinds[agent]].get("num_actions", 0), np.int8)))
+            clock = any(truncated.values())
             for team, size in sizes.items():
-                paid = sum(rewards[agent] for agent in there if team_of[agent] == team) / max(size, 1)
-                steps.append((group, step, team, paid, over and not clock, over and clock))
+                mean = sum(rewards[agent] for agent in there if team_of[agent] == team) / size
+                steps.append((group, step, team, mean, not env.agents and not clock, not env.agents and clock))
             step += 1
-        length = max(length, step)
-    *keys, actions, reward, died = zip(*rows, strict=True)
-    agents = dict(zip(("group", "step", "agent", "agent_type", "team"), map(np.array, keys), strict=True))
-    agents |= {"reward": np.array(reward, np.float32), "terminated": np.array(died, bool), "observation": np.concatenate(seen)}
-    agents |= {"observation_offsets": np.cumsum([0, *map(len, seen)])}
-    agents |= {"action": np.array(actions)} if discrete else {"action_values": np.array(actions, np.float32)}
-    if any(mask is not None for mask in masks):
-        agents["available"] = np.zeros((len(rows), max(told["num_actions"] for told in shapes.values())), bool)
-        for i, mask in enumerate(masks):
-            n = shapes[types[keys[3][i]]]["num_actions"]
-            agents["available"][i, :n] = True if mask is None else mask
-    names = ("group", "step", "team", "reward", "terminated", "truncated")
-    clock = dict(zip(names, map(np.array, zip(*steps, strict=True)), strict=True))
-    found = {"name": str(env), "types": shapes, "horizon": length, "seed": seed, "generator": "collect"}
+    columns = lambda names, rows: dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))  # noqa: E731
+    clock = columns(("group", "step", "team", "reward", "terminated", "truncated"), steps)
+    agents = columns(("group", "step", "agent", "agent_type", "team"), keys)
+    agents |= {
+        "action" if discrete else "action_values": np.array(did),
+        "reward": np.array(paid),
+        "terminated": np.array(died, bool),
+    }
+    agents |= {"observation": np.concatenate(seen), "observation_offsets": np.cumsum([0, *map(len, seen)])}
+    if discrete and not all(np.all(mask) for mask in masks):
+        agents["available"] = np.zeros((len(masks), max(map(len, masks))), bool)
+        for row, mask in zip(agents["available"], masks, strict=True):
+            row[: len(mask)] = mask
+    found = {"name": str(env), "types": limits, "horizon": int(clock["step"].max()) + 1, "seed": seed, "generator": "collect"}
     return Log(found | meta, clock, agents)

@@ -13,6 +13,17 @@ import numpy as np
 
 from decisionllm.datasets.teamlog import Log
 
+VAULT = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminals",
+    "truncations",
+    "infos.legals",
+    "infos.state",
+)  # the last two may lack
+PYMARL = ("obs", "actions", "reward", "terminated", "filled", "avail_actions", "state")
+
 
 def read_vault(folder):
     """One Vault: a folder with `manifest.ocdbt`. Its rows of B are worlds of their own, and a world ends when all of its agents have.
@@ -29,18 +40,15 @@ def read_vault(folder):
         told = json.loads((folder / "metadata.json").read_text())
         if float(told["version"]) // 1 != 1:
             raise ValueError(f"expected version 1 of the format, got {told['version']}")
-        names = [name if isinstance(kind, str) else f"{name}.{inner}"
-                 for name, kind in told["structure_shape"].items() for inner in ([""] if isinstance(kind, str) else kind)]  # fmt: skip
+        there = told["structure_shape"].keys() | {f"infos.{name}" for name in told["structure_shape"].get("infos", ())}
         length = int(opened("vault_index").read().result()[0])
-        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in names}
+        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in VAULT if name in there}
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{folder}: not a readable Vault, perhaps cut ({error}); fetch it again") from error
-    if lacking := {"observations", "actions", "rewards", "terminals", "truncations"} - columns.keys():
-        raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(sorted(lacking))} not among {', '.join(columns)}")
-    seen = columns["observations"]
-    written = [
-        columns[name].reshape(*seen.shape[:2], -1).any(2) for name in ("observations", "infos.legals") if name in columns
-    ]
+    if lacking := [name for name in VAULT[:5] if name not in there]:
+        raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(lacking)} not among {', '.join(sorted(there))}")
+    numbers = [columns[name] for name in ("observations", "infos.legals") if name in columns]
+    written = [column.reshape(*column.shape[:2], -1).any(2) for column in numbers]
     if (blank := ~np.any(written, axis=0)).any() or not length:
         lane, at = np.argwhere(blank)[0] if length else (0, 0)
         raise ValueError(
@@ -60,24 +68,18 @@ def read_vault(folder):
 def read_omar(folder, *, cut=25):
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on for each agent, `cut` into worlds of so many steps."""
     try:
-        parts = [
-            [np.load(folder / f"{name}_{i}.npy") for i in range(len(list(folder.glob("obs_*.npy"))))]
-            for name in ("obs", "acs", "rews")
-        ]
+        agents = range(len(list(folder.glob("obs_*.npy"))))
+        parts = ([np.load(folder / f"{name}_{i}.npy") for i in agents] for name in ("obs", "acs", "rews"))
         seen, taken, paid = (np.stack(part, 1) for part in parts)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(
-            f"{folder}: expected arrays obs_i, acs_i and rews_i of one shape for each agent i ({error})"
-        ) from error
+        raise ValueError(f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i ({error})") from error
     n = len(seen) - len(seen) % cut
     if not n or not len(seen) == len(taken) == len(paid):
-        raise ValueError(
-            f"{folder}: expected as many steps in each array and at least {cut}, got {len(seen)}, {len(taken)} and {len(paid)}"
-        )
+        sizes = f"{len(seen)}, {len(taken)} and {len(paid)}"
+        raise ValueError(f"{folder}: expected as many steps in each array and at least {cut}, got {sizes}")
     never = np.zeros(seen.shape[:2], bool)[:n]
-    return joint(
-        folder, np.arange(n) // cut, seen[:n], taken[:n], paid[:n], never, repairs={"steps cut at the end": len(seen) - n}
-    )
+    left = {"steps cut at the end": len(seen) - n}
+    return joint(folder, np.arange(n) // cut, seen[:n], taken[:n], paid[:n], never, repairs=left)
 
 
 def read_pymarl(file):
@@ -88,14 +90,13 @@ def read_pymarl(file):
     """
     import h5py
 
-    keys = ("obs", "actions", "reward", "terminated", "filled", "avail_actions", "state")
     try:
         with h5py.File(file) as source:
-            columns = {key: source[key][()] for key in keys if key in source}
+            columns = {key: source[key][()] for key in PYMARL if key in source}
     except OSError as error:
         raise ValueError(f"{file}: not a readable HDF5 file, perhaps cut ({error}); fetch it again") from error
     sizes = {key: column.shape[:2] for key, column in columns.items()}
-    if lacking := [key for key in keys[:5] if key not in columns]:
+    if lacking := [key for key in PYMARL[:5] if key not in columns]:
         raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
     if len(set(sizes.values())) > 1:
         raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
@@ -128,17 +129,17 @@ def joint(path, group, observations, actions, rewards, terminals, *, available=N
     discrete = actions.dtype.kind in "iu"
     available = available != 0 if discrete and available is not None else None
     choice = np.ones((s, N), bool) if available is None else ~available[..., 0] | (available.sum(2) > 1)
-    until = np.minimum(
-        np.maximum.reduceat(np.where(choice, row, -1), first), np.minimum.reduceat(np.where(terminals, row, s), first)
-    )  # (worlds, N), the last row of each agent
-    there = row <= until[world]
-    who = np.broadcast_to(np.arange(N), (s, N))[there]
-    at = np.nonzero(there)[0]
-    equal = (rewards == rewards[:, :1]).all()
-    steps = {"group": world, "step": step, "reward": rewards[:, 0] if equal else rewards.mean(1), "terminated": last & terminals.all(1),
+    chose, died = np.where(choice, row, -1), np.where(terminals, row, s)
+    until = np.minimum(np.maximum.reduceat(chose, first), np.minimum.reduceat(died, first))[
+        world
+    ]  # (s, N), each agent's last row
+    there = row <= until
+    at, who = np.nonzero(there)
+    shared = (rewards == rewards[:, :1]).all()
+    steps = {"group": world, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
              "truncated": last & ~terminals.all(1)}  # fmt: skip
     agents = {"group": world[at], "step": step[at], "agent": who, "observation": observations[there].reshape(len(at), -1),
-              "acted": choice[there], "terminated": (row == until[world])[there] & ~last[at]}  # fmt: skip
+              "acted": choice[there], "terminated": (row == until)[there] & ~last[at]}  # fmt: skip
     if discrete:
         agents["action"] = actions.reshape(s, N)[there]
         limits = {"num_actions": int(agents["action"].max()) + 1 if available is None else available.shape[2]}
@@ -146,14 +147,11 @@ def joint(path, group, observations, actions, rewards, terminals, *, available=N
         agents["action_values"] = actions.reshape(s, N, -1)[there]
         bound = np.maximum(1, np.abs(agents["action_values"]).max(0)).tolist()
         limits = {"low": [-x for x in bound], "high": bound}
-    optional = {"available": None if available is None else available[there], "reward": None if equal else rewards[there]}
-    agents |= {name: column for name, column in optional.items() if column is not None}
+    agents |= {} if available is None else {"available": available[there]}
+    agents |= {} if shared else {"reward": rewards[there]}
     steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
-    meta = {
-        "types": {"agent": limits},
-        "horizon": int(step.max()) + 1,
-        "repairs": {k: n for k, n in (repairs or {}).items() if n},
-    }
+    found = {what: count for what, count in (repairs or {}).items() if count}
+    meta = {"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": found}
     return Log(meta, steps, agents, str(path))
 
 
@@ -166,12 +164,6 @@ def kind_of(path):
     kinds = [kind for kind, sign in signs.items() if (given / sign).is_file()]
     if not kinds:
         inner = sorted({str(file.parent.relative_to(given)) for sign in signs.values() for file in given.glob(f"*/**/{sign}")})
-        there = (
-            f"a folder of logs: choose {', '.join(inner)}"
-            if inner
-            else "a folder without them"
-            if given.is_dir()
-            else "nothing there"
-        )
+        there = f"a folder of logs: choose {', '.join(inner)}" if inner else "no such thing"
         raise FileNotFoundError(f"{path}: expected an .h5 file or a folder with {', '.join(signs.values())}, got {there}")
     return kinds[0]
