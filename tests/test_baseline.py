@@ -80,11 +80,11 @@ def test_a_few_extreme_actions_can_be_left_outside_the_range(store):
 
 
 def test_an_actor_answers_as_worked_by_hand():
-    numbers = {"mean": [1], "deviation": [2], "low": [0], "high": [10], "0.weight": [[1], [-1]], "0.bias": [0, 0],
+    numbers = {"mean": [1], "deviation": [2], "low": [2], "high": [12], "0.weight": [[1], [-1]], "0.bias": [0, 0],
                "1.weight": [[1, 3]], "1.bias": [-1]}  # fmt: skip
     weights = {name: torch.tensor(x, dtype=torch.float32) for name, x in numbers.items()}
     # 5 -> 2 -> (2, 0) -> 2 - 1; -1 -> -1 -> (0, 1) -> 3 - 1
-    assert np.allclose(answers(weights, np.array([[5.0], [-1.0]])), [[5 + 5 * np.tanh(1)], [5 + 5 * np.tanh(2)]])
+    assert np.allclose(answers(weights, np.array([[5.0], [-1.0]])), [[7 + 5 * np.tanh(1)], [7 + 5 * np.tanh(2)]])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
