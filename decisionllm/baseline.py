@@ -82,8 +82,8 @@ def transitions(store, episodes, *, ends=False):
     """What a value can be learned from: M steps of these episodes of a store, without those that lead nobody knows where.
 
     -> [observations (M, S), actions (M, A), rewards (M, 1), the following observations (M, S), terminal (M, 1): 1 where nothing
-    more can be earned]. A terminated episode's last step is terminal. A truncated one's leads to the final observation; a store that has none
-    leaves the step out. ends: to be truncated is an end too, as where the clock is a part of the task.
+    more can be earned]. A terminated episode's last step is terminal. A truncated one's leads to the final observation; a
+    store that has none leaves the step out. ends: to be truncated is an end too, as where the clock is a part of the task.
     """
     if store.spec.num_actions:
         raise ValueError(
