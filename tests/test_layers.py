@@ -14,10 +14,11 @@ FLOORS = (
     {"policy"},
     {"checkpoint"},
     {"eval"},
-    {"data", "train", "evaluate", "scale", "serve"},
+    {"data", "train", "baseline", "evaluate", "scale", "serve"},
     {"__init__", "__main__"},
 )
 OPTIONAL = {
+    "d3rlpy",
     "d4rl",
     "minari",
     "pyarrow",
