@@ -36,10 +36,6 @@ class Normalizer(nn.Module):
         buffer("reward_scale", torch.ones(()))
         buffer("low", torch.tensor(spec.low or [0.0] * A))
         buffer("high", torch.tensor(spec.high or [1.0] * A))
-        marks = torch.arange(S)  # of each number, which one says whether its entity is there
-        for _, first, width, count in self.blocks[1:]:
-            marks[first : first + width * count] -= torch.arange(width).repeat(count)
-        self.register_buffer("marks", marks, persistent=False)
 
     @torch.no_grad()
     def fit(self, observations, returns_to_go):
@@ -72,8 +68,11 @@ class Normalizer(nn.Module):
         units = (x - self.observation_mean) / self.observation_scale
         if not self.blocks:
             return units
-        (_, _, own, _), *_ = self.blocks
-        return torch.cat([units[..., :own], units[..., own:] * (x[..., self.marks[own:]] > 0.5)], -1)
+        parts = [units[..., : self.blocks[0][2]]]
+        for _, first, width, count in self.blocks[1:]:
+            each = units[..., first : first + width * count].unflatten(-1, (count, width))
+            parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
+        return torch.cat(parts, -1)
 
     def returns_to_go(self, x):
         return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-INNER = 128  # the most numbers an entity is encoded in
+INNER = 64  # the most numbers an entity is encoded in
 
 
 def blocks(layout):
