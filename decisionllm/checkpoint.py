@@ -28,6 +28,7 @@ from decisionllm.registry import build
 from decisionllm.schema import Spec
 
 FREE = ("run", "device", "home", "tracker", "fresh", "log_every", "save_every")  # what may differ when a run goes on
+MODEL = ("embedding", "timesteps", "returns", "expectile", "dynamics", "entities")  # options of DecisionLLM
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -48,7 +49,7 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "expectile", "dynamics")}
+        options = {key: config[key] for key in MODEL if key in config}  # a run may be older than an option
         return DecisionLLM(spec, backbone, config["head"], **options)
 
 

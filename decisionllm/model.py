@@ -2,11 +2,13 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
 from decisionllm.heads import Dynamics
 from decisionllm.registry import build
+from decisionllm.tokenizers.entities import blocks
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
 
@@ -14,13 +16,14 @@ class Normalizer(nn.Module):
     """Raw units <-> the model's: fitted once from the training episodes, saved with the weights.
 
     Observations and returns-to-go are standardised; a return beyond what training saw is read as the nearest that it saw.
-    Continuous actions run from -1 to 1 between their bounds; discrete ones stay as they are.
+    Continuous actions run from -1 to 1 between their bounds; discrete ones stay as they are. All entities of a kind share their
+    units, which are of those that are there; whether one is there stays 0 or 1, and one that is not stays zeros.
     """
 
     def __init__(self, spec):
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
-        self.discrete = bool(spec.num_actions)
+        self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.layout)
         buffer = partial(self.register_buffer, persistent=True)
         buffer("observation_mean", torch.zeros(S))
         buffer("observation_scale", torch.ones(S))
@@ -40,6 +43,14 @@ class Normalizer(nn.Module):
         scale = observations.std(0, dtype="float64")
         self.observation_mean.copy_(torch.from_numpy(observations.mean(0, dtype="float64")))
         self.observation_scale.copy_(torch.from_numpy(scale.clip(min=1e-6) + (scale < 1e-6)))  # a constant stays in its unit
+        for _, first, width, count in self.blocks[1:]:
+            numbers = slice(first, first + width * count)
+            each = observations[:, numbers].reshape(-1, width)
+            each = each[each[:, 0] > 0.5]
+            mean, scale = (f(each, 0, dtype="float64") if len(each) else np.zeros(width) for f in (np.mean, np.std))
+            mean[0], scale[0] = 0, 1
+            self.observation_mean[numbers] = torch.from_numpy(np.tile(mean, count)).float()
+            self.observation_scale[numbers] = torch.from_numpy(np.tile(scale.clip(min=1e-6) + (scale < 1e-6), count)).float()
         self.return_mean.fill_(float(returns_to_go.mean(dtype="float64")))
         self.return_scale.fill_(float(returns_to_go.std(dtype="float64")) or 1.0)
         self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
@@ -54,7 +65,14 @@ class Normalizer(nn.Module):
         self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
 
     def observations(self, x):
-        return (x - self.observation_mean) / self.observation_scale
+        units = (x - self.observation_mean) / self.observation_scale
+        if not self.blocks:
+            return units
+        parts = [units[..., : self.blocks[0][2]]]
+        for _, first, width, count in self.blocks[1:]:
+            each = units[..., first : first + width * count].unflatten(-1, (count, width))
+            parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
+        return torch.cat(parts, -1)
 
     def returns_to_go(self, x):
         return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale
@@ -73,10 +91,21 @@ class DecisionLLM(nn.Module):
     expectile: above 0, also learn what return can be reached, as this expectile of what is still to come; the returns of every other
     row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
+    entities: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
     """
 
     def __init__(
-        self, spec, backbone, head, *, embedding="linear", timesteps="learned", returns="told", expectile=0.0, dynamics=False
+        self,
+        spec,
+        backbone,
+        head,
+        *,
+        embedding="linear",
+        timesteps="learned",
+        returns="told",
+        expectile=0.0,
+        dynamics=False,
+        entities=0,
     ):
         super().__init__()
         if returns not in ("told", "none"):
@@ -90,6 +119,7 @@ class DecisionLLM(nn.Module):
             "timesteps": timesteps,
             "returns": returns == "told",
             "open_returns": bool(expectile),
+            "entities": entities,
         }
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
