@@ -92,7 +92,12 @@ def generate(log, *, agents=3, groups=1500, actions="discrete", noise=0.1, seed=
         columns["observation_offsets"] = np.concatenate([[0], np.cumsum(size)])
     columns |= {"action": acted[there][:, 0].astype(np.int32)} if discrete else {"action_values": acted[there]}
     clock = np.tile(np.arange(T, dtype=np.int32), E)
-    steps = {"group": np.repeat(np.arange(E), T), "step": clock, "terminated": np.zeros(E * T, bool), "truncated": clock == T - 1}
+    steps = {
+        "group": np.repeat(np.arange(E), T),
+        "step": clock,
+        "terminated": np.zeros(E * T, bool),
+        "truncated": clock == T - 1,
+    }
     return Log(describe(np.unique(size), actions, log=log, noise=noise, seed=seed), steps, columns)
 
 

@@ -23,7 +23,9 @@ REFERENCE = {
 }  # fmt: skip
 
 
-@register("env", "spread", text="${text}", agents="${dataset.agents}", actions="${dataset.actions}", capacity="${dataset.capacity}")
+@register(
+    "env", "spread", text="${text}", agents="${dataset.agents}", actions="${dataset.actions}", capacity="${dataset.capacity}"
+)
 class SpreadTeams:
     """num_episodes worlds under each condition: every number of agents, undisturbed, then with each crash and each partner.
 
@@ -79,7 +81,9 @@ class SpreadTeams:
     def words(self, condition):
         n, how, what = condition
         several = len({n for n, *_ in self.conditions}) > 1
-        return [f"{n} agents"] * (several or n != 3) + {"crash": [f"crash at {what}"], "partner": [f"partner {what}"]}.get(how, [])
+        return [f"{n} agents"] * (several or n != 3) + {"crash": [f"crash at {what}"], "partner": [f"partner {what}"]}.get(
+            how, []
+        )
 
     def reset(self, seed):
         if not 0 <= seed < REFERENCE_STARTS // STARTS:
