@@ -46,6 +46,8 @@ class EntityEncoder(nn.Module):
 
     def forward(self, observations):
         x, there = self.entities(observations.flatten(0, -2))
+        used = there.any(0)
+        x, there = x[:, used], there[:, used]  # room that nobody in the batch takes costs nothing
         for layer in self.layers[:-1]:
             x = layer(x, there, x)
         return self.out(self.layers[-1](x[:, :1], there, x)[:, 0]).unflatten(0, observations.shape[:-1])
