@@ -25,6 +25,8 @@ SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 def train(config):
     """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
     run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
+    if config["preference"] < 0:
+        raise ValueError(f"preference: expected 0 or more, got {config['preference']}")
     for key in ("window", "steps", "batch_size", "accumulate", "lr", "log_every", "save_every"):
         if not config[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {config[key]}")
@@ -52,11 +54,12 @@ def train(config):
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
+    preferred = windows.preference(store.returns, config["preference"]) if config["preference"] else None
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed)
+        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed, weights=weights)
         if len(episodes)
         else None
-        for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
+        for episodes, seed, weights in ((chosen, config["seed"], preferred), (held_out, 0, None))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
     returns = steps.returns_to_go[rows] if config["ahead"] else store.returns[chosen]

@@ -107,25 +107,37 @@ def window_start(now, T, stride):
 
 
 class Sampler:
-    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes.
+    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes, or more often
+    from those with more weight (E,), of all episodes of the log.
 
     A window that begins near the end of its episode is short, as it is at the beginning of a rollout.
     """
 
-    def __init__(self, steps, episodes, *, T, batch_size, seed):
+    def __init__(self, steps, episodes, *, T, batch_size, seed, weights=None):
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.episodes = np.sort(np.asarray(episodes))
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
+        self.share = None if weights is None else np.cumsum(lengths * weights[self.episodes])
 
     def __call__(self, step):
-        drawn = np.random.default_rng((self.seed, step)).integers(self.before[-1], size=self.batch_size)
-        return self.at(drawn)
+        rng = np.random.default_rng((self.seed, step))
+        if self.share is None:
+            return self.at(rng.integers(self.before[-1], size=self.batch_size))
+        which = np.searchsorted(self.share, rng.random(self.batch_size) * self.share[-1], side="right")
+        return self.at(rng.integers(self.before[which], self.before[which + 1]))
 
     def at(self, drawn):
         """The windows that begin at these steps, counted over the chosen episodes alone. (B,) int -> Window"""
         which = np.searchsorted(self.before, drawn, side="right") - 1
         return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
+
+
+def preference(returns, temperature):
+    """How often to draw episodes of these returns: exp(return / temperature), of returns between 0, the least, and 1, the best.
+    (E,) -> (E,), at most 1. Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023."""
+    returns = np.asarray(returns, np.float64)
+    return np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0)))
 
 
 def select(store, *, fraction=1.0, quality=0.0, held_out=0.0, seed=0):
