@@ -1,10 +1,11 @@
-"""Episodes -> windows of up to T steps, padded on the right. Training, evaluation and the server all slice here."""
+"""Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all slice here."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from decisionllm.schema import Window
+from decisionllm.schema import Batch, Window
 
 
 def returns_to_go(rewards, total, offsets):
@@ -76,11 +77,14 @@ def of_histories(histories, target_returns, *, ahead=0):
 
 
 def cut(steps, episodes, starts, T):
-    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window"""
+    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window
+
+    A window may begin before its episode, which is then padded on the left too.
+    """
     first, end = steps.first[episodes], steps.end[episodes]
     rows = (first + starts)[:, None] + np.arange(T)
-    mask = rows < end[:, None]
-    rows = np.minimum(rows, end[:, None] - 1)
+    mask = (rows < end[:, None]) & (rows >= first[:, None])
+    rows = np.clip(rows, first[:, None], end[:, None] - 1)
     shown = mask[..., None]
     return Window(
         observations=steps.observations.take(rows, 0) * shown,  # take: three times faster than an index
@@ -93,6 +97,25 @@ def cut(steps, episodes, starts, T):
         rewards=None if steps.rewards is None else steps.rewards.take(rows) * mask,
         acted=None if steps.acted is None else steps.acted.take(rows) & mask,
     )
+
+
+def collate(window, texts, index):
+    """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
+    ids, mask = texts
+    if len(ids) > 1:  # only those that are used
+        used, index = np.unique(index, return_inverse=True)
+        ids, mask = ids[used], mask[used]
+    length = int(mask.sum(1).max()) if mask.numel() else 0
+    tensor = torch.from_numpy
+    return Batch(
+        tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
+        tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
+        None if window.action_masks is None else tensor(window.action_masks),
+        None if window.rewards is None else tensor(window.rewards),
+        None if window.acted is None else tensor(window.acted),
+        None if window.team is None else tensor(np.unique(window.team, return_inverse=True)[1]),
+        None if window.identity is None else tensor(window.identity),
+    )  # fmt: skip
 
 
 def window_start(now, T, stride):
