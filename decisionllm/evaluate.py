@@ -34,6 +34,8 @@ def evaluate(config):
             if trained["env"]["_target_"] == "none" and not config["env"]:
                 raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
             env = build(trained["env"] | config["env"], config["episodes"])
+            if hasattr(env, "execution"):  # it names its rows after it
+                env.execution = policy.execution.replace("_", " ")
             told = policy.asks
             headline = policy.target_return if told else None
             targets = {headline: headline}  # as a row calls it: one for all, or one each

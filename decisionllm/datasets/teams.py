@@ -31,14 +31,16 @@ class TeamSampler:
         self.episodes, self.chosen = np.sort(np.asarray(episodes)), np.isin(np.arange(E), episodes)
         self.before = np.concatenate([[0], np.cumsum(self.length[self.episodes])])
         groups, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
-        self.members = np.lexsort((self.agent, self.group))
+        self.members = np.lexsort((self.agent, self.group))  # an agent that came back has several episodes
         self.first = np.cumsum(self.count) - self.count
-        self.turn = np.empty(E, np.int64)  # among the agents of its group
-        self.turn[self.members] = np.arange(E) - np.repeat(self.first, self.count)
-        if self.count.max() > POOL:
-            g = int(self.count.argmax())
+        new = (np.diff(self.group[self.members], prepend=-1) != 0) | (np.diff(self.agent[self.members], prepend=-1) != 0)
+        nth = np.cumsum(new)
+        self.number = np.empty(E, np.int64)  # of its agent in its group
+        self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
+        if self.number.max() >= POOL:
+            e = int(self.number.argmax())
             raise ValueError(
-                f"group {groups[g]}: expected at most {POOL} agents (the identities there are), got {self.count[g]}; train with execution=per_agent"
+                f"group {groups[self.group[e]]}: expected at most {POOL} agents (the identities there are), got {self.number[e] + 1}; train with execution=per_agent"
             )
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
@@ -61,12 +63,11 @@ class TeamSampler:
         there &= (rng.random(len(member)) >= self.drop_agents) | (member == self.episodes[which][window])
         window, member, offset = window[there], member[there], offset[there]
 
-        key = {"random": rng.random(len(member)), "given": self.turn[member], "reverse": -self.turn[member]}[self.order]
+        key = {"random": rng.random(len(member)), "given": self.number[member], "reverse": -self.number[member]}[self.order]
         rows = np.lexsort((key, window))
         window, member, offset = window[rows], member[rows], offset[rows]
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
-        nth = np.arange(len(window)) - np.maximum.accumulate(np.where(new, np.arange(len(window)), 0))
         parted = window < round(self.alone * B)
         made = cut(self.steps, member, offset, self.T)
         return replace(
@@ -74,6 +75,6 @@ class TeamSampler:
             timesteps=(made.timesteps + self.start[member, None]) * made.mask,
             acted=made.imitated & self.chosen[member, None],
             team=np.cumsum(new | parted) - 1,
-            identity=pool[window, nth] if self.order == "random" else self.turn[member],
+            identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
             leads=np.where(parted, member, self.members[self.first[self.group[member]]]),
         )
