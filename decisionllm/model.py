@@ -9,6 +9,7 @@ from torch import nn
 from decisionllm.heads import Dynamics
 from decisionllm.registry import build
 from decisionllm.tokenizers.entities import blocks
+from decisionllm.tokenizers.team import TeamTokenizer
 from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
 
@@ -91,6 +92,7 @@ class DecisionLLM(nn.Module):
     expectile: above 0, also learn what return can be reached, as this expectile of what is still to come; the returns of every other
     row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
+    execution: `per_agent`, each row is read alone; `joint` or `both`, rows of a team are one list, made by a TeamTokenizer.
     entities: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
     """
 
@@ -106,12 +108,18 @@ class DecisionLLM(nn.Module):
         expectile=0.0,
         dynamics=False,
         entities=0,
+        execution="per_agent",
+        hide_actions=0.0,
     ):
         super().__init__()
         if returns not in ("told", "none"):
             raise ValueError(f"returns: expected told or none, got {returns!r}")
         if expectile and not (0 < expectile < 1 and returns == "told"):
             raise ValueError(f"expectile: expected within 0 .. 1 and returns=told, got {expectile} and returns={returns}")
+        if execution not in ("per_agent", "joint", "both"):
+            raise ValueError(f"execution: expected per_agent, joint or both, got {execution!r}")
+        if execution != "per_agent" and (expectile or dynamics):
+            raise ValueError(f"execution={execution}: expected neither an expectile nor dynamics, which are of one agent")
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
         options = {
@@ -125,6 +133,7 @@ class DecisionLLM(nn.Module):
         self.head = build(head, backbone.width, spec)
         self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
         self.reach, self.expectile = nn.Linear(backbone.width, 1) if expectile else None, expectile
+        self.team = None if execution == "per_agent" else TeamTokenizer(spec, backbone.width, hide_actions=hide_actions)
 
     def tokens(self, batch, told=None):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -136,9 +145,28 @@ class DecisionLLM(nn.Module):
 
     def read(self, batch, told=None):
         """Batch -> what was read up to each observation: (B, T, D). told: (B,) bool, whose returns are; None: everybody's."""
+        if self.team is not None:
+            return self._read_teams(batch)
         text = batch.text_ids, batch.text_mask, batch.text_index
         tokens = self.tokens(batch, told)[:, :-1]  # nobody reads the last action
         return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
+
+    def team_tokens(self, batch):
+        """The trajectories of teams: (W, L, D), and where the action of each row is read in its team's (B, T). A batch that names
+        no teams is of teams of one."""
+        units, rows = self.normalizer, torch.arange(len(batch.mask), device=batch.mask.device)
+        team, identity = (rows, 0 * rows) if batch.team is None else (batch.team, batch.identity)
+        tokens, places = self.team(
+            self.tokenizer, units.returns_to_go(batch.returns_to_go), units.observations(batch.observations),
+            units.actions(batch.actions), batch.timesteps, batch.mask, batch.imitated, team, identity,
+        )  # fmt: skip
+        return tokens, places, team
+
+    def _read_teams(self, batch):
+        tokens, places, team = self.team_tokens(batch)
+        first = torch.searchsorted(team, torch.arange(len(tokens), device=team.device))
+        hidden = self.backbone(tokens, batch.text_ids, batch.text_mask, batch.text_index[first]).float()
+        return hidden[team[:, None], places]
 
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to

@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from decisionllm import checkpoint
-from decisionllm.datasets import windows
+from decisionllm.datasets import teams, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.policy import collate
 from decisionllm.tokenizers import text
@@ -55,10 +56,13 @@ def train(config):
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
     preferred = windows.preference(store.returns, config["preference"]) if config["preference"] else None
+    options = {"T": config["window"] + config["dynamics"], "batch_size": config["batch_size"]}
+    draw = partial(windows.Sampler, steps, **options)
+    if config["execution"] != "per_agent":
+        options |= {"alone": 0.5 * (config["execution"] == "both"), **{key: config[key] for key in ("drop_agents", "order")}}
+        draw = partial(teams.TeamSampler, steps, store, **options)
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed, weights=weights)
-        if len(episodes)
-        else None
+        draw(episodes, seed=seed, weights=weights) if len(episodes) else None
         for episodes, seed, weights in ((chosen, config["seed"], preferred), (held_out, 0, None))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
@@ -102,7 +106,8 @@ def train(config):
 
     def collated(window, rows):
         window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-        return collate(window, texts, store.task[window.episodes]).to(accelerator.device)
+        told = window.episodes if window.leads is None else window.leads
+        return collate(window, texts, store.task[told]).to(accelerator.device)
 
     @torch.no_grad()
     def validate():
@@ -173,7 +178,7 @@ def train(config):
             torch.manual_seed((config["seed"] * 1_000_003 + step) * world + me)  # of dropout: nothing to save
             window = sampler(step)
             for part in range(me, parts, world):
-                batch = collated(window, slice(part, None, parts))
+                batch = collated(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
                 with accelerator.autocast():
                     terms = model(batch)
                 share = batch.imitated.sum() * world / window.imitated.sum()  # each has the same weight, whoever it is dealt to

@@ -107,7 +107,7 @@ def test_a_result_counts_worlds_and_says_what_lies_behind_it():
     (protocol, part), *_ = parts.items()
     assert protocol == "per agent, 4 agents" and len(part) == 10
     told = env.measures(part)
-    assert told["execution"] == "per agent" and told["agents"] == 4 and told["reference"] == [-30.7352, -8.9167]
+    assert told["execution"] == "per_agent" and told["agents"] == 4 and told["reference"] == [-30.7352, -8.9167]
     assert 0.6 < told["covered"] <= 1 and told["touches"] >= 0
 
 

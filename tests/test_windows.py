@@ -121,7 +121,9 @@ def test_good_episodes_are_drawn_more_often_and_their_steps_alike(tmp_path):
     assert set(found.episodes) == {1, 2}
     assert (found.episodes == 1).mean() == pytest.approx(3 * weights[1] / (3 * weights[1] + 2), abs=0.02)
     for e, n in ((1, 3), (2, 2)):
-        assert np.bincount(found.timesteps[found.episodes == e, 0]) / (found.episodes == e).sum() == pytest.approx([1 / n] * n, abs=0.05)
+        assert np.bincount(found.timesteps[found.episodes == e, 0]) / (found.episodes == e).sum() == pytest.approx(
+            [1 / n] * n, abs=0.05
+        )
 
 
 def test_a_draw_depends_on_seed_and_step_alone(tmp_path):

@@ -153,7 +153,7 @@ class SpreadTeams:
         worlds = [e.group for e in episodes]
         mean = lambda x: round(float(x[worlds].mean()), 4)  # noqa: E731
         return {
-            "execution": self.execution, "agents": int(self.agents[worlds[0]]), "covered": mean(self.world.covered()),
+            "execution": self.execution.replace(" ", "_"), "agents": int(self.agents[worlds[0]]), "covered": mean(self.world.covered()),
             "touches": mean(self.touches), "reference": self.reference[worlds[0]].tolist(),
         }  # fmt: skip
 
@@ -193,6 +193,7 @@ class Player:
 
     def __init__(self, env, name, seed, tasks):
         rng = np.random.default_rng((seed, TEACHERS.index(name)))
+        env.execution = "per agent"  # whoever played before
         self.env, self.teacher = env, Teacher(env.world, TEACHERS.index(name), rng, discrete=env.discrete)
 
     def act(self, observations, rewards=None):

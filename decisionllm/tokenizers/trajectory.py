@@ -44,9 +44,7 @@ class TrajectoryTokenizer(nn.Module):
 
     def forward(self, returns_to_go, observations, actions, timesteps, told=None):
         """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D). told: (B,) bool, whose returns are told; None: everybody's."""
-        if self.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(observations.dtype)
-        streams = [self.observations(observations), self.actions(actions)]
+        streams = [self.observations(observations), self.actions(self.numbers(actions))]
         if self.returns is not None:
             asked = self.returns(returns_to_go[..., None])
             streams.insert(0, asked if told is None else torch.where(told[:, None, None], asked, self.untold.to(asked.dtype)))
@@ -54,6 +52,10 @@ class TrajectoryTokenizer(nn.Module):
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
         return self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+
+    def numbers(self, actions):
+        """Actions as a map takes them: a discrete one as a 1 among zeros."""
+        return F.one_hot(actions[..., 0].long(), self.num_actions).to(actions.dtype) if self.num_actions else actions
 
     @property
     def reads(self):
