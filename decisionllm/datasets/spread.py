@@ -62,7 +62,7 @@ def generate(log, *, agents=3, groups=1500, actions="discrete", noise=0.1, seed=
         lost[rng.permutation(groups)[: groups // 10]] = HORIZON // 2
     world = Spread(SEEDS * (seed + 1) + np.arange(groups), numbers)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
-    E, N, T = *world.there.shape, HORIZON
+    (E, N), T = world.there.shape, HORIZON
     S = 6 * N  # of the longest observation
     there, paid, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
     seen, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
