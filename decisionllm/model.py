@@ -176,7 +176,8 @@ class DecisionLLM(nn.Module):
         known = batch if self.dynamics is None else batch.until(-1)
         told = None if self.reach is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
         hidden, actions = self.read(known, told), self.normalizer.actions(known.actions)
-        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.imitated)}
+        distribution = self.distribution(hidden, known.action_masks, known.observations)
+        terms = {"nll": masked_mean(-distribution.log_prob(actions), known.imitated)}
         if self.reach is not None:
             short = self.normalizer.returns_to_go(known.returns_to_go) - self.reach(hidden)[..., 0]
             weight = torch.where(short > 0, self.expectile, 1 - self.expectile)
@@ -201,9 +202,17 @@ class DecisionLLM(nn.Module):
         change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
         return observations + units.change_mean + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
-    def choose(self, hidden, action_masks, *, decode, generator=None):
-        """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""
-        distribution = self.head(hidden[:, None], None if action_masks is None else action_masks[:, None])
+    def distribution(self, hidden, action_masks, observations):
+        """What the head makes of what was read where this is seen: (..., D), (..., C) or None, (..., S)"""
+        if not hasattr(self.head, "targets"):
+            return self.head(hidden, action_masks)
+        each, _ = self.tokenizer.observations.entities(self.normalizer.observations(observations))
+        return self.head(hidden, action_masks, each[..., self.head.targets, :])
+
+    def choose(self, hidden, action_masks, observations=None, *, decode, generator=None):
+        """Hidden states (N, D) of now, and what is seen now (N, S), for a head that points at it -> actions (N, A), raw units.
+        decode: `mode`, `mean` or `sample` of the distribution."""
+        distribution = self.distribution(*(None if x is None else x[:, None] for x in (hidden, action_masks, observations)))
         chosen = distribution.sample(generator) if decode == "sample" else getattr(distribution, decode)
         return self.normalizer.raw_actions(chosen[:, 0])
 
