@@ -170,9 +170,16 @@ class DecisionLLM(nn.Module):
 
     def _read_teams(self, batch):
         tokens, places, team = self.team_tokens(batch)
-        first = torch.searchsorted(team, torch.arange(len(tokens), device=team.device))
-        hidden = self.backbone(tokens, batch.text_ids, batch.text_mask, batch.text_index[first]).float()
-        return hidden[team[:, None], places]
+        first, alone = torch.searchsorted(team, torch.arange(len(tokens), device=team.device)), torch.bincount(team) == 1
+        read, order = [], []
+        for part in (alone, ~alone):  # the lists of teams of one are short: they are not padded to the others' length
+            rows, nth = part[team].nonzero()[:, 0], part.cumsum(0) - 1
+            if len(rows):
+                lists = tokens[part, : int(places[rows].max()) + 1]
+                hidden = self.backbone(lists, batch.text_ids, batch.text_mask, batch.text_index[first[part]]).float()
+                read.append(hidden[nth[team[rows], None], places[rows]])
+                order.append(rows)
+        return torch.cat(read)[torch.cat(order).argsort()]
 
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to

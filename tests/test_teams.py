@@ -379,15 +379,15 @@ def test_a_team_acts_as_it_was_trained_to(order, tmp_path):
             action_masks=world.masks[i, :n], agent=i, start=0, later=float(returns[g] - world.rewards[i, :n].sum()),
         ))  # fmt: skip
     log = store.write(tmp_path / "log", store.Source(DISCRETE, episodes, {"name": "test"}))
-    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=30, seed=0, order=order)
-    for step in range(2):
-        window = draw(step)
-        begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(30)])
-        window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
-        batch = batch_of(window, log)
-        with torch.no_grad():
-            mode = model.head(model.read(batch), batch.action_masks).mode
-        np.testing.assert_array_equal(mode[batch.mask], batch.actions[batch.mask])
+    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
+    window = draw(0)
+    begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(200)])
+    window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
+    assert set(log.group[window.episodes]) == {0, 1, 2, 3}
+    batch = batch_of(window, log)
+    with torch.no_grad():
+        mode = model.head(model.read(batch), batch.action_masks).mode
+    np.testing.assert_array_equal(mode[batch.mask], batch.actions[batch.mask])
 
 
 def test_alone_a_session_is_the_policy_that_reads_histories():
