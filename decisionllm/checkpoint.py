@@ -37,6 +37,7 @@ MODEL = [
     "entities",
     "execution",
     "hide_actions",
+    "consensus",
 ]  # options of DecisionLLM
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 

@@ -92,7 +92,8 @@ class DecisionLLM(nn.Module):
     expectile: above 0, also learn what return can be reached, as this expectile of what is still to come; the returns of every other
     row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
-    execution: `per_agent`, each row is read alone; `joint` or `both`, rows of a team are one list, made by a TeamTokenizer.
+    execution: `per_agent`, each row is read alone; `joint` or `both`, rows of a team are one list, made by a TeamTokenizer,
+    in which a past action is hidden with the probability hide_actions. consensus: the weight of learning what teammates both see.
     entities: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
     """
 
@@ -110,6 +111,7 @@ class DecisionLLM(nn.Module):
         entities=0,
         execution="per_agent",
         hide_actions=0.0,
+        consensus=0.0,
     ):
         super().__init__()
         if returns not in ("told", "none"):
@@ -118,6 +120,8 @@ class DecisionLLM(nn.Module):
             raise ValueError(f"expectile: expected within 0 .. 1 and returns=told, got {expectile} and returns={returns}")
         if execution not in ("per_agent", "joint", "both"):
             raise ValueError(f"execution: expected per_agent, joint or both, got {execution!r}")
+        if execution == "per_agent" and consensus:
+            raise ValueError(f"consensus={consensus}: needs execution=joint or both, whose batches hold teams")
         if execution != "per_agent" and (expectile or dynamics):
             raise ValueError(f"execution={execution}: expected neither an expectile nor dynamics, which are of one agent")
         self.spec, self.backbone = spec, backbone
@@ -133,7 +137,9 @@ class DecisionLLM(nn.Module):
         self.head = build(head, backbone.width, spec)
         self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
         self.reach, self.expectile = nn.Linear(backbone.width, 1) if expectile else None, expectile
-        self.team = None if execution == "per_agent" else TeamTokenizer(spec, backbone.width, hide_actions=hide_actions)
+        self.team, self.consensus = None, consensus
+        if execution != "per_agent":
+            self.team = TeamTokenizer(spec, backbone.width, hide_actions=hide_actions, consensus=consensus > 0)
 
     def tokens(self, batch, told=None):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -164,19 +170,27 @@ class DecisionLLM(nn.Module):
 
     def _read_teams(self, batch):
         tokens, places, team = self.team_tokens(batch)
-        first = torch.searchsorted(team, torch.arange(len(tokens), device=team.device))
-        hidden = self.backbone(tokens, batch.text_ids, batch.text_mask, batch.text_index[first]).float()
-        return hidden[team[:, None], places]
+        first, alone = torch.searchsorted(team, torch.arange(len(tokens), device=team.device)), torch.bincount(team) == 1
+        read, order = [], []
+        for part in (alone, ~alone):  # the lists of teams of one are short: they are not padded to the others' length
+            rows, nth = part[team].nonzero()[:, 0], part.cumsum(0) - 1
+            if len(rows):
+                lists = tokens[part, : int(places[rows].max()) + 1]
+                hidden = self.backbone(lists, batch.text_ids, batch.text_mask, batch.text_index[first[part]]).float()
+                read.append(hidden[nth[team[rows], None], places[rows]])
+                order.append(rows)
+        return torch.cat(read)[torch.cat(order).argsort()]
 
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to
         be imitated; with an expectile, reach, its asymmetric squared error, of returns that are not told; with dynamics, whose
-        batches have one step more than the window, the unexplained share of the variance of change and reward.
+        batches have one step more than the window, the unexplained share of the variance of change and reward; consensus, weighted.
         """
         known = batch if self.dynamics is None else batch.until(-1)
         told = None if self.reach is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
         hidden, actions = self.read(known, told), self.normalizer.actions(known.actions)
-        terms = {"nll": masked_mean(-self.head(hidden, known.action_masks).log_prob(actions), known.imitated)}
+        distribution = self.distribution(hidden, known.action_masks, known.observations)
+        terms = {"nll": masked_mean(-distribution.log_prob(actions), known.imitated)}
         if self.reach is not None:
             short = self.normalizer.returns_to_go(known.returns_to_go) - self.reach(hidden)[..., 0]
             weight = torch.where(short > 0, self.expectile, 1 - self.expectile)
@@ -188,6 +202,9 @@ class DecisionLLM(nn.Module):
             terms["change"] = masked_mean((change - wanted).square().mean(-1), after)
             wanted = (known.rewards - units.reward_mean) / units.reward_scale
             terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
+        if self.consensus:
+            seen = self.normalizer.observations(batch.observations)
+            terms["consensus"] = self.consensus * self.team.agreement(self.tokenizer, seen, batch.mask, batch.team)
         return terms
 
     def reachable(self, hidden):
@@ -201,9 +218,17 @@ class DecisionLLM(nn.Module):
         change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
         return observations + units.change_mean + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
-    def choose(self, hidden, action_masks, *, decode, generator=None):
-        """Hidden states (N, D) of now -> actions (N, A), raw units. decode: `mode`, `mean` or `sample` of the distribution."""
-        distribution = self.head(hidden[:, None], None if action_masks is None else action_masks[:, None])
+    def distribution(self, hidden, action_masks, observations):
+        """What the head makes of what was read where this is seen: (..., D), (..., C) or None, (..., S)"""
+        if not hasattr(self.head, "targets"):
+            return self.head(hidden, action_masks)
+        each, _ = self.tokenizer.observations.entities(self.normalizer.observations(observations))
+        return self.head(hidden, action_masks, each[..., self.head.targets, :])
+
+    def choose(self, hidden, action_masks, observations=None, *, decode, generator=None):
+        """Hidden states (N, D) of now, and what is seen now (N, S), for a head that points at it -> actions (N, A), raw units.
+        decode: `mode`, `mean` or `sample` of the distribution."""
+        distribution = self.distribution(*(None if x is None else x[:, None] for x in (hidden, action_masks, observations)))
         chosen = distribution.sample(generator) if decode == "sample" else getattr(distribution, decode)
         return self.normalizer.raw_actions(chosen[:, 0])
 

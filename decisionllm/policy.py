@@ -70,7 +70,7 @@ class Policy:
         """N histories -> actions (N, A), raw units. Each window is read afresh."""
         hidden, masks = self.read(histories)
         if not self.plan:
-            return self.choose(hidden, masks)
+            return self.choose(hidden, masks, np.stack([h.observations[-1] for h in histories]))
         longest = max(len(h.observations) for h in histories)
         session = self.begin([h.task for h in histories], longest, self._targets(histories)).resume(histories)
         session.see(np.stack([h.observations[-1] for h in histories]))
@@ -103,8 +103,9 @@ class Policy:
             return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
 
-    def choose(self, hidden, masks=None):
-        return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
+    def choose(self, hidden, masks, observations):
+        observations = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
+        return self.model.choose(hidden, masks, observations, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _targets(self, histories):
         """The return that each is asked for: (N,), NaN where it is what can be reached."""
@@ -202,7 +203,8 @@ class Session:
     def decide(self):
         """The actions for what was seen last. (N, A), raw units."""
         hidden, masks = self.read()
-        return self.plan(hidden) if self.policy.plan else self.policy.choose(hidden, masks)
+        seen = self.observations[np.arange(len(self.now)), self.now]
+        return self.plan(hidden) if self.policy.plan else self.policy.choose(hidden, masks, seen)
 
     def plan(self, hidden):
         """The actions that begin the best of several imagined courses. (N, D) -> (N, A), raw units
@@ -214,7 +216,7 @@ class Session:
         N, C, steps = len(self.now), 1 + len(policy.courses), policy.plan
         if model.tokenizer.timesteps is not None:
             steps = min(steps, model.spec.horizon - 1 - int(self.now.max()))
-        own = policy.choose(hidden)
+        own = policy.choose(hidden, None, self.observations[np.arange(N), self.now])
         imagined = copy(self)
         imagined.keep(np.repeat(np.arange(N), C))
         imagined.horizon += policy.plan
@@ -228,7 +230,7 @@ class Session:
                 imagined.did(actions)
                 imagined.see(place.cpu().numpy(), rewards.cpu().numpy())
                 hidden = imagined.read()[0]
-                actions[::C] = policy.choose(hidden[::C])
+                actions[::C] = policy.choose(hidden[::C], None, place[::C].cpu().numpy())
             place, rewards = model.imagine(hidden, place, torch.from_numpy(actions).to(policy.device))
             gains = gains + rewards
         gains = gains.view(N, C)

@@ -82,7 +82,7 @@ class TeamSession:
             rows = left[turn == t]  # one of each team that is not through
             hidden = self._extend(rows, t, afresh and t == 0) if self.cached else self._read(rows)
             masks = None if self.masks is None else torch.from_numpy(self.masks[rows, now]).to(policy.device)
-            self.actions[rows, now] = policy.choose(hidden, masks)
+            self.actions[rows, now] = policy.choose(hidden, masks, self.observations[rows, now])
         return self.actions[self.alive, now]
 
     def keep(self, rows):

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm.datasets import windows
 from decisionllm.model import Normalizer
-from decisionllm.schema import Spec
+from decisionllm.policy import Policy
+from decisionllm.schema import History, Spec
+from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entities import EntityEncoder
 from tests.conftest import make_model
 
@@ -119,3 +122,25 @@ def test_a_model_of_entities_reads_their_set():
 def test_a_layout_without_its_own_block_is_refused():
     with pytest.raises(ValueError, match="expected the one block own first, with count 1"):
         EntityEncoder((("landmark", 3, 4),), 32)
+
+
+def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
+    """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
+    spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, layout=(("own", 3, 1), ("landmark", 3, 4)))
+    model = make_model(spec, head="pointer", returns="none", timesteps="none", embedding="mlp")
+    assert model.head.targets == slice(1, 5)
+    x = drawn(256, present=1.0)[:, :15]
+    wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
+    steps = windows.Steps(x, wanted[:, None].astype(np.float32), np.zeros(256, np.float32), np.arange(256), np.arange(256) + 1)
+    window = windows.cut(steps, np.arange(256), np.zeros(256, int), 1)
+    batch = windows.collate(window, text.encode(text.own_tokenizer(), [""]), np.zeros(256, int))
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
+    for _ in range(80):
+        optimizer.zero_grad()
+        model(batch)["nll"].backward()
+        optimizer.step()
+    policy, shuffled = Policy(model, 1, 1, None), x.copy()
+    shuffled[:, 3:] = x[:, 3:].reshape(-1, 4, 3)[:, [2, 0, 3, 1]].reshape(-1, 12)
+    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
+    moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
+    assert (np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]).all()

@@ -268,6 +268,50 @@ def test_past_actions_can_be_hidden_from_those_who_took_them(tmp_path):
     assert not torch.equal(first, half.read(batch))
 
 
+def test_teammates_learn_a_vector_of_the_moment_that_they_share():
+    """Two members see the place of the world, each through a mirror of its own, and a number of its own. 64 teams: who is with whom?"""
+    torch.manual_seed(0)
+    model = joint(CONTINUOUS, consensus=0.1)
+    start = {name: weight.clone() for name, weight in model.named_parameters()}
+
+    def seen(seed):
+        rng = np.random.default_rng(seed)
+        place, own = np.repeat(rng.normal(size=(64, 3, 2)), 2, 0), rng.normal(size=(128, 3, 1))
+        mirror = np.where(np.arange(128) % 2, -1, 1)[:, None, None]
+        return torch.from_numpy(np.concatenate([place, own * mirror], -1)).float()
+
+    team, mask = torch.arange(128) // 2, torch.ones(128, 3, dtype=torch.bool)
+
+    @torch.no_grad()
+    def found():
+        vectors = model.team.alike(model.tokenizer.observations(seen(999)))[:, 0]
+        likeness = (vectors @ vectors.T).fill_diagonal_(-9)
+        return (likeness.argmax(1) == torch.arange(128) - 2 * (torch.arange(128) % 2) + 1).float().mean().item()
+
+    before = found()
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
+    for step in range(150):
+        optimizer.zero_grad()
+        model.team.agreement(model.tokenizer, seen(step), mask, team).backward()
+        optimizer.step()
+    assert found() > 0.9 > before
+    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, start[name])}
+    assert changed and all(name.startswith("team.moment") for name in changed)  # the trunk is left alone
+
+
+def test_a_consensus_is_read_and_taught_only_where_it_is_asked_for(tmp_path):
+    window, log = drawn(tmp_path / "s")
+    batch, model = batch_of(window, log), joint(consensus=0.1)
+    terms = model(batch)
+    assert terms["consensus"] > 0 and "consensus" not in joint()(batch)
+    terms["nll"].backward()
+    assert model.team.consent.weight.grad.abs().max() > 0 and model.team.moment[0].weight.grad is None
+    alone = replace(batch, team=torch.arange(len(batch.mask)))
+    assert model(alone)["consensus"] == 0  # nobody to agree with
+    with pytest.raises(ValueError, match="consensus=0.1: needs execution=joint or both"):
+        make_model(DISCRETE, head="discrete", consensus=0.1)
+
+
 # acting
 
 
@@ -320,9 +364,10 @@ def test_cached_decoding_of_teams_is_the_plain_one(window, stride, backbone, ret
 
 
 @pytest.mark.parametrize("order", ["given", "reverse"])
-def test_a_team_acts_as_it_was_trained_to(order, tmp_path):
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
     """What a session decides, read again as a training window of the log that it made, is the mode at each step."""
-    model, world = joint(), World(DISCRETE)
+    model, world = joint(spec), World(spec)
     policy = policy_of(model, 10, 5, order=order)
     returns = np.array([world.rewards[world.groups == g][0, : world.ends[world.groups == g].max()].sum() for g in range(4)])
     session = TeamSession(policy, world.tasks, 10, returns[world.groups], world.groups)
@@ -332,18 +377,18 @@ def test_a_team_acts_as_it_was_trained_to(order, tmp_path):
         n = world.ends[i]
         episodes.append(Episode(
             world.observations[i, :n], actions[i, :n], world.rewards[i, :n], group=int(g), task=world.tasks[i],
-            action_masks=world.masks[i, :n], agent=i, start=0, later=float(returns[g] - world.rewards[i, :n].sum()),
+            action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, later=float(returns[g] - world.rewards[i, :n].sum()),
         ))  # fmt: skip
-    log = store.write(tmp_path / "log", store.Source(DISCRETE, episodes, {"name": "test"}))
-    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=30, seed=0, order=order)
-    for step in range(2):
-        window = draw(step)
-        begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(30)])
-        window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
-        batch = batch_of(window, log)
-        with torch.no_grad():
-            mode = model.head(model.read(batch), batch.action_masks).mode
-        np.testing.assert_array_equal(mode[batch.mask], batch.actions[batch.mask])
+    log = store.write(tmp_path / "log", store.Source(spec, episodes, {"name": "test"}))
+    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
+    window = draw(0)
+    begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(200)])
+    window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
+    assert set(log.group[window.episodes]) == {0, 1, 2, 3}
+    batch = batch_of(window, log)
+    with torch.no_grad():
+        mode = model.normalizer.raw_actions(model.head(model.read(batch), batch.action_masks).mode)
+    np.testing.assert_allclose(mode[batch.mask], batch.actions[batch.mask], atol=2e-4)
 
 
 def test_alone_a_session_is_the_policy_that_reads_histories():

@@ -3,7 +3,12 @@
 import torch
 from torch import nn
 
-INNER = 64  # the most numbers an entity is encoded in
+HEADS = 4
+
+
+def inner(width):
+    """How many numbers an entity is encoded in, for a backbone of this width."""
+    return min(width, 64) // HEADS * HEADS
 
 
 def blocks(layout):
@@ -23,17 +28,16 @@ class EntityEncoder(nn.Module):
     at the own block, in `layers` layers. The order of entities of a kind is not seen.
     """
 
-    def __init__(self, layout, width, *, embedding="linear", layers=0, heads=4):
+    def __init__(self, layout, width, *, embedding="linear", layers=0):
         super().__init__()
         if layout[0][0] != "own" or layout[0][2] != 1 or any(kind == "own" for kind, *_ in layout[1:]):
             raise ValueError(f"Spec.layout: expected the one block own first, with count 1, got {layout}")
-        inner = min(width, INNER) // heads * heads
-        self.blocks, self.maps = blocks(layout), nn.ModuleList()
+        self.blocks, self.maps, D = blocks(layout), nn.ModuleList(), inner(width)
         for _, size, _ in layout:
-            deeper = [nn.GELU(), nn.Linear(inner, inner)] if embedding == "mlp" else []
-            self.maps.append(nn.Sequential(nn.Linear(size, inner), *deeper))
-        self.layers = nn.ModuleList(_Layer(inner, heads) for _ in range(layers + 1))
-        self.out = nn.Linear(inner, width)
+            deeper = [nn.GELU(), nn.Linear(D, D)] if embedding == "mlp" else []
+            self.maps.append(nn.Sequential(nn.Linear(size, D), *deeper))
+        self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))
+        self.out = nn.Linear(D, width)
 
     def entities(self, observations):
         """Every block on its own: (..., S) -> encodings (..., 1 + K, inner), the own one first, and which are there (..., 1 + K)"""
@@ -56,15 +60,15 @@ class EntityEncoder(nn.Module):
 class _Layer(nn.Module):
     """Attention, then two maps, each added to what it read; what is not there is not seen."""
 
-    def __init__(self, width, heads):
+    def __init__(self, width):
         super().__init__()
-        self.heads, self.before, self.after = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
         self.mix = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, x, there, seen):
         """(n, Q, D), (n, K), (n, K, D) -> (n, Q, D)"""
-        split = lambda part: part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # noqa: E731
+        split = lambda part: part.unflatten(-1, (HEADS, -1)).transpose(1, 2)  # noqa: E731
         key, value = map(split, self.key_value(self.before(seen)).chunk(2, -1))
         scores = split(self.query(self.before(x))) @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
         weights = scores.masked_fill(~there[:, None, None], float("-inf")).softmax(-1)  # the own block is always there
