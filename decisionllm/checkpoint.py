@@ -28,6 +28,17 @@ from decisionllm.registry import build
 from decisionllm.schema import Spec
 
 FREE = ("run", "device", "home", "tracker", "fresh", "log_every", "save_every")  # what may differ when a run goes on
+MODEL = [
+    "embedding",
+    "timesteps",
+    "returns",
+    "expectile",
+    "dynamics",
+    "entities",
+    "execution",
+    "hide_actions",
+    "consensus",
+]  # options of DecisionLLM
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -48,7 +59,7 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: config[key] for key in ("embedding", "timesteps", "returns", "expectile", "dynamics")}
+        options = {key: config[key] for key in MODEL if key in config}  # a run may be older than an option
         return DecisionLLM(spec, backbone, config["head"], **options)
 
 
@@ -182,7 +193,9 @@ def load(path, *, device="cpu", target_return=None, **acting):
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
     restore(path, model, facts)
-    options = {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}
+    trained = config.get("execution", "per_agent")  # a run may be older than the key
+    options = {"execution": "per_agent" if trained == "per_agent" else "joint", "order": config.get("order", "random")}
+    options |= {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}
     stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
     quantile = None if config["expectile"] else target(facts, config["target_quantile"])
     asked = quantile if target_return is None else target_return

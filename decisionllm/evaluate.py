@@ -24,7 +24,7 @@ def evaluate(config):
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     out = Path(config["out"]) if config["out"] else runs[0].parent
-    acting = {key: config[key] for key in ("stride", "decode", "plan")}
+    acting = {key: config[key] for key in ("stride", "decode", "plan", "execution", "order")}
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
     results, drawn, versions = out / "results.jsonl", set(), checkpoint.versions()
@@ -34,6 +34,8 @@ def evaluate(config):
             if trained["env"]["_target_"] == "none" and not config["env"]:
                 raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
             env = build(trained["env"] | config["env"], config["episodes"])
+            if hasattr(env, "execution"):  # it names its rows after it
+                env.execution = policy.execution.replace("_", " ")
             told = policy.asks
             headline = policy.target_return if told else None
             targets = {headline: headline}  # as a row calls it: one for all, or one each
@@ -43,12 +45,12 @@ def evaluate(config):
                 )
                 targets.setdefault(float(np.mean(each)), each)
             targets |= {float(target): float(target) for target in config["targets"] if told}
-            own = f"{trained['name']}+plan{policy.plan}" if policy.plan else trained["name"]
+            own = trained["name"] + f"+plan{policy.plan}" * bool(policy.plan) + "+joint" * (policy.execution == "joint")
             players = [
                 (
                     f"{own}+reach" if told and target is None else own,
                     target,
-                    lambda tasks, p=policy, h=env.horizon, t=each: p.begin(tasks, h, t),
+                    lambda tasks, p=policy, e=env, t=each: p.begin(tasks, e.horizon, t, getattr(e, "groups", None)),
                     True,
                 )
                 for target, each in targets.items()
@@ -69,6 +71,7 @@ def evaluate(config):
                         "run": str(run),
                         "decode": policy.decode,
                         "plan": policy.plan,
+                        "execution": policy.execution,
                         "fingerprint": facts["fingerprint"],
                         "versions": versions,
                     }

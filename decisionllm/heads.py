@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from decisionllm.registry import register
 from decisionllm.tokenizers import bins
+from decisionllm.tokenizers.entities import inner
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,39 @@ class DiscreteHead(nn.Module):
 
     def forward(self, hidden, action_masks=None):
         logits = self.out(hidden)
+        if action_masks is not None:
+            logits = logits.masked_fill(~action_masks, float("-inf"))
+        return Discrete(logits.log_softmax(-1))
+
+
+@register("head", "pointer")
+class PointerHead(nn.Module):
+    """Discrete actions of which the last ones are each aimed at one entity: what was read points at it, however it stands in line.
+
+    The layout's entities of this kind (none named: its last) are the targets of as many last actions, in their order; the
+    others are as in head=discrete. It is told what each target is like on its own.
+    """
+
+    def __init__(self, width, spec, *, kind: str = ""):
+        super().__init__()
+        place, found = 1, {}
+        for name, _, size in spec.layout[1:]:
+            found[name] = slice(place, place + size)  # among the own block and all entities
+            place += size
+        kind = kind or next(reversed(found), "")
+        self.targets = found.get(kind, slice(0, 0))
+        count = self.targets.stop - self.targets.start
+        if not (count and spec.num_actions >= count):
+            raise ValueError(
+                f"head=pointer: expected discrete actions, of which the last ones are aimed at entities of a kind that observations have, got {spec.num_actions} actions and kind {kind!r}, of {', '.join(found) or 'none'}"
+            )
+        self.out = nn.Linear(width, spec.num_actions - count)
+        self.query, self.key = nn.Linear(width, inner(width)), nn.Linear(inner(width), inner(width))
+
+    def forward(self, hidden, action_masks=None, targets=None):
+        """(B, T, D), (B, T, C) bool, (B, T, K, inner)"""
+        aimed = (self.key(targets) @ self.query(hidden)[..., None])[..., 0] * targets.shape[-1] ** -0.5
+        logits = torch.cat([self.out(hidden), aimed], -1)
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))
         return Discrete(logits.log_softmax(-1))

@@ -10,29 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from decisionllm.datasets.windows import Steps, asked, cut, of_histories, window_start
+from decisionllm.datasets.windows import Steps, asked, collate, cut, of_histories, window_start
 from decisionllm.heads import courses
-from decisionllm.schema import Batch, History
+from decisionllm.schema import History
+from decisionllm.team import TeamSession
 from decisionllm.tokenizers import text
 
 MARGIN = 0.6  # deviations of a reward that an imagined step must be paid more for a course to be preferred to the policy's own
-
-
-def collate(window, texts, index):
-    """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
-    ids, mask = texts
-    if len(ids) > 1:  # only those that are used
-        used, index = np.unique(index, return_inverse=True)
-        ids, mask = ids[used], mask[used]
-    length = int(mask.sum(1).max()) if mask.numel() else 0
-    tensor = torch.from_numpy
-    return Batch(
-        tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
-        tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
-        None if window.action_masks is None else tensor(window.action_masks),
-        None if window.rewards is None else tensor(window.rewards),
-        None if window.acted is None else tensor(window.acted),
-    )  # fmt: skip
 
 
 @dataclass
@@ -42,6 +26,7 @@ class Policy:
     window: T, the most steps it sees; stride: how many old steps leave the window at once. target_return: what it is asked
     for unless a history says otherwise, in raw reward units; None: for what the model believes can be reached. ahead: the return is that of so many next steps, and stays
     what it is; 0: it is the whole episode's, and what was received is taken off. decode: see `DecisionLLM.choose`. plan: imagine so many steps before each action, see `Session.plan`; 0: none.
+    execution: `joint`, agents of a group are asked one after the other, in this order: `random`, `given` or `reverse`; `per_agent`: each alone.
     """
 
     model: torch.nn.Module
@@ -51,6 +36,8 @@ class Policy:
     ahead: int = 0
     decode: str = "mode"
     plan: int = 0
+    execution: str = "per_agent"
+    order: str = "random"
     device: str = "cpu"
     generator: torch.Generator | None = None
 
@@ -59,6 +46,12 @@ class Policy:
             raise ValueError(f"decode: expected mode, mean or sample, got {self.decode!r}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
+        if self.execution not in ("per_agent", "joint") or self.order not in ("random", "given", "reverse"):
+            raise ValueError(
+                f"execution, order: expected per_agent or joint, and random, given or reverse, got {self.execution!r} and {self.order!r}"
+            )
+        if self.execution == "joint" and self.model.team is None:
+            raise ValueError("execution=joint: needs a model trained with execution=joint or both")
         if self.plan and self.model.dynamics is None:
             raise ValueError(f"plan={self.plan}: needs a model trained with dynamics=true")
         if self.plan:
@@ -77,7 +70,7 @@ class Policy:
         """N histories -> actions (N, A), raw units. Each window is read afresh."""
         hidden, masks = self.read(histories)
         if not self.plan:
-            return self.choose(hidden, masks)
+            return self.choose(hidden, masks, np.stack([h.observations[-1] for h in histories]))
         longest = max(len(h.observations) for h in histories)
         session = self.begin([h.task for h in histories], longest, self._targets(histories)).resume(histories)
         session.see(np.stack([h.observations[-1] for h in histories]))
@@ -102,12 +95,17 @@ class Policy:
             batch = replace(batch, returns_to_go=torch.where(open_[:, None], reached, batch.returns_to_go))
         return self.model.read(batch)[each, last], masks
 
-    def begin(self, tasks, horizon, target_returns=None):
-        """A session for N episodes of at most `horizon` steps."""
+    def begin(self, tasks, horizon, target_returns=None, groups=None):
+        """A session for N episodes of at most `horizon` steps. groups: (N,) which of them share a world, for joint execution."""
+        if self.execution == "joint" and groups is None:
+            raise ValueError("execution=joint: expected the groups of the agents, the env names none; take execution=per_agent")
+        if self.model.team is not None:
+            return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
 
-    def choose(self, hidden, masks=None):
-        return self.model.choose(hidden, masks, decode=self.decode, generator=self.generator).cpu().numpy()
+    def choose(self, hidden, masks, observations):
+        observations = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
+        return self.model.choose(hidden, masks, observations, decode=self.decode, generator=self.generator).cpu().numpy()
 
     def _targets(self, histories):
         """The return that each is asked for: (N,), NaN where it is what can be reached."""
@@ -205,7 +203,8 @@ class Session:
     def decide(self):
         """The actions for what was seen last. (N, A), raw units."""
         hidden, masks = self.read()
-        return self.plan(hidden) if self.policy.plan else self.policy.choose(hidden, masks)
+        seen = self.observations[np.arange(len(self.now)), self.now]
+        return self.plan(hidden) if self.policy.plan else self.policy.choose(hidden, masks, seen)
 
     def plan(self, hidden):
         """The actions that begin the best of several imagined courses. (N, D) -> (N, A), raw units
@@ -217,7 +216,7 @@ class Session:
         N, C, steps = len(self.now), 1 + len(policy.courses), policy.plan
         if model.tokenizer.timesteps is not None:
             steps = min(steps, model.spec.horizon - 1 - int(self.now.max()))
-        own = policy.choose(hidden)
+        own = policy.choose(hidden, None, self.observations[np.arange(N), self.now])
         imagined = copy(self)
         imagined.keep(np.repeat(np.arange(N), C))
         imagined.horizon += policy.plan
@@ -231,7 +230,7 @@ class Session:
                 imagined.did(actions)
                 imagined.see(place.cpu().numpy(), rewards.cpu().numpy())
                 hidden = imagined.read()[0]
-                actions[::C] = policy.choose(hidden[::C])
+                actions[::C] = policy.choose(hidden[::C], None, place[::C].cpu().numpy())
             place, rewards = model.imagine(hidden, place, torch.from_numpy(actions).to(policy.device))
             gains = gains + rewards
         gains = gains.view(N, C)

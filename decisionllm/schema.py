@@ -131,6 +131,9 @@ class Window:
     action_masks: np.ndarray | None = shaped("B T C", optional=True)
     rewards: np.ndarray | None = shaped("B T", optional=True)  # of a log
     acted: np.ndarray | None = shaped("B T", optional=True)  # of a log
+    team: np.ndarray | None = shaped("B", optional=True)  # which rows are read together: 0, 0, 0, 1, 1, .. in their order
+    identity: np.ndarray | None = shaped("B", optional=True)  # who each is in its team
+    leads: np.ndarray | None = shaped("B", optional=True)  # the episode whose text each row's team is told
 
     def __post_init__(self):
         _check(self)
@@ -156,6 +159,8 @@ class Batch:
     action_masks: torch.Tensor | None = shaped("B T C", optional=True)
     rewards: torch.Tensor | None = shaped("B T", optional=True)
     acted: torch.Tensor | None = shaped("B T", optional=True)
+    team: torch.Tensor | None = shaped("B", optional=True)
+    identity: torch.Tensor | None = shaped("B", optional=True)
 
     def __post_init__(self):
         _check(self)

@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from decisionllm import checkpoint
 from decisionllm.backbones import fingerprint
-from decisionllm.datasets import windows
+from decisionllm.datasets import teams, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.policy import collate
 from decisionllm.tokenizers import text
@@ -26,6 +27,8 @@ SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 def train(config):
     """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
     run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
+    if config["preference"] < 0:
+        raise ValueError(f"preference: expected 0 or more, got {config['preference']}")
     for key in ("window", "steps", "batch_size", "accumulate", "lr", "log_every", "save_every"):
         if not config[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {config[key]}")
@@ -53,11 +56,15 @@ def train(config):
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     if not len(chosen):
         raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
+    preferred = windows.preference(store.returns, config["preference"]) if config["preference"] else None
+    options = {"T": config["window"] + config["dynamics"], "batch_size": config["batch_size"]}
+    draw = partial(windows.Sampler, steps, **options)
+    if config["execution"] != "per_agent":
+        options |= {"alone": 0.5 * (config["execution"] == "both"), **{key: config[key] for key in ("drop_agents", "order")}}
+        draw = partial(teams.TeamSampler, steps, store, **options)
     sampler, validator = (
-        windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=config["batch_size"], seed=seed)
-        if len(episodes)
-        else None
-        for episodes, seed in ((chosen, config["seed"]), (held_out, 0))
+        draw(episodes, seed=seed, weights=weights) if len(episodes) else None
+        for episodes, seed, weights in ((chosen, config["seed"], preferred), (held_out, 0, None))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
     returns = steps.returns_to_go[rows] if config["ahead"] else store.returns[chosen]
@@ -100,7 +107,8 @@ def train(config):
 
     def collated(window, rows):
         window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-        return collate(window, texts, store.task[window.episodes]).to(accelerator.device)
+        told = window.episodes if window.leads is None else window.leads
+        return collate(window, texts, store.task[told]).to(accelerator.device)
 
     @torch.no_grad()
     def validate():
@@ -171,7 +179,7 @@ def train(config):
             torch.manual_seed((config["seed"] * 1_000_003 + step) * world + me)  # of dropout: nothing to save
             window = sampler(step)
             for part in range(me, parts, world):
-                batch = collated(window, slice(part, None, parts))
+                batch = collated(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
                 with accelerator.autocast():
                     terms = model(batch)
                 share = batch.imitated.sum() * world / window.imitated.sum()  # each has the same weight, whoever it is dealt to

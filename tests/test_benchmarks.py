@@ -16,9 +16,12 @@ TINY = {  # sizes of the work, and of the gates alone
     "llm_step_tiny": ({"T": 3, "B": 2, "lora_rank": 4} | LLM, {}),
     "decide_llm": ({"agents": 3, "steps": 8} | LLM, {}),
     "auction_period": ({"total": 4000}, {}),
+    "spread_world": ({"worlds": 3}, {}),
     "rollout64": ({"mazes": 3, "steps": 20, "window": 4, "width": 16, "layers": 2}, {}),
 }
-NAMES = sorted({path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__", "__main__", "measure"})
+NAMES = sorted(
+    {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__", "__main__", "measure", "multiagent"}
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,3 +68,17 @@ def test_a_gate_that_does_not_hold_stops_the_benchmark():
     with pytest.raises(AssertionError):
         measure.gate("a NaN", float("nan"), 1)
     assert measure.largest_difference([torch.tensor([3.0, 4.0])], [torch.tensor([3.0, 4.5])]) == pytest.approx(0.5 / 29.25**0.5)
+
+
+def test_a_policy_of_teams_is_judged_by_its_rows():
+    from benchmarks.multiagent import CRASHES, verdicts
+
+    def row(protocol, score, policy="nano"):
+        return {"protocol": protocol, "score": score, "policy": policy}
+
+    plain = [row(f"per agent, {n} agents", s) for n, s in {2: 90, 3: 90, 4: 80, 5: 77, 6: 60}.items()]
+    crashed = [row(f"per agent, crash at {c}", s, p) for c in CRASHES for p, s in (("nano", 70 + c), ("expert", 75 + c))]
+    asked = {quality: [row("per agent", s)] for quality, s in {"random": 20, "medium": 70, "expert": 88}.items()}
+    assert all(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 60)]).values())
+    plain[3]["score"], crashed[0]["score"], asked["medium"][0]["score"] = 76, 60, 90
+    assert not any(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 71)]).values())

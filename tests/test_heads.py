@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from decisionllm.heads import Bins, BinsHead, Discrete, DiscreteHead, Gaussian, GaussianHead
+from decisionllm.heads import Bins, BinsHead, Discrete, DiscreteHead, Gaussian, GaussianHead, PointerHead
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from tests.conftest import node
 
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
+AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, layout=(("own", 1, 1), ("enemy", 1, 2)))
 HEADS = [(name, {}) for name in discover()["head"]] + [("bins", {"chained": True, "num_bins": 9})]
 
 
@@ -19,7 +20,13 @@ def made(name, options, width=8, seed=0):
 
 
 def spec_of(name):
-    return DISCRETE if name == "discrete" else CONTINUOUS
+    return {"discrete": DISCRETE, "pointer": AIMED}.get(name, CONTINUOUS)
+
+
+def answer(head, hidden):
+    """What the head says, of two targets where it points at them."""
+    targets = torch.randn(2, 8, generator=generator()).expand(*hidden.shape[:2], 2, 8)
+    return head(hidden, None, targets) if hasattr(head, "targets") else head(hidden)
 
 
 def generator(seed=0):
@@ -145,7 +152,7 @@ def test_discrete_by_hand():
 @pytest.mark.parametrize(("name", "options"), HEADS)
 def test_every_head_answers_alike_and_repeats_a_seed(name, options):
     head, A = made(name, options), spec_of(name).action_dim
-    one = head(torch.randn(2, 3, 8, generator=generator()))
+    one = answer(head, torch.randn(2, 3, 8, generator=generator()))
     assert one.mode.shape == one.mean.shape == one.sample(generator()).shape == (2, 3, A)
     assert one.log_prob(one.sample(generator())).shape == (2, 3)
     assert torch.isfinite(one.log_prob(one.mode)).all()
@@ -155,7 +162,7 @@ def test_every_head_answers_alike_and_repeats_a_seed(name, options):
 
 @pytest.mark.parametrize(("name", "options"), HEADS)
 def test_the_mode_is_the_likeliest_of_many(name, options):
-    one = made(name, options)(3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 200, 8))
+    one = answer(made(name, options), 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 200, 8))
     if not options.get("chained"):  # whose mode is taken one dimension after the other
         assert (one.log_prob(one.sample(generator())) <= one.log_prob(one.mode) + 1e-5).all()
 
@@ -163,19 +170,39 @@ def test_the_mode_is_the_likeliest_of_many(name, options):
 @pytest.mark.parametrize(("name", "options"), HEADS)
 def test_every_head_fits_a_constant(name, options):
     head = made(name, options)
-    wanted = torch.tensor([2.0] if name == "discrete" else [0.5, -0.75]).expand(4, 1, -1)
+    wanted = torch.tensor([2.0] if spec_of(name).num_actions else [0.5, -0.75]).expand(4, 1, -1)
     hidden = torch.randn(4, 1, 8, generator=generator())
     optimizer = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        (-head(hidden).log_prob(wanted).mean()).backward()
+        (-answer(head, hidden).log_prob(wanted).mean()).backward()
         optimizer.step()
-    torch.testing.assert_close(head(hidden).mode, wanted, atol=0.05, rtol=0)
+    torch.testing.assert_close(answer(head, hidden).mode, wanted, atol=0.05, rtol=0)
 
 
 def test_a_head_for_other_actions_than_the_data_has_says_which_to_take():
     for name in ("gaussian", "bins"):
         with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, the data has 4 discrete ones"):
             build(node("head", name), 8, DISCRETE)
+    for spec in (DISCRETE, CONTINUOUS):
+        with pytest.raises(ValueError, match="head=pointer: expected discrete actions, .* got . actions and kind '', of none"):
+            PointerHead(8, spec)
+    with pytest.raises(ValueError, match="got 4 actions and kind 'ally', of enemy"):
+        PointerHead(8, AIMED, kind="ally")
     with pytest.raises(ValueError, match="head=discrete: expected discrete actions, the data has continuous ones"):
         DiscreteHead(8, CONTINUOUS)
+
+
+def test_a_pointed_action_is_about_its_own_target_and_no_other():
+    """The last two of four actions are aimed at the first and the second target."""
+    head, hidden = made("pointer", {}), torch.randn(1, 1, 8, generator=generator())
+    targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
+    logits = head(hidden, None, targets).logits[0, 0]
+    raw = torch.stack([logits[2] - logits[0], logits[3] - logits[0]])  # the plain ones are about none
+    for k in (0, 1):
+        (slope,) = torch.autograd.grad(raw[k], targets, retain_graph=True)
+        assert slope[0, 0, k].abs().max() > 1e-3 and slope[0, 0, 1 - k].abs().max() < 1e-7
+    with torch.no_grad():
+        swapped = head(hidden, None, targets.flip(2)).logits[0, 0]
+        torch.testing.assert_close(swapped, logits[[0, 1, 3, 2]])
+        assert head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2] == -torch.inf

@@ -11,6 +11,7 @@ FLOORS = (
     {"tokenizers", "worlds"},
     {"datasets", "backbones", "heads"},
     {"model"},
+    {"team"},
     {"policy"},
     {"checkpoint"},
     {"eval"},

@@ -14,6 +14,7 @@ from decisionllm.schema import Spec
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
     "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),
+    "pointer": Spec(observation_dim=8, action_dim=1, horizon=20, num_actions=5, layout=(("own", 2, 1), ("enemy", 2, 3))),
     "continuous": Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)),
 }
 
@@ -58,7 +59,7 @@ def test_everything_is_built_with_its_defaults(capsys):
             with pytest.raises(ValueError, match="one of the two"):
                 build(node, 0)
         elif group == "head":
-            spec = SPECS["discrete" if name == "discrete" else "continuous"]
+            spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None
         else:
             assert build(node, *given[group]) is not None
@@ -108,7 +109,7 @@ def test_somebody_elses_class_needs_no_registration():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head=bims", "Could not find 'head/bims' Available options in 'head': bins discrete gaussian"),
+        ("head=bims", "Could not find 'head/bims' Available options in 'head': bins discrete gaussian pointer"),
         ("head.num_binz=3", "Could not override 'head.num_binz'"),
         ("windw=3", "Could not override 'windw'"),
     ],

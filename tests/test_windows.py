@@ -112,6 +112,20 @@ def test_windows_are_drawn_uniformly_over_the_steps_of_the_chosen_episodes(tmp_p
     assert (abs(counts - 800) < 100).all()  # four standard deviations
 
 
+def test_good_episodes_are_drawn_more_often_and_their_steps_alike(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 1]), episode([0, 0, 0]), episode([2, 0])])
+    weights = windows.preference(store.returns, 0.5)
+    assert weights == pytest.approx([1, np.exp(-2), 1])
+    sampler = windows.Sampler(windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights)
+    found = sampler(0)
+    assert set(found.episodes) == {1, 2}
+    assert (found.episodes == 1).mean() == pytest.approx(3 * weights[1] / (3 * weights[1] + 2), abs=0.02)
+    for e, n in ((1, 3), (2, 2)):
+        assert np.bincount(found.timesteps[found.episodes == e, 0]) / (found.episodes == e).sum() == pytest.approx(
+            [1 / n] * n, abs=0.05
+        )
+
+
 def test_a_draw_depends_on_seed_and_step_alone(tmp_path):
     steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 40)]))
     make = lambda seed: windows.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731

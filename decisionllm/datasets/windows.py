@@ -1,10 +1,11 @@
-"""Episodes -> windows of up to T steps, padded on the right. Training, evaluation and the server all slice here."""
+"""Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all slice here."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from decisionllm.schema import Window
+from decisionllm.schema import Batch, Window
 
 
 def returns_to_go(rewards, total, offsets):
@@ -76,11 +77,14 @@ def of_histories(histories, target_returns, *, ahead=0):
 
 
 def cut(steps, episodes, starts, T):
-    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window"""
+    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window
+
+    A window may begin before its episode, which is then padded on the left too.
+    """
     first, end = steps.first[episodes], steps.end[episodes]
     rows = (first + starts)[:, None] + np.arange(T)
-    mask = rows < end[:, None]
-    rows = np.minimum(rows, end[:, None] - 1)
+    mask = (rows < end[:, None]) & (rows >= first[:, None])
+    rows = np.clip(rows, first[:, None], end[:, None] - 1)
     shown = mask[..., None]
     return Window(
         observations=steps.observations.take(rows, 0) * shown,  # take: three times faster than an index
@@ -95,6 +99,25 @@ def cut(steps, episodes, starts, T):
     )
 
 
+def collate(window, texts, index):
+    """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
+    ids, mask = texts
+    if len(ids) > 1:  # only those that are used
+        used, index = np.unique(index, return_inverse=True)
+        ids, mask = ids[used], mask[used]
+    length = int(mask.sum(1).max()) if mask.numel() else 0
+    tensor = torch.from_numpy
+    return Batch(
+        tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
+        tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
+        None if window.action_masks is None else tensor(window.action_masks),
+        None if window.rewards is None else tensor(window.rewards),
+        None if window.acted is None else tensor(window.acted),
+        None if window.team is None else tensor(np.unique(window.team, return_inverse=True)[1]),
+        None if window.identity is None else tensor(window.identity),
+    )  # fmt: skip
+
+
 def window_start(now, T, stride):
     """The step where the window of a decision at step `now` begins, for windows of T steps: (N,) int -> (N,) int
 
@@ -107,25 +130,42 @@ def window_start(now, T, stride):
 
 
 class Sampler:
-    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes.
+    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes, or more often
+    from those with more weight (E,), of all episodes of the log.
 
     A window that begins near the end of its episode is short, as it is at the beginning of a rollout.
     """
 
-    def __init__(self, steps, episodes, *, T, batch_size, seed):
+    def __init__(self, steps, episodes, *, T, batch_size, seed, weights=None):
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.episodes = np.sort(np.asarray(episodes))
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
+        self.weights = None if weights is None else weights[self.episodes]
 
     def __call__(self, step):
-        drawn = np.random.default_rng((self.seed, step)).integers(self.before[-1], size=self.batch_size)
-        return self.at(drawn)
+        return self.at(draw(np.random.default_rng((self.seed, step)), self.batch_size, self.before, self.weights))
 
     def at(self, drawn):
         """The windows that begin at these steps, counted over the chosen episodes alone. (B,) int -> Window"""
         which = np.searchsorted(self.before, drawn, side="right") - 1
         return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
+
+
+def draw(rng, size, before, weights=None):
+    """Steps of episodes that hold before[e]:before[e + 1], all alike or by the weights of their episodes (E,): (size,) int"""
+    if weights is None:
+        return rng.integers(before[-1], size=size)
+    share = np.cumsum(np.diff(before) * weights)
+    which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
+    return rng.integers(before[which], before[which + 1])
+
+
+def preference(returns, temperature):
+    """How often to draw episodes of these returns: exp(return / temperature), of returns between 0, the least, and 1, the best.
+    (E,) -> (E,), at most 1. Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023."""
+    returns = np.asarray(returns, np.float64)
+    return np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0)))
 
 
 def select(store, *, fraction=1.0, quality=0.0, held_out=0.0, seed=0):

@@ -9,8 +9,9 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
     """Play N episodes to their ends: N Episodes, the type that training reads.
 
     begin(tasks) -> something whose `act(observations, rewards)` answers with actions (N, A) in raw units: a policy's session, or
-    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. An ended episode leaves the batch: the
-    player is told to `keep(rows)`, those that go on, and the env still gets N actions, zeros for the others.
+    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. Where it has `action_masks` (N, C), the
+    discrete actions that are allowed now, the player is told them too. An ended episode leaves the batch: the player is told to
+    `keep(rows)`, those that go on, and the env still gets N actions, zeros for the others.
     """
     observations = np.asarray(env.reset(seed), np.float32)
     N = len(observations)
@@ -18,7 +19,8 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
     log = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
     terminated, final = np.zeros(N, bool), np.zeros_like(observations)
     while len(alive):
-        actions = np.asarray(player.act(observations[alive], rewards), np.float32)
+        allowed = [env.action_masks[alive]] if hasattr(env, "action_masks") else []
+        actions = np.asarray(player.act(observations[alive], rewards, *allowed), np.float32)
         full = np.zeros((N, actions.shape[1]), np.float32)
         full[alive] = actions
         after, gains, ended, truncated = env.step(full)
@@ -35,8 +37,9 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
         alive = alive[~over]
         rewards = gains[alive]
         progress(1)
+    groups = getattr(env, "groups", range(N))  # of the rows, where several are a team
     return [
-        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i], i,
-                final_observation=final[i])
+        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i],
+                int(groups[i]), final_observation=final[i])
         for i in range(N)
     ]  # fmt: skip

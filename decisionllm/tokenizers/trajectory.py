@@ -5,16 +5,19 @@ from einops import rearrange
 from torch import nn
 from torch.nn import functional as F
 
+from decisionllm.tokenizers.entities import EntityEncoder
+
 
 class TrajectoryTokenizer(nn.Module):
     """Numbers in the model's own units -> tokens (B, k T, D), k tokens a step: 3, or 2 without returns.
 
     embedding: `linear`, one map a stream as in the paper, or `mlp`, two layers. timesteps: `learned`, one vector a step of
     the horizon, shared by the step's tokens, or `none`. returns=False leaves the return token out: behaviour cloning.
-    open_returns: a return need not be told; its token is then one learned vector.
+    open_returns: a return need not be told; its token is then one learned vector. An observation that has a layout is read by an
+    EntityEncoder, of so many layers as `entities` says.
     """
 
-    def __init__(self, spec, width, *, embedding="linear", timesteps="learned", returns=True, open_returns=False):
+    def __init__(self, spec, width, *, embedding="linear", timesteps="learned", returns=True, open_returns=False, entities=0):
         super().__init__()
         if embedding not in ("linear", "mlp"):
             raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
@@ -30,16 +33,18 @@ class TrajectoryTokenizer(nn.Module):
         self.tokens = 3 if returns else 2  # per step
         self.returns = stream(1) if returns else None
         self.untold = nn.Parameter(torch.zeros(width)) if open_returns else None
-        self.observations = stream(spec.observation_dim)
+        self.observations = (
+            EntityEncoder(spec.layout, width, embedding=embedding, layers=entities)
+            if spec.layout
+            else stream(spec.observation_dim)
+        )
         self.actions = stream(spec.num_actions or spec.action_dim)
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
         self.norm = nn.LayerNorm(width)
 
     def forward(self, returns_to_go, observations, actions, timesteps, told=None):
         """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D). told: (B,) bool, whose returns are told; None: everybody's."""
-        if self.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(observations.dtype)
-        streams = [self.observations(observations), self.actions(actions)]
+        streams = [self.observations(observations), self.actions(self.numbers(actions))]
         if self.returns is not None:
             asked = self.returns(returns_to_go[..., None])
             streams.insert(0, asked if told is None else torch.where(told[:, None, None], asked, self.untold.to(asked.dtype)))
@@ -47,6 +52,10 @@ class TrajectoryTokenizer(nn.Module):
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
         return self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+
+    def numbers(self, actions):
+        """Actions as a map takes them: a discrete one as a 1 among zeros."""
+        return F.one_hot(actions[..., 0].long(), self.num_actions).to(actions.dtype) if self.num_actions else actions
 
     @property
     def reads(self):

@@ -1,0 +1,83 @@
+"""Windows of whole teams: the episodes of a group over the same steps of their world, one row an agent."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from decisionllm.datasets.windows import cut, draw
+from decisionllm.tokenizers.team import POOL
+
+ORDERS = ("random", "given", "reverse")
+
+
+class TeamSampler:
+    """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
+
+    Rows come team by team. Members take their turns in an order drawn for each window, with identities drawn from a pool;
+    order=given or reverse: as their agents are numbered, with fixed identities, for comparison. alone: this share of the
+    windows is parted into teams of one. drop_agents: a member is left out with this probability, but never all are.
+    Members that are not among the chosen episodes are seen and not imitated.
+    """
+
+    def __init__(
+        self, steps, store, episodes, *, T, batch_size, seed, alone=0.0, drop_agents=0.0, order="random", weights=None
+    ):
+        if order not in ORDERS:
+            raise ValueError(f"order: expected {', '.join(ORDERS)}, got {order!r}")
+        self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
+        self.alone, self.drop_agents, self.order = alone, drop_agents, order
+        self.length = steps.end - steps.first
+        E = len(self.length)
+        self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
+        self.agent = np.arange(E) if store.agent is None else store.agent
+        self.weights = None if weights is None else weights[np.sort(episodes)]
+        self.episodes, self.chosen = np.sort(np.asarray(episodes)), np.isin(np.arange(E), episodes)
+        self.before = np.concatenate([[0], np.cumsum(self.length[self.episodes])])
+        groups, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
+        self.members = np.lexsort((self.agent, self.group))  # an agent that came back has several episodes
+        self.first = np.cumsum(self.count) - self.count
+        new = (np.diff(self.group[self.members], prepend=-1) != 0) | (np.diff(self.agent[self.members], prepend=-1) != 0)
+        nth = np.cumsum(new)
+        self.number = np.empty(E, np.int64)  # of its agent in its group
+        self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
+        if self.number.max() >= POOL:
+            e = int(self.number.argmax())
+            raise ValueError(
+                f"group {groups[self.group[e]]}: expected at most {POOL} agents (the identities there are), got {self.number[e] + 1}; train with execution=per_agent"
+            )
+        if (late := self.start + self.length).max() > store.spec.horizon:
+            e = int(late.argmax())
+            raise ValueError(
+                f"episode {e}: expected it to end within the horizon of {store.spec.horizon} steps of its world, it begins at step {self.start[e]} and has {self.length[e]}"
+            )
+
+    def __call__(self, step):
+        rng, B = np.random.default_rng((self.seed, step)), self.batch_size
+        drawn = draw(rng, B, self.before, self.weights)
+        which = np.searchsorted(self.before, drawn, side="right") - 1
+        begin = self.start[self.episodes[which]] + drawn - self.before[which]
+        group = self.group[self.episodes[which]]
+
+        window = np.repeat(np.arange(B), self.count[group])  # one row a member, of all that are there at some step
+        nth = np.arange(len(window)) - np.repeat(np.cumsum(self.count[group]) - self.count[group], self.count[group])
+        member = self.members[self.first[group][window] + nth]
+        offset = begin[window] - self.start[member]
+        there = (offset < self.length[member]) & (offset > -self.T)
+        there &= (rng.random(len(member)) >= self.drop_agents) | (member == self.episodes[which][window])
+        window, member, offset = window[there], member[there], offset[there]
+
+        key = {"random": rng.random(len(member)), "given": self.number[member], "reverse": -self.number[member]}[self.order]
+        rows = np.lexsort((key, window))
+        window, member, offset = window[rows], member[rows], offset[rows]
+        new = np.diff(window, prepend=-1) > 0
+        pool = rng.random((B, POOL)).argsort(1)
+        parted = window < round(self.alone * B)
+        made = cut(self.steps, member, offset, self.T)
+        return replace(
+            made,
+            timesteps=(made.timesteps + self.start[member, None]) * made.mask,
+            acted=made.imitated & self.chosen[member, None],
+            team=np.cumsum(new | parted) - 1,
+            identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
+            leads=np.where(parted, member, self.members[self.first[self.group[member]]]),
+        )
