@@ -12,6 +12,7 @@ from decisionllm import __version__, registry
 VERBS = {
     "data": "make or import a dataset and print its card",
     "train": "fit a policy to a dataset",
+    "baseline": "fit CQL, IQL or TD3+BC to it, by d3rlpy",
     "evaluate": "roll a run out, append to results.jsonl, write the report",
 }
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text

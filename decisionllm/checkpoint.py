@@ -63,10 +63,10 @@ def make_model(config, spec):
         return DecisionLLM(spec, backbone, config["head"], **options)
 
 
-def describe(path, config, store, model, targets):
-    """Write what is fixed before the first step: config.yaml and run.json. targets: quantiles of the training returns."""
-    facts = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint, "targets": targets,
-             "frozen": fingerprint(model.backbone), "versions": versions()}  # fmt: skip
+def describe(path, config, store, **known):
+    """Write what is fixed before the first step: config.yaml and run.json, with whatever else is known of the run."""
+    data = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
+    facts = data | {"versions": versions()} | known
     try:
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old"):
@@ -177,8 +177,19 @@ def usable(device):
 
 
 def load(path, *, device="cpu", target_return=None, **acting):
-    """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own."""
+    """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own.
+
+    A config with a `policy` names the class that reads the run instead, from (path, facts, device), and which acts as it was made to.
+    """
     (config, facts), device = read(path), usable(device)
+    if "policy" in config:
+        return build(config["policy"], path, facts, device), config, facts
+    lacking = [key for key in ("ahead", "decode", "dynamics", "expectile", "plan", "returns") if key not in config]
+    if lacking:
+        raise ValueError(
+            f"{path}: its config lacks {', '.join(lacking)}: it was trained by another version; run.json says which, use that one, "
+            "or train again"
+        )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
     restore(path, model, facts)

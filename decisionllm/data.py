@@ -3,12 +3,12 @@
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, windows
+from decisionllm.datasets import auction, maze2d, minari, multiagent, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save}
+EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save, "team": multiagent.save}
 
 
 def data(config):
@@ -16,7 +16,9 @@ def data(config):
     console = Console(soft_wrap=True, highlight=False)
     kind, _, target = config["export"].partition(":")
     if config["export"] and not (kind in EXPORTS and target):
-        raise ValueError(f"export: expected minari:<id>, hdf5:<path> or trajectories:<path>, got {config['export']!r}")
+        raise ValueError(
+            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
+        )
     store = prepare(config["dataset"], config["home"])
     for line in card(store, ahead=config["ahead"]):
         console.print(line, markup=False)
@@ -44,6 +46,8 @@ def card(store, *, ahead=0):
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
     yield f"  return       {quantiles(store.returns)}"
+    if store.agent is not None:
+        yield from multiagent.coverage(store)
     if ahead:
         steps = windows.of_store(store, ahead=ahead)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])

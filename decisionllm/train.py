@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from decisionllm import checkpoint
+from decisionllm.backbones import fingerprint
 from decisionllm.datasets import teams, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.policy import collate
@@ -82,7 +83,7 @@ def train(config):
         targets = {
             str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})
         }
-        checkpoint.describe(run, config, store, model, targets)
+        checkpoint.describe(run, config, store, targets=targets, frozen=fingerprint(model.backbone))
     if main:
         trim(run / "metrics.jsonl", step)
     model, wrapped = accelerator.prepare(model, optimizer)

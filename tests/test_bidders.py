@@ -16,7 +16,7 @@ FIXTURES = Path(__file__).parent / "fixtures" / "auctionnet"
 def seats(step=0, remaining=(100.0,), target_cpa=80.0, values=None):
     """One advertiser or a few, in category 0, 1, ..."""
     M = len(remaining)
-    return Seats(step, np.arange(M), np.full(M, 100.0), np.full(M, target_cpa), np.array(remaining), values)
+    return Seats(step, np.arange(M), np.full(M, 100.0), np.full(M, target_cpa), np.array(remaining), np.zeros(M), values)
 
 
 @pytest.mark.parametrize("name", ["BC", "IQL", "CQL", "TD3_BC", "MOPO", "COMBO"])

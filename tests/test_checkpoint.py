@@ -132,6 +132,7 @@ WRONG = {  # fmt: off
         lambda f: f["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
+    "another version": ("config.yaml", lambda c: c.pop("expectile"), "lacks expectile: it was trained by another version"),
     "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
     "no normaliser": (
         "checkpoint/model.safetensors",

@@ -11,7 +11,7 @@ from decisionllm.__main__ import main
 from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
 USAGE = {
-    "trane": "no verb 'trane'; did you mean train? there are data, train, evaluate",
+    "trane": "no verb 'trane'; did you mean train? there are data, train, baseline, evaluate",
     "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are auction, maze2d-umaze,",
     "data dataset=elsewhere": "no dataset 'elsewhere'; there are auction, maze2d-umaze, maze2d-medium,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained",

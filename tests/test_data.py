@@ -120,6 +120,8 @@ def test_the_verb_exports_to_d4rls_format(tmp_path, capsys):
 
 @pytest.mark.parametrize("export", ["csv:x", "minari", "hdf5:", ":x", "log.hdf5"])
 def test_an_unknown_export_is_refused_before_anything_is_made(tmp_path, export):
-    with pytest.raises(ValueError, match="export: expected minari:<id>, hdf5:<path> or trajectories:<path>, got"):
+    with pytest.raises(
+        ValueError, match="export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got"
+    ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()

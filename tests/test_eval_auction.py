@@ -250,7 +250,7 @@ def test_a_bidder_of_the_market_is_shown_what_it_was_made_for():
 def test_every_baseline_plays():
     env = Auction(1, periods="0", **SMALL)
     players = env.baselines(0)
-    assert set(players) == {"target CPA", "PID", "OnlineLP", "IQL", "BC", "CQL", "TD3_BC", "MOPO", "COMBO"}
+    assert set(players) == {"target CPA", "DT (stock)", "PID", "OnlineLP", "IQL", "BC", "CQL", "TD3_BC", "MOPO", "COMBO"}
     first = played(env, players["PID"])[1].tolist()
     for begin in players.values():
         assert len(played(env, begin)[0]) == 48
@@ -415,10 +415,10 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     assert [(row["policy"], row["protocol"]) for row in rows[:4]] == [
         ("ours", "replay 50 %"), ("ours", "replay"), ("target CPA", "replay 50 %"), ("target CPA", "replay"),
     ]  # fmt: skip
-    assert len(rows) == 20 and {row["n"] for row in rows} == {48} and all("conversions" in row for row in rows)
+    assert len(rows) == 22 and {row["n"] for row in rows} == {48} and all("conversions" in row for row in rows)
     assert rows[3]["score"] > rows[2]["score"] > 0
     pictures = {path.name for path in (tmp_path / "out").glob("rollout-*.png")}
-    assert "rollout-ours-replay-50--0.png" in pictures and len(pictures) == 10, "one a player"
+    assert "rollout-ours-replay-50--0.png" in pictures and len(pictures) == 11, "one a player"
     page = (tmp_path / "out/report.html").read_text()
     assert "conversions, less where they cost more than allowed" in page and "replay 50 %" in page and "37.1" in page
     assert priced.cache_info().hits > 0, "prices are made once"

@@ -15,10 +15,23 @@ FLOORS = (
     {"policy"},
     {"checkpoint"},
     {"eval"},
-    {"data", "train", "evaluate", "scale", "serve"},
+    {"data", "train", "baseline", "evaluate", "scale", "serve"},
     {"__init__", "__main__"},
 )
-OPTIONAL = {"d4rl", "minari", "gymnasium_robotics", "mujoco", "fastapi", "uvicorn", "wandb"}  # imported where they are used
+OPTIONAL = {
+    "d3rlpy",
+    "d4rl",
+    "minari",
+    "pyarrow",
+    "tensorstore",
+    "pettingzoo",
+    "mpe2",
+    "gymnasium_robotics",
+    "mujoco",
+    "fastapi",
+    "uvicorn",
+    "wandb",
+}  # imported where they are used
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -22,6 +22,7 @@ from decisionllm.worlds import auction, bidders
 from decisionllm.worlds.auction import PUBLISHED
 from decisionllm.worlds.campaign import MEANS, STATE, STEPS, Campaigns, score
 from decisionllm.worlds.replay import offers
+from decisionllm.worlds.stock import StockDT
 
 LEAST = PUBLISHED["least_remaining"]
 # Mean scores of the 48 advertisers, of the original's code with weights that it trained: periods 7 and 8 replayed, 7 in the market.
@@ -193,8 +194,8 @@ class Auction:
         return made
 
     def baselines(self, seed):
-        """The rules and policies of the reference market and the rule that bids the limit: name -> begin(tasks)."""
-        found = {"target CPA": bidders.TargetCPA()}
+        """The rules and policies of the reference market, the rule that bids the limit and the stock DT: name -> begin(tasks)."""
+        found = {"target CPA": bidders.TargetCPA(), StockDT.name: StockDT()}
         for _, bidder in bidders.roster():
             found.setdefault(getattr(bidder, "name", type(bidder).__name__), bidder)
         return {name: partial(Bidder, self, bidder) for name, bidder in found.items() if name != "Constant"}
@@ -210,7 +211,8 @@ class Bidder:
 
     def act(self, observations, rewards=None):
         c = self.env.campaigns
-        told = auction.Seats(c.now, self.env.category, c.budgets, c.target_cpa, c.remaining, np.zeros((0, len(c.budgets))))
+        none = np.zeros((0, len(c.budgets)))
+        told = auction.Seats(c.now, self.env.category, c.budgets, c.target_cpa, c.remaining, c.conversions, none)
         made = self.bidder.act(self.env.states(getattr(self.bidder, "features", None)), told)
         return np.asarray(made)[self.rows, None]
 

@@ -213,6 +213,7 @@ class Seats:
     budgets: np.ndarray  # (M,) currency
     target_cpa: np.ndarray  # (M,) currency a conversion
     remaining: np.ndarray  # (M,) currency
+    conversions: np.ndarray  # (M,) so far
     values: np.ndarray  # (n, M)
 
 
@@ -332,7 +333,7 @@ class Market:
         c = self.campaigns
         return Seats(
             c.now, self.categories[positions], c.budgets[positions], c.target_cpa[positions], c.remaining[positions],
-            self.values[:, positions],
+            c.conversions[positions], self.values[:, positions],
         )  # fmt: skip
 
     def _bids(self, multipliers, positions):
