@@ -124,7 +124,7 @@ def scaled(spec, observations, actions, *, edge=0.0):
 class Baseline:
     """A trained baseline as a policy: it answers each observation by itself, and is asked for no return."""
 
-    asks, target_return, plan, decode = False, None, 0, "mode"
+    asks, target_return, plan, decode, execution = False, None, 0, "mode", "per_agent"
 
     def __init__(self, run, facts, device):
         folder = checkpoint.find(run)
@@ -132,7 +132,7 @@ class Baseline:
             raise FileNotFoundError(f"{run}: expected a run with a checkpoint, found none; train it first")
         self.weights = {name: x.to(device) for name, x in checkpoint.content(folder / "model.safetensors").items()}
 
-    def begin(self, tasks, horizon, target_returns=None):
+    def begin(self, tasks, horizon, target_returns=None, groups=None):
         return self
 
     def act(self, observations, rewards=None):

@@ -66,7 +66,7 @@ def test_what_nothing_tells_apart_is_left_to_the_policy():
 
 def test_the_policys_own_course_is_decided_at_every_step():
     policy, said = walker(), iter([1.0, -1.0, 2.0])  # raw: now, and after each imagined step
-    policy.choose = lambda hidden, masks=None: np.full((len(hidden), 1), next(said), np.float32)
+    policy.choose = lambda hidden, *_: np.full((len(hidden), 1), next(said), np.float32)
     decide(policy)
     assert [float(actions[0]) for _, actions in policy.model.dynamics.asked] == [0.5, -0.5, 1.0]
 
