@@ -30,20 +30,21 @@ class SmaxTeams:
         crashes = whole("crash", crash)
         if wrong := [c for c in crashes if c not in range(HORIZON)]:
             raise ValueError(f"env.crash: expected 0 .. {HORIZON - 1}, got {wrong[0]}")
-        self.map, self.text, self.conditions = map, text, [HORIZON, *crashes]
+        self.map, self.text, self.conditions = map, text, [HORIZON, *crashes]  # the step of the crash: none at first
         self.condition = np.repeat(np.arange(len(self.conditions)), num_episodes)  # of each battle
-        self.seeds, self.crash = (
-            np.tile(np.arange(num_episodes), len(self.conditions)),
-            np.array(self.conditions)[self.condition],
-        )
+        self.crash = np.array(self.conditions)[self.condition]
+        self.seeds = np.tile(np.arange(num_episodes), len(self.conditions))
         self.reset(0)
         self.groups = np.repeat(np.arange(len(self.condition)), self.world.facts.allies)  # the battle of each row
 
     def parts(self):
         """What makes a row of the results: {protocol: the first unit of each of its battles, (E,) int}"""
         first = np.arange(len(self.condition)) * self.world.facts.allies
-        words = [[], *([f"crash at {c}"] for c in self.conditions[1:])]
-        return {", ".join([self.execution, *said]): first[self.condition == c] for c, said in enumerate(words)}
+        named = [self.execution, *(f"{self.execution}, {words}" for words in self.words()[1:])]
+        return {name: first[self.condition == c] for c, name in enumerate(named)}
+
+    def words(self):
+        return ["undisturbed", *(f"crash at {c}" for c in self.conditions[1:])]
 
     @property
     def protocol(self):
@@ -112,15 +113,9 @@ class SmaxTeams:
             axis.set(xlim=(0, SIZE), ylim=(0, SIZE), xticks=[], yticks=[], aspect="equal")
             axis.set_title(f"step {step}", fontsize=8)
         if several:
-            scores = [100 * self.world.won[self.condition == c].mean() for c in range(len(self.conditions))]
-            axes[-1].plot(scores, "o-", color="black", markersize=3)
-            axes[-1].set_xticks(
-                range(len(scores)),
-                ["undisturbed", *(f"crash at {c}" for c in self.conditions[1:])],
-                rotation=60,
-                ha="right",
-                fontsize=6,
-            )
+            scores = {words: 100 * self.world.won[self.condition == c].mean() for c, words in enumerate(self.words())}
+            axes[-1].plot(list(scores.values()), "o-", color="black", markersize=3)
+            axes[-1].set_xticks(range(len(scores)), scores, rotation=60, ha="right", fontsize=6)
             axes[-1].set_title(self.unit, fontsize=8)
         made.suptitle(title, fontsize=9)
         return made

@@ -11,6 +11,7 @@ Letters: E worlds, N allies, M enemies, S numbers of a view, C = 5 + M actions.
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
+from io import StringIO
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def compiled(map):
         import jax
         import jax.numpy as jnp
 
-        with redirect_stdout(None):  # it tells about worlds that are not there
+        with redirect_stdout(StringIO()):  # it tells about worlds that are not there
             from jaxmarl.environments.smax import HeuristicEnemySMAX
             from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
     except ImportError as error:
