@@ -56,9 +56,8 @@ def generate(log, *, map="2s3z", groups=1500, noise=0.1, seed=0) -> Log:
             "group": fighting, "step": np.full(len(fighting), time), "reward": paid[fighting], "won": world.won[fighting],
             "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
         })  # fmt: skip
-    return Log(
-        meta, *({name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents))
-    )
+    together = lambda parts: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}  # noqa: E731
+    return Log(meta, together(steps), together(agents))
 
 
 def blocks(facts):

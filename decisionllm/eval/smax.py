@@ -59,7 +59,7 @@ class SmaxTeams:
         self.tasks = [task_text(self.meta, N, names[k], self.text) for k in self.kinds]
         drawn = np.random.default_rng(seed).integers(N, size=int((self.condition == 0).sum()))
         self.struck = np.tile(drawn, len(self.conditions))  # who stands still in a crash
-        self.returns, self.illegal, self.deaths, self.length = np.zeros((4, E))
+        self.returns, self.decisions, self.illegal, self.deaths, self.length = np.zeros((5, E))
         self.frames = [(world.places, world.health)]
         return self.observe()
 
@@ -77,6 +77,7 @@ class SmaxTeams:
         """(rows, 1) -> observations (rows, S), rewards (rows,), ended (rows,), truncated (rows,)"""
         world, there, each = self.world, self.world.there, np.arange(len(self.condition))
         asked = actions.astype(int).reshape(there.shape)
+        self.decisions += there.sum(1)
         self.illegal += (there & ~allowed(world.masks, asked)).sum(1)
         self.length += ~world.over
         still = world.time >= self.crash
@@ -93,12 +94,12 @@ class SmaxTeams:
         return 100.0 * self.world.won[[e.group for e in episodes]]
 
     def measures(self, episodes):
-        """What lies behind the scores: the team's return, forbidden actions in all, units lost and time run out, a battle."""
+        """What lies behind the scores: the team's return, units lost and time run out in a battle; decisions and forbidden ones in all."""
         worlds = [e.group for e in episodes]
         mean = lambda x: round(float(x[worlds].mean()), 4)  # noqa: E731
         return {
-            "execution": self.execution.replace(" ", "_"), "return": mean(self.returns), "illegal": int(self.illegal[worlds].sum()),
-            "deaths": mean(self.deaths), "out_of_time": mean(self.world.over & ~self.world.terminated),
+            "execution": self.execution.replace(" ", "_"), "return": mean(self.returns), "deaths": mean(self.deaths), "out_of_time": mean(self.world.over & ~self.world.terminated),
+            "decisions": int(self.decisions[worlds].sum()), "illegal": int(self.illegal[worlds].sum()),
         }  # fmt: skip
 
     def draw(self, episodes, title, frames=5):

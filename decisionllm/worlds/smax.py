@@ -8,10 +8,8 @@ OWN. A team is paid the share of the enemies' health that it takes, and 1 for wi
 Letters: E worlds, N allies, M enemies, S numbers of a view, C = 5 + M actions.
 """
 
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
-from io import StringIO
 
 import numpy as np
 
@@ -41,10 +39,8 @@ def compiled(map):
     try:
         import jax
         import jax.numpy as jnp
-
-        with redirect_stdout(StringIO()):  # it tells about worlds that are not there
-            from jaxmarl.environments.smax import HeuristicEnemySMAX
-            from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+        from jaxmarl.environments.smax import HeuristicEnemySMAX
+        from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
     except ImportError as error:
         raise ImportError(f"SMAX is JaxMARL's: pip install 'decisionllm[smax]' ({error})") from error
     from importlib.metadata import version
