@@ -14,7 +14,7 @@ from benchmarks.multiagent import rows, score
 from decisionllm.datasets.multiagent import source
 from decisionllm.datasets.smax import SEEDS, generate
 from decisionllm.eval.smax import SmaxTeams
-from decisionllm.worlds.smax import STOP
+from decisionllm.worlds.smax import STOP, TEACHERS
 
 ROWS = Path(__file__).parent / "smax.jsonl"
 CRASHES = (20, 10, 0)
@@ -74,22 +74,20 @@ def of_a_log(map, groups):
     }  # fmt: skip
 
 
-def verdicts(plain, masked, unmasked, crashed):
+def verdicts(plain, unmasked, crashed):
     """What the rows of evaluations say: {check: (met, words)}"""
-    ours, teacher = (
-        [score([r for r in part if (r["policy"] == "expert") == scripted], "per agent") for part in [plain]][0]
-        for scripted in (False, True)
-    )
+    mine = lambda part: [r for r in part if r["policy"] not in TEACHERS]  # noqa: E731
+    best = lambda part: [r for r in part if r["policy"] == "expert"]  # noqa: E731
+    ours, teacher = (score(part, "per agent") for part in (mine(plain), best(plain)))
     found = {"wins": (ours >= 0.9 * teacher, f"{ours:.1f} % of the battles, the best teacher {teacher:.1f} %")}
-    forbidden, decisions = (sum(r[key] for r in masked) for key in ("illegal", "decisions"))
+    forbidden, decisions = (sum(r[key] for r in mine(plain)) for key in ("illegal", "decisions"))
     share = sum(r["illegal"] for r in unmasked) / sum(r["decisions"] for r in unmasked)
     without = score(unmasked, "per agent")
     found["MA-5"] = (
         forbidden == 0 and without < 5,
         f"{forbidden} of {decisions:,} actions forbidden; not told what is allowed: {100 * share:.0f} %, and {without:.1f} % won",
     )
-    at = {c: [score([r for r in crashed if (r["policy"] == "expert") == scripted], f"per agent, crash at {c}") for scripted in (False, True)]
-          for c in CRASHES}  # fmt: skip
+    at = {c: [score(part, f"per agent, crash at {c}") for part in (mine(crashed), best(crashed))] for c in CRASHES}
     found["MA-11"] = (
         all(o >= 0.85 * t - 3 for o, t in at.values()),
         "crash " + ", ".join(f"at {c}: {o:.1f} of {t:.1f}" for c, (o, t) in at.items()),
@@ -107,11 +105,10 @@ def main():
     given = parser.parse_args()
     checks = of_a_log(given.map, 200)
     plain = rows(given.runs, given.out, episodes=given.episodes, baselines=True)
-    masked = [r for r in plain if r["policy"] not in ("expert", "medium", "random")]
     first = given.runs[:1]
     unmasked = rows(first, given.out, episodes=200, env={"_target_": "benchmarks.smax.Unmasked"})
     crashed = rows(first, given.out, episodes=given.crashed, env={"crash": ",".join(map(str, CRASHES))}, baselines=True)
-    for check, (met, words) in (checks | verdicts(plain, masked, unmasked, crashed)).items():
+    for check, (met, words) in (checks | verdicts(plain, unmasked, crashed)).items():
         print(f"{check:5s}  {'yes' if met else 'NO '}  {words}")
 
 

@@ -148,6 +148,7 @@ def test_the_dead_leave_the_batch_and_their_team_is_paid_on(duel, monkeypatch):
     assert [e.later for e in episodes] == [0.25, 0.25, 0, 0, 0, 0]
     assert [e.terminated for e in episodes] == [True] * 5 + [False]
     assert [e.truncated for e in episodes] == [False] * 5 + [True]
+    assert [e.action_masks[1].tolist() for e in episodes[:2]] == [[False] * 4 + [True] * 3] * 2
     assert not log.steps["won"].any() and log.steps["truncated"].sum() == 1
     env = SmaxTeams(2)
     played = rollout(env.baselines(0)["expert"], env, seed=0)
@@ -219,7 +220,7 @@ def view(enemies, own=(0.25, 0.5)):
 @pytest.mark.parametrize(
     ("enemies", "reach", "expert", "medium"),
     [
-        ([(0.5, 0.4, 0, 3), (0.9, 0.1, 0, 0), (0.2, 0.3, 0, 3)], [1, 1, 1], 7, 6),  # 75, 40.5 and 30 of health
+        ([(0.5, 0.4, 0, 3), (0.9, 0.3, 0, 0), (0.3, 0.1, 0, 3)], [1, 1, 1], 6, 7),  # 75, 40.5 and 45 of health
         ([(0.5, 0.4, 0, 3), (0.9, 0.1, 0, 0), (0.2, 0.3, 0, 3)], [1, 0, 0], 5, 5),
         ([(0.5, 0.5, -0.6, 3), (0.9, 0.9, 0, 0), (0, 0, 0, 0)], [0, 0, 0], 2, 2),  # down, to the closest in sight
         ([(0, 0, 0, 0)] * 3, [0, 0, 0], 1, 1),  # to the right, where the enemy began
@@ -278,11 +279,11 @@ def test_runs_are_judged_by_their_rows():
     def row(protocol, score, policy="nano", illegal=0):
         return {"protocol": protocol, "score": score, "policy": policy, "illegal": illegal, "decisions": 1000}
 
-    plain = [row("per agent", 80), row("per agent", 82, "expert")]
+    plain = [row("per agent", 80), row("per agent", 82, "expert"), row("per agent", 0, "random")]
     crashed = [row(f"per agent, crash at {c}", s, p) for c, s in ((20, 40), (10, 20), (0, 0)) for p in ("nano", "expert")]
     lost = [row("per agent", 0, illegal=800)]
-    good = verdicts(plain, plain[:1], lost, crashed)
+    good = verdicts(plain, lost, crashed)
     assert all(met for met, _ in good.values()) and "80 %" in good["MA-5"][1]
     crashed[0]["score"] = 25
-    bad = verdicts([row("per agent", 60), plain[1]], [row("per agent", 80, illegal=1)], lost, crashed)
+    bad = verdicts([row("per agent", 60, illegal=1), plain[1]], lost, crashed)
     assert not any(met for met, _ in bad.values())
