@@ -27,6 +27,9 @@ class Unmasked(SmaxTeams):
     def action_masks(self):
         return np.ones_like(super().action_masks)
 
+    def parts(self):
+        return {f"{name}, unmasked": rows for name, rows in super().parts().items()}
+
 
 def replay(log, map, seed):
     """Play a log again in JaxMARL alone: what each team was paid in all (E,), and how many steps each unit was there (E, N)."""
@@ -82,7 +85,7 @@ def verdicts(plain, unmasked, crashed):
     found = {"wins": (ours >= 0.9 * teacher, f"{ours:.1f} % of the battles, the best teacher {teacher:.1f} %")}
     forbidden, decisions = (sum(r[key] for r in mine(plain)) for key in ("illegal", "decisions"))
     share = sum(r["illegal"] for r in unmasked) / sum(r["decisions"] for r in unmasked)
-    without = score(unmasked, "per agent")
+    without = score(unmasked, "per agent, unmasked")
     found["MA-5"] = (
         forbidden == 0 and without < 5,
         f"{forbidden} of {decisions:,} actions forbidden; not told what is allowed: {100 * share:.0f} %, and {without:.1f} % won",

@@ -204,7 +204,7 @@ def test_no_policy_does_what_is_forbidden_unless_it_is_not_told(duel, monkeypatc
         env = kind(20, map="duel")
         rollout(lambda tasks, e=env: policy.begin(tasks, e.horizon), env, seed=0)
         counts[kind] = env.illegal.sum()
-    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0
+    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.parts()) == ["per agent, unmasked"]
 
 
 def view(enemies, own=(0.25, 0.5)):
@@ -281,7 +281,7 @@ def test_runs_are_judged_by_their_rows():
 
     plain = [row("per agent", 80), row("per agent", 82, "expert"), row("per agent", 0, "random")]
     crashed = [row(f"per agent, crash at {c}", s, p) for c, s in ((20, 40), (10, 20), (0, 0)) for p in ("nano", "expert")]
-    lost = [row("per agent", 0, illegal=800)]
+    lost = [row("per agent, unmasked", 0, illegal=800)]
     good = verdicts(plain, lost, crashed)
     assert all(met for met, _ in good.values()) and "80 %" in good["MA-5"][1]
     crashed[0]["score"] = 25
