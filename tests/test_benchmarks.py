@@ -20,7 +20,8 @@ TINY = {  # sizes of the work, and of the gates alone
     "rollout64": ({"mazes": 3, "steps": 20, "window": 4, "width": 16, "layers": 2}, {}),
 }
 NAMES = sorted(
-    {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__", "__main__", "measure", "multiagent"}
+    {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")}
+    - {"__init__", "__main__", "measure", "multiagent", "smax"}
 )
 
 

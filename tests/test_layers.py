@@ -26,6 +26,8 @@ OPTIONAL = {
     "tensorstore",
     "pettingzoo",
     "mpe2",
+    "jax",
+    "jaxmarl",
     "gymnasium_robotics",
     "mujoco",
     "fastapi",

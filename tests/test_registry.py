@@ -45,8 +45,9 @@ def test_every_choice_composes_with_its_defaults(capsys, group, name):
         assert "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
 
 
-def test_everything_is_built_with_its_defaults(capsys):
+def test_everything_is_built_with_its_defaults(capsys, monkeypatch):
     """What is too large for a test is made small: fewer layers, fewer steps. What needs a name says so."""
+    monkeypatch.setitem(sys.modules, "jax", None)
     small = {"backbone": {"layers": 1}, "dataset": {"steps": 600, "periods": "3"}}
     given = {"backbone": (0,), "env": (3,), "dataset": ()}
     for group, name in CHOICES:
@@ -58,6 +59,9 @@ def test_everything_is_built_with_its_defaults(capsys):
         elif (group, name) == ("backbone", "pretrained"):
             with pytest.raises(ValueError, match="one of the two"):
                 build(node, 0)
+        elif name == "smax":  # JaxMARL is not there, or is not to be asked
+            with pytest.raises(ImportError, match="pip install"):
+                build(node, *given[group])
         elif group == "head":
             spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None

@@ -1,0 +1,119 @@
+"""What logs and policies of SMAX must show: returns that outlive the dead, the dead gone, no forbidden action, a crash survived.
+
+`python -m benchmarks.smax runs/smax/nano-*` (needs `decisionllm[smax]`) rolls the runs out, appends the rows to smax.jsonl and prints
+one line a check. Minutes, and JAX, so that it is no test.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.multiagent import rows, score
+from decisionllm.datasets.multiagent import source
+from decisionllm.datasets.smax import SEEDS, generate
+from decisionllm.eval.smax import SmaxTeams
+from decisionllm.worlds.smax import STOP, TEACHERS
+
+ROWS = Path(__file__).parent / "smax.jsonl"
+CRASHES = (20, 10, 0)
+
+
+class Unmasked(SmaxTeams):
+    """The same battles, where nobody is told what is allowed."""
+
+    @property
+    def action_masks(self):
+        return np.ones_like(super().action_masks)
+
+    def parts(self):
+        return {f"{name}, unmasked": rows for name, rows in super().parts().items()}
+
+
+def replay(log, map, seed):
+    """Play a log again in JaxMARL alone: what each team was paid in all (E,), and how many steps each unit was there (E, N)."""
+    import jax
+    import jax.numpy as jnp
+    from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
+
+    env = HeuristicEnemySMAX(scenario=map_name_to_scenario(map))
+    E, T = log.steps["group"].max() + 1, log.steps["step"].max() + 1
+    actions = np.full((E, T, env.num_allies), STOP, np.int32)
+    actions[tuple(log.agents[name] for name in ("group", "step", "agent"))] = log.agents["action"]
+
+    def battle(seed, actions):
+        key = jax.random.PRNGKey(seed)
+
+        def step(carry, now):
+            state, over = carry
+            time, asked = now
+            named = {agent: asked[i] for i, agent in enumerate(env.agents)}
+            there = state.state.unit_alive[: env.num_allies] & ~over
+            _, state, rewards, dones, _ = env.step_env(jax.random.fold_in(key, time), state, named)
+            return (state, over | dones["__all__"]), (jnp.where(over, 0, rewards["ally_0"]), there)
+
+        _, state = env.reset(jax.random.fold_in(key, 0))
+        state = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+        _, (paid, there) = jax.lax.scan(step, (state, jnp.array(False)), (1 + jnp.arange(T), actions))
+        return paid, there
+
+    seeds = np.asarray(SEEDS * (seed + 1) + np.arange(E), np.uint32)
+    paid, there = (np.asarray(x) for x in jax.jit(jax.vmap(battle))(seeds, actions))
+    return paid.sum(1, dtype=np.float64), there.sum(1)
+
+
+def of_a_log(map, groups):
+    """What a log says of itself, held against the world: {check: (met, words)}"""
+    log = generate("mixed", map=map, groups=groups)
+    (returns, lives), episodes = replay(log, map, 0), list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
+    own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
+    whole, true = own + [e.later for e in episodes], returns[[e.group for e in episodes]]
+    error, lost = np.abs(whole - true).max(), 1 - own.sum() / whole.sum()
+    right = np.mean([len(e.rewards) == lives[e.group, e.agent] for e in episodes])
+    return {
+        "MA-2": (error < 1e-5, f"{map}, {groups} battles: returns within {error:.0e} of the world's; the living alone lack {100 * lost:.1f} %"),
+        "MA-4": (right == 1, f"{100 * right:.1f} % of {len(episodes):,} units are in the log for as long as they live"),
+    }  # fmt: skip
+
+
+def verdicts(plain, unmasked, crashed):
+    """What the rows of evaluations say: {check: (met, words)}"""
+    mine = lambda part: [r for r in part if r["policy"] not in TEACHERS]  # noqa: E731
+    best = lambda part: [r for r in part if r["policy"] == "expert"]  # noqa: E731
+    ours, teacher = (score(part, "per agent") for part in (mine(plain), best(plain)))
+    found = {"wins": (ours >= 0.9 * teacher, f"{ours:.1f} % of the battles, the best teacher {teacher:.1f} %")}
+    forbidden, decisions = (sum(r[key] for r in mine(plain)) for key in ("illegal", "decisions"))
+    share = sum(r["illegal"] for r in unmasked) / sum(r["decisions"] for r in unmasked)
+    without = score(unmasked, "per agent, unmasked")
+    found["MA-5"] = (
+        forbidden == 0 and without < 5,
+        f"{forbidden} of {decisions:,} actions forbidden; not told what is allowed: {100 * share:.0f} %, and {without:.1f} % won",
+    )
+    at = {c: [score(part, f"per agent, crash at {c}") for part in (mine(crashed), best(crashed))] for c in CRASHES}
+    found["MA-11"] = (
+        all(o >= 0.85 * t - 3 for o, t in at.values()),
+        "crash " + ", ".join(f"at {c}: {o:.1f} of {t:.1f}" for c, (o, t) in at.items()),
+    )
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smax", description=sys.modules[__name__].__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--map", default="2s3z", help="of the log that is looked at")
+    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--crashed", type=int, default=400, help="battles under each crash, of the first run")
+    parser.add_argument("--out", type=Path, default=ROWS)
+    given = parser.parse_args()
+    checks = of_a_log(given.map, 200)
+    plain = rows(given.runs, given.out, episodes=given.episodes, baselines=True)
+    first = given.runs[:1]
+    unmasked = rows(first, given.out, episodes=200, env={"_target_": "benchmarks.smax.Unmasked"})
+    crashed = rows(first, given.out, episodes=given.crashed, env={"crash": ",".join(map(str, CRASHES))}, baselines=True)
+    for check, (met, words) in (checks | verdicts(plain, unmasked, crashed)).items():
+        print(f"{check:5s}  {'yes' if met else 'NO '}  {words}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Logs of SMAX by scripted teachers, made from a seed: one battle is a group, and each of its units an episode until it dies.
+
+expert, medium, random: one teacher. mixed: a third of the groups each.
+"""
+
+import numpy as np
+
+from decisionllm.datasets.multiagent import Log, source
+from decisionllm.datasets.store import Source
+from decisionllm.registry import register
+from decisionllm.worlds.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
+
+LOGS = (*TEACHERS, "mixed")
+SEEDS = 1_000_000  # log `seed` fights its battles with seeds from (seed + 1) times this on
+WORDS = {
+    "task": "Defeat every enemy unit, and lose none that can be spared",
+    "reward_rule": "the share of the enemies' health that is taken, and 1 for a victory",
+}
+
+
+@register("dataset", "smax", text="${text}")
+def load(
+    *, map: str = "2s3z", log: str = "mixed", groups: int = 1500, noise: float = 0.1, text: str = "none", seed: int = 0
+) -> Source:
+    """A log of SMAX as episodes; the return of each unit is that of its team, which is paid on when a unit is dead.
+
+    map: one of JaxMARL's, such as 3m, 2s3z, 8m. noise: share of the teacher's actions that are random. text: see `multiagent.source`.
+    """
+    made = generate(log, map=map, groups=groups, noise=noise, seed=seed)
+    name = f"smax-{map}-{log}@seed{seed}-{groups}"
+    capacity = int(made.agents["agent"].max()) + 1  # room for as many enemies as there are, which is never fewer
+    return source(made, text=text, capacity=capacity, **{"name": name, "behaviour": log, "map": map})
+
+
+def generate(log, *, map="2s3z", groups=1500, noise=0.1, seed=0) -> Log:
+    """The columns of a log; see `load`."""
+    if log not in LOGS:
+        raise ValueError(f"dataset.log: expected one of {', '.join(LOGS)}, got {log!r}")
+    if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
+        raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
+    rng = np.random.default_rng(seed)
+    kinds = rng.permutation(np.arange(groups) % 3) if log == "mixed" else np.full(groups, TEACHERS.index(log))
+    world = Smax(SEEDS * (seed + 1) + np.arange(groups), map)
+    teacher, meta = Teacher(world, kinds, rng, noise=noise), describe(map, world.facts, log=log, noise=noise, seed=seed)
+    steps, agents = [], []
+    while not world.over.all():
+        there, time, fighting = world.there, world.time, np.flatnonzero(~world.over)
+        group, agent = np.nonzero(there)
+        rows = {"group": group, "step": np.full(len(group), time), "agent": agent, "behaviour": kinds[group],
+                "agent_type": np.searchsorted(world.facts.kinds, world.kinds[there]),
+                "observation": world.seen[there], "available": world.masks[there]}  # fmt: skip
+        actions = teacher.act(world)
+        paid = world.step(actions)
+        agents.append(rows | {"action": actions[there], "terminated": ~world.alive[there]})
+        steps.append({
+            "group": fighting, "step": np.full(len(fighting), time), "reward": paid[fighting], "won": world.won[fighting],
+            "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
+        })  # fmt: skip
+    together = lambda parts: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}  # noqa: E731
+    return Log(meta, together(steps), together(agents))
+
+
+def blocks(facts):
+    """What an observation holds, see `multiagent`."""
+    return [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
+
+
+def describe(map, facts, **said):
+    """meta of a log, or of the battles of an evaluation."""
+    length = UNIT * (facts.allies + facts.enemies - 1) + OWN
+    told = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks(facts)}}
+    return {
+        **WORDS, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON, "returns": "team", "behaviours": list(TEACHERS),
+        "world": {"id": "JaxMARL HeuristicEnemySMAX", "version": facts.version, "arguments": {"scenario": map}},
+        "types": {facts.names[k]: told | {"role": facts.names[k]} for k in facts.kinds}, "generator": said,
+    }  # fmt: skip
