@@ -21,7 +21,9 @@ def test_there_are_commands():
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_composes(line, capsys):
     verb, *overrides = shlex.split(line)
-    assert command(verb, *(o for o in overrides if o != "--multirun" and not re.search(r"seed=[0-4,]+$", o)), "--cfg", "job") == 0
+    assert (
+        command(verb, *(o for o in overrides if o != "--multirun" and not re.search(r"seed=[0-4,]+$", o)), "--cfg", "job") == 0
+    )
 
 
 def test_the_first_run_runs(tmp_path, monkeypatch):
