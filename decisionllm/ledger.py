@@ -19,6 +19,7 @@ import time
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 STATES = ("planned", "running", "done", "failed")
 ATTEMPTS = 3  # a run whose worker died so often without a word is not tried again
@@ -34,15 +35,14 @@ def encode(job):
 def plan(root, jobs):
     """Make a folder for each job that has none. Returns their names, in order; a folder that was edited is an error, first of all."""
     root, wanted = Path(root), dict(map(encode, jobs))
-    there = set(os.listdir(root)) if root.is_dir() else set()
-    for name in there & wanted.keys():
-        if (root / name / "job.json").exists():
-            _content(root / name)
+    there = wanted.keys() & set(os.listdir(root)) if root.is_dir() else set()
+    begun = {name for name in there if (root / name / "job.json").exists()}
+    for name in begun:
+        _content(root / name)
     root.mkdir(parents=True, exist_ok=True)
-    for name, content in wanted.items():
-        if name not in there or not (root / name / "job.json").exists():
-            (root / name).mkdir(exist_ok=True)
-            _put(root / name / "job.json", content)
+    for name in wanted.keys() - begun:
+        (root / name).mkdir(exist_ok=True)
+        _put(root / name / "job.json", wanted[name])
     return list(wanted)
 
 
@@ -151,6 +151,12 @@ def process(*arguments):
     worker = multiprocessing.get_context("spawn").Process(target=_worker, args=arguments)
     worker.start()
     return worker
+
+
+def here(*arguments):
+    """Works in this very process, for tests and debuggers."""
+    work(*arguments)
+    return SimpleNamespace(is_alive=lambda: False, exitcode=0, terminate=lambda: None, join=lambda: None)
 
 
 def _worker(*arguments):

@@ -98,26 +98,30 @@ def check(study):
     return study
 
 
+def configs(study):
+    """{(size, quality): config of train} of a study, plain dicts, as a command line would make them."""
+    quality, found = study["axes"]["quality"], {}
+    mixtures = {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
+    for (size, words), (name, (mixed, share)) in product(study["axes"]["size"].items(), mixtures.items()):
+        config = compose("train", [*study["train"], *words, *mixed, f"name='{size}'", "run=x", "tracker=none"])
+        if config["execution"] != "per_agent":
+            raise ValueError(
+                f"study.train: expected execution=per_agent, got {config['execution']}; a study counts single agents"
+            )
+        found[size, name] = {key: value for key, value in config.items() if key not in NOT_THE_RUNS} | {"quality": float(share)}
+    return found
+
+
 class Grid:
-    """The runs of a study: configs are composed once a size and mixture, data opened once, models counted once."""
+    """The runs of a study: configs are composed once a size and quality, data opened once, models counted once."""
 
     def __init__(self, study, home):
-        self.study, self.home, axes = study, home, study["axes"]
+        self.study, self.home = study, home
         self.budget = {key: study["budget"][key] for key in ("rule", *RULES["budget"][study["budget"]["rule"]])}
         self.rates = study["lr"]["values"] if study["lr"]["rule"] == "sweep" else []
-        quality, self.fractions = axes["quality"], sorted(axes["fraction"])
-        mixtures = (
-            {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
-        )
-        self.configs, self.acting = {}, compose("evaluate", ["run=x", *study["evaluate"]])
-        for (size, words), (name, (mixed, share)) in product(axes["size"].items(), mixtures.items()):
-            config = compose("train", [*study["train"], *words, *mixed, f"name='{size}'", "run=x", "tracker=none"])
-            if config["execution"] != "per_agent":
-                raise ValueError(
-                    f"study.train: expected execution=per_agent, got {config['execution']}; a study counts single agents"
-                )
-            self.configs[size, name] = {k: v for k, v in config.items() if k not in NOT_THE_RUNS} | {"quality": share}
-        self.sizes, self.qualities = list(axes["size"]), list(mixtures)
+        self.configs, self.acting = configs(study), compose("evaluate", ["run=x", *study["evaluate"]])
+        self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
+        self.fractions, self.stores = sorted(study["axes"]["fraction"]), {}
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
             enough(self.store(config["dataset"]), config["held_out"], self.fractions[0])
@@ -125,12 +129,11 @@ class Grid:
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
         )
 
-    @cache  # noqa: B019 (a grid lives as long as the command)
-    def _store(self, node):
-        return prepare(json.loads(node), self.home)
-
     def store(self, dataset):
-        return self._store(json.dumps(dataset))
+        key = json.dumps(dataset)
+        if key not in self.stores:
+            self.stores[key] = prepare(dataset, self.home)
+        return self.stores[key]
 
     def job(self, size, quality, fraction, seed, lr):
         """What one run is: everything that its result depends on."""
@@ -274,14 +277,15 @@ def execute(folder, job, *, home, device, keep):
         windows.select(store, fraction=f, quality=config["quality"], held_out=config["held_out"], seed=config["data_seed"])[0]
         for f in (config["fraction"], 1.0)
     )
-    compared = prepare(job["reference"], home).returns
+    compared = prepare(job["reference"], home)
+    usual = compared.returns[windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]]
     if not keep:
         for path in folder.glob("run-*/checkpoint*"):
             shutil.rmtree(path)
     return measured | score | {
         "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
         "data_steps": int(store.lengths[chosen].sum()), "data_episodes": len(chosen), "converged": converged,
-        "quality": max(float((whole[kept].mean() - compared.min()) / (compared.mean() - compared.min() or 1.0)), 1e-3),
+        "quality": max(float((whole[kept].mean() - usual.min()) / (usual.mean() - usual.min() or 1.0)), 1e-3),
         "tokens": trained["steps"] * trained["batch_size"] * size["tokens"], "flops": trained["steps"] * flops(trained, size),
         "train_seconds": lines[-1]["seconds"], "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
@@ -373,9 +377,10 @@ class Progress:
 
 def starter(config):
     """What starts a worker: see ledger.process."""
-    if config["executor"] == "local":
-        return ledger.process
-    raise ValueError(f"executor: expected local, got {config['executor']!r}")
+    starters = {"local": ledger.process, "here": ledger.here}
+    if config["executor"] not in starters:
+        raise ValueError(f"executor: expected one of {', '.join(starters)}, got {config['executor']!r}")
+    return starters[config["executor"]]
 
 
 def estimate(grid, config, say):

@@ -92,7 +92,7 @@ def describe(N, D, loss, q=None, *, draws=200):
     terms = {name: chance <= CERTAIN and len(np.unique(x)) >= 3 for (name, chance), x in zip(p.items(), (N, D), strict=True)}
     if not any(terms.values()) or len(N) < 8:
         return {"p": p, "law": None, "left_out": None}
-    law, largest = fit(N, D, loss, q, **terms, draws=draws), N == N.max()
+    law, largest = fit(N, D, loss, q, **terms, draws=draws), N.max() == N
     left_out = None
     if terms["size"] and len(np.unique(N)) >= 4:
         known = fit(N[~largest], D[~largest], loss[~largest], q[~largest], **terms, draws=0)

@@ -117,7 +117,7 @@ def findings(grid, study):
             said += sentence(f"{name}, {volume:.0%} of the data: {sizes[-1]} against {sizes[0]}", pairs, sign)
             means = {s: np.mean([v for k, v in known.items() if k[:2] == (s, volume)] or [np.nan]) for s in sizes}
             if np.isfinite(list(means.values())).all():
-                said.append(f"{name}, {volume:.0%} of the data: the best size is {max(means, key=lambda s: sign * means[s])}.")  # noqa: B023
+                said.append(f"{name}, {volume:.0%} of the data: the best size is {max(means, key=lambda s: sign * means[s])}.")
         for quality in qualities[1:]:
             pairs = difference(known, (None, volumes[-1], quality, None), (None, volumes[-1], qualities[0], None))
             said += sentence(f"{name}, all data: quality {quality} against {qualities[0]}", pairs, sign)
