@@ -31,7 +31,7 @@ RULES = {  # the keys that each rule reads
 }
 NOT_THE_RUNS = ("run", "home", "device", "tracker", "fresh")  # of a config: where it is made, not what is made
 BATCH = 128  # windows at once, where the held-out loss is measured
-FLOPS = "(4 N + 2 trained + 6 layers x width x tokens of a window) a token; N: parameters without embeddings, 6 N where all are trained"
+FLOPS = "(4 N + 2 trained + 6 layers x width x tokens of a window) a token; N: parameters without embeddings, 6 N where all are trained; the text is not counted"
 
 
 def scale(config):
@@ -331,13 +331,14 @@ def floor(model):
 
 def collect(out, jobs):
     """Every run as study.json has it: its axes, its state, and what came of it or why nothing did."""
-    found = []
+    out, found = Path(out), []
+    states = ledger.status(out, [name for name in named(jobs) if (out / name).is_dir()])
     for name, job in zip(named(jobs), jobs, strict=True):
-        state = ledger.state(Path(out) / name) if (Path(out) / name).is_dir() else "planned"
+        state = states.get(name, "planned")
         found.append(
             {"run": name, "state": state}
             | job["axes"]
-            | (ledger.result(Path(out) / name) if state in ("done", "failed") else {})
+            | (ledger.result(out / name) if state in ("done", "failed") else {})
         )
     return found
 
@@ -369,7 +370,7 @@ class Progress:
             blame(self.out, name, self.say)
         counts = {state: sum(s == state for s in states.values()) for state in ledger.STATES}
         over = counts["done"] + counts["failed"] == len(states)
-        if counts != self.last and (over or time.monotonic() - self.said > 10):
+        if states and counts != self.last and (over or time.monotonic() - self.said > 10):
             self.say(f"{self.out.name}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n))
             self.said, self.last = time.monotonic(), counts
         self.failed = failed

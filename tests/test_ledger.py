@@ -31,6 +31,12 @@ def die(folder, job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fill(folder, job):
+    """What a full disk does: the result cannot be written."""
+    (folder / f".done.json-{os.getpid()}").mkdir()
+    return {}
+
+
 def jobs(n, seconds=0.0):
     return [{"i": i, "seconds": seconds} for i in range(n)]
 
@@ -133,6 +139,14 @@ def test_a_run_that_kills_its_workers_is_given_up(tmp_path):
     names = ledger.plan(tmp_path, jobs(1))
     assert ledger.drive(tmp_path, names, die, workers=1) == {names[0]: "failed"}
     assert "its worker died 3 times" in ledger.result(tmp_path / names[0])["reason"]
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_driver_and_loses_only_that_run(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(1))
+    with pytest.raises(OSError, match="a worker could not write there"):
+        ledger.drive(tmp_path, names, fill, workers=1)
+    assert "IsADirectoryError" in capfd.readouterr().err and ledger.state(tmp_path / names[0]) == "planned"
+    assert ledger.drive(tmp_path, names, note, workers=1, start=ledger.here) == {names[0]: "done"}
 
 
 def test_a_driver_waits_for_what_another_works_on(tmp_path):
