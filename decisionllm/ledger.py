@@ -124,6 +124,7 @@ def attempt(folder, run):
         try:
             with (folder / "log.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
                 ended, outcome = "done", run(folder, work)
+            encode(outcome)  # what JSON cannot hold is the run's mistake
         except KeyboardInterrupt:
             begun.write_text("".join(f"{line}\n" for line in tried))
             raise

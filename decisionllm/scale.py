@@ -336,9 +336,7 @@ def collect(out, jobs):
     for name, job in zip(named(jobs), jobs, strict=True):
         state = states.get(name, "planned")
         found.append(
-            {"run": name, "state": state}
-            | job["axes"]
-            | (ledger.result(out / name) if state in ("done", "failed") else {})
+            {"run": name, "state": state} | job["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
         )
     return found
 

@@ -82,6 +82,12 @@ def test_a_failed_run_says_why_and_is_taken_again_when_asked(tmp_path):
     assert list(ledger.status(tmp_path, names).values()) == ["planned", "planned"]
 
 
+def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path):
+    (name,) = ledger.plan(tmp_path, jobs(1))
+    assert ledger.attempt(tmp_path / name, lambda folder, job: {"loss": {1, 2}})
+    assert "not JSON serializable" in ledger.result(tmp_path / name)["reason"]
+
+
 def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
     names = ledger.plan(tmp_path, jobs(2))
     ledger.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})

@@ -212,12 +212,19 @@ def test_a_run_to_convergence_doubles_its_steps_until_that_gains_little(toleranc
     assert (run["steps"], run["converged"]) == (steps, converged)
 
 
-def test_a_mixture_of_behaviours_is_measured_on_the_first(tmp_path):
-    mixtures = 'study.axes.quality={plain:["dataset.seed=0"],other:["dataset.seed=1"]}'
-    assert small(tmp_path / "out", mixtures, "study.lr.rule=fixed", "study.axes.fraction=[1.0]", "~study.axes.size.w32") == 0
+def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
+                    "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
+    mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
+    mine["train"] += ["dataset.episodes=60", "batch_size=8"]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine))
+    words = ("--config-dir", tmp_path, "study=mine", "executor=here", "device=cpu", f"out={tmp_path}/out")
+    assert command("scale", *words) == 0
     found = {run["mixture"]: run for run in runs(tmp_path / "out")}
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
-    assert found["plain"]["quality"] == 1 and found["other"]["quality"] not in (1, None)
+    assert found["plain"]["quality"] == 1 != found["other"]["quality"]
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
 
 
