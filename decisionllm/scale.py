@@ -313,9 +313,9 @@ def measure(policy, config, store, count):
         apart = distribution.mode != actions if store.spec.num_actions else (distribution.mode - actions).square()
         each = -distribution.log_prob(actions)[real], apart.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
-    error = sums[1] / sums[2]
+    loss, error = (sums[:2] / sums[2]).tolist()
     return {
-        "held_out": sums[0] / sums[2],
+        "held_out": loss,
         "floor": floor(model),
         "action_error": error if store.spec.num_actions else error**0.5,
     }

@@ -38,9 +38,9 @@ def test_without_noise_they_come_back_exactly():
     )
 
 
-def test_one_wild_run_moves_little():
+def test_a_few_wild_runs_move_little():
     N, D, loss, q = study()
-    loss[7] *= 3
+    loss[::30] *= 10
     found = law.fit(N, D, loss, q, draws=0)
     assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05) and found.beta == pytest.approx(TRUE.beta, abs=0.05)
 
@@ -50,7 +50,7 @@ def test_the_largest_model_is_predicted_from_the_others():
     assert said["left_out"]["parameters"] == pytest.approx(1e7) and abs(said["left_out"]["missed"]) < 0.02
     N, D, loss, q = study()
     loss[N.max() == N] *= 1.3  # a 3B that was trained too little
-    assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] < -0.15
+    assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
 
 
 def test_noise_alone_is_no_law():

@@ -219,7 +219,7 @@ def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
     mine["train"] += ["dataset.episodes=60", "batch_size=8"]
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine))
+    (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     words = ("--config-dir", tmp_path, "study=mine", "executor=here", "device=cpu", f"out={tmp_path}/out")
     assert command("scale", *words) == 0
     found = {run["mixture"]: run for run in runs(tmp_path / "out")}

@@ -92,6 +92,13 @@ def told(fits):
     said.append(
         "95 % intervals: " + ", ".join(f"{name} {low:.3g} .. {high:.3g}" for name, (low, high) in E.intervals.items()) + "."
     )
+    loose = [
+        n for n in ("alpha", "beta", "gamma") for at in E.intervals.get(n, ()) if np.isclose(at, law.BOUNDS[n], rtol=0.02).any()
+    ]
+    if loose:
+        said.append(
+            f"Not determined by these runs: {', '.join(dict.fromkeys(loose))}; the interval reaches the bounds of what was tried."
+        )
     if fits["left_out"]:
         left = fits["left_out"]
         said.append(f"Fitted without the largest model ({left['parameters']:,.0f} parameters), the law misses its losses by {left['missed']:+.1%} on average, {left['worst']:+.1%} at the worst.")  # fmt: skip
