@@ -255,7 +255,7 @@ def draw(grid, fits):
 
     if fits["law"] and fits["law"].A and fits["law"].B:
         here = axis("contours", "parameters without embeddings", "steps of training data")
-        n, d = (np.geomspace(x.min(), x.max(), 60) for x in (N, D))
+        n, d = (np.geomspace(x.min() / 1.3, x.max() * 1.3, 60) for x in (N, D))
         here.clabel(here.contour(n, d, fits["law"](n[None], d[:, None], quality), 10, cmap="viridis"), fontsize=7)
         here.scatter(N, D, c=L, cmap="viridis", edgecolors="black", linewidths=0.3)
 
