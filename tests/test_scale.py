@@ -191,6 +191,14 @@ def test_an_edited_run_folder_is_one_clear_error(finished, tmp_path, capsys):
     assert sorted(path.name for path in out.rglob("*")) == before
 
 
+def test_a_worker_process_gets_the_same_loss_as_this_one(tmp_path):
+    words = (*ONE, "study.lr.rule=fixed", "~study.axes.size.w32")
+    for executor in ("here", "local"):
+        assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
+    (here,), (local,) = runs(tmp_path / "here"), runs(tmp_path / "local")
+    assert here["run"] == local["run"] and here["held_out"] == local["held_out"] and here["score"] == local["score"]
+
+
 def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
     assert small(tmp_path / "out", "study.budget.rule=compute", "study.budget.flops=1e7", *ONE, "study.lr.rule=fixed") == 0
     found = {run["size"]: run for run in runs(tmp_path / "out")}
