@@ -14,6 +14,7 @@ VERBS = {
     "train": "fit a policy to a dataset",
     "baseline": "fit CQL, IQL or TD3+BC to it, by d3rlpy",
     "evaluate": "roll a run out, append to results.jsonl, write the report",
+    "scale": "plan and run a study of size, data and quality, fit a law, write the report",
 }
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text
 
@@ -138,7 +139,8 @@ def explain(verb, overrides):
 
     groups = {group: [*found] for group, found in registry.discover().items()}
     groups["env"].append("none")
-    groups["experiment"] = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
+    for group in ("experiment", "study"):
+        groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
     try:
         parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
         chosen = []

@@ -1,0 +1,253 @@
+"""The verb scale: a study is planned, run once, fitted and reported; what is wrong is said before anything is written."""
+
+import json
+import math
+import shutil
+
+import pytest
+import yaml
+
+from decisionllm import ledger, registry, scale
+from decisionllm.__main__ import configs
+from decisionllm.datasets.store import prepare
+from tests.conftest import command, make_model, node
+
+STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))
+
+
+def listed(key, words):
+    """A list of overrides, as the command line takes it."""
+    return f"study.{key}=[{','.join(json.dumps(word) for word in words.split())}]"
+
+
+SMALL = (  # two sizes, two volumes, two qualities, one seed; two learning rates a size
+    "study=smoke", "~study.axes.size.w64", "study.axes.fraction=[1.0,0.25]", "study.seeds=[3]", "study.budget.steps=4",
+    "study.lr.values=[1e-3,1e-2]", "study.windows=64", "executor=here", "device=cpu", listed("evaluate", "episodes=3"),
+    listed("train", "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 batch_size=8 "
+           "warmup=1 log_every=2 validation_batches=1 precision=no held_out=0.2"),
+    listed("axes.size.w16", "backbone.width=16 backbone.layers=1 backbone.inner=16"),
+    listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32"),
+)  # fmt: skip
+
+
+ONE = ("study.axes.fraction=[1.0]", "study.axes.quality=[0.0]")
+
+
+def small(out, *words):
+    return command("scale", *SMALL, f"out={out}", *words)
+
+
+def stamps(out):
+    return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/done.json")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study that was run: out, with its data beside it."""
+    out = tmp_path_factory.mktemp("studies") / "small"
+    assert small(out, f"home={out.parent}/data") == 0
+    return out
+
+
+def runs(out):
+    return json.loads((out / "study.json").read_text())["runs"]
+
+
+def test_every_cell_of_the_grid_is_run_and_what_tuned_is_not_run_again(finished):
+    found = runs(finished)
+    assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {
+        "done"
+    }  # of the four that tune, two are in the grid
+    tuned = json.loads((finished / "study.json").read_text())["tuned"]
+    for size, rates in tuned.items():
+        best = min(rates, key=rates.get)
+        assert len(rates) == 2 and {run["lr"] for run in found if run["size"] == size and run["fraction"] == 1.0} == {
+            float(best)
+        }
+
+
+def test_the_same_command_runs_nothing_again_and_a_new_seed_only_what_is_new(finished, tmp_path):
+    out = tmp_path / "small"
+    shutil.copytree(finished, out)
+    home, before = f"home={finished.parent}/data", stamps(out)
+    assert small(out, home) == 0 and stamps(out) == before
+    assert small(out, home, "study.seeds=[3,4]", "study.axes.quality=[0.0]") == 0
+    after = stamps(out)
+    assert before.items() <= after.items() and len(after) == len(before) + 4
+
+
+def test_a_run_records_what_it_cost_and_what_came_of_it(finished):
+    for run in runs(finished):
+        assert run["steps"] == 4 and run["tokens"] == 4 * 8 * 3 * 3 and [point[0] for point in run["curve"]] == [2, 4]
+        assert run["held_out"] > run["floor"] == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
+        assert run["low"] <= run["score"] <= run["high"] and 0 < run["action_error"] < 2
+        assert run["parameters"] == run["trained"] > run["non_embedding"] > 1000
+        assert run["flops"] == run["tokens"] * (6 * run["non_embedding"] + 6 * 1 * int(run["size"][1:]) * 9)
+    by = {(run["size"], run["fraction"], run["mixture"]): run for run in runs(finished)}
+    assert by["w32", 1.0, "0"]["quality"] == 1 < by["w32", 1.0, "0.5"]["quality"]
+    assert by["w32", 1.0, "0"]["data_episodes"] == 48 and by["w32", 0.25, "0"]["data_episodes"] == 12
+
+
+def test_the_loss_of_a_run_is_that_of_the_model_on_what_was_held_out(finished):
+    """The held-out groups are those of the whole log, whatever part of it was trained on."""
+    name = next(run["run"] for run in runs(finished) if run["fraction"] == 0.25)
+    job = ledger.job(finished / name)
+    store = prepare(job["reference"], finished.parent / "data")
+    _, held_out = scale.windows.select(store, held_out=0.2, seed=job["train"]["data_seed"])
+    _, of_run = scale.windows.select(store, fraction=0.25, held_out=0.2, seed=job["train"]["data_seed"])
+    assert held_out.tolist() == of_run.tolist() and len(held_out) == 12
+
+
+def test_a_floor_is_what_a_head_says_of_an_action_it_is_sure_of(finished):
+    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    assert scale.floor(make_model(store.spec, head="bins", head_options={"num_bins": 5})) == pytest.approx(2 * math.log(0.5))
+    discrete = prepare(node("dataset", "synthetic-discrete"), finished.parent / "data")
+    assert scale.floor(make_model(discrete.spec, head="discrete")) == 0
+
+
+def test_a_study_is_reported_again_from_its_json_alone(finished, tmp_path):
+    shutil.copy(finished / "study.json", tmp_path)
+    assert command("scale", "action=report", f"read={tmp_path}/study.json") == 0
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads((finished / "study.json").read_text())
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) >= 6 and 'src="data:' in page
+    assert 'src="http' not in page and "No law is fitted" in page  # four steps show nothing
+    assert "the edge of what was tried" in page and all(run["run"] in page for run in runs(finished))
+
+
+def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
+    out, found = tmp_path / "plain", json.loads((finished / "study.json").read_text())
+    out.mkdir()
+    found["study"]["lr"]["rule"], found["tuned"] = "fixed", {size: {} for size in found["tuned"]}
+    (out / "study.json").write_text(json.dumps(found))
+    assert command("scale", "action=report", f"read={out}/study.json") == 0
+    assert "The learning rate was not tuned per size" in (out / "report.html").read_text()
+
+
+def test_a_plan_says_what_it_takes_and_begins_nothing(tmp_path, capsys):
+    assert small(tmp_path / "out", "action=plan", "probe=2") == 0
+    said = capsys.readouterr().out
+    assert (
+        "10 runs" in said and "hours" in said and "FLOPs" in said and "MB on disk" in said and not (tmp_path / "out").exists()
+    )
+
+
+def test_a_failed_run_is_named_with_its_error_and_taken_again(tmp_path, capsys, monkeypatch):
+    train, broken = scale.train, [True]
+
+    def unlucky(config):
+        if broken[0] and config["fraction"] == 1.0 and config["name"] == "w32":
+            raise FloatingPointError("loss is not finite")
+        return train(config)
+
+    monkeypatch.setattr(scale, "train", unlucky)
+    words = ("study.axes.quality=[0.0]", "study.lr.rule=fixed")
+    assert small(tmp_path / "out", *words) == 0
+    said = capsys.readouterr().out
+    assert said.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in said
+    assert small(tmp_path / "out", *words, "action=status") == 0
+    said = capsys.readouterr().out
+    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in said and "loss is not finite" in said
+    broken[0], before = False, stamps(tmp_path / "out")
+    assert small(tmp_path / "out", *words, "action=retry") == 0
+    assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
+
+
+WRONG = {
+    "+study.axes.depth=[1]": "study.axes: no axis 'depth'; there are size, fraction, quality",
+    "study.seeds=[]": "study: an empty grid, seeds has no values",
+    "study.axes.fraction=[]": "study: an empty grid, fraction has no values",
+    "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
+    "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
+    "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
+    "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
+    "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
+    listed("axes.size.w16", "backbone.widht=16"): "does not compose",
+    listed("train", "dataset=synthetic held_out=0.0"): "holds none out",
+    "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
+    "executor=moon": "executor: expected one of",
+    "read=/nowhere/study.json": "/nowhere/study.json: expected the study.json of a study",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_said_in_one_line_and_the_ledger_is_untouched(words, tmp_path, capsys):
+    assert small(tmp_path / "out", words) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("decisionllm: ") and said.count("\n") == 1
+    assert WRONG[words] in said or "no key 'study.axes.depth'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_edited_run_folder_is_one_clear_error(finished, tmp_path, capsys):
+    out = tmp_path / "small"
+    shutil.copytree(finished, out)
+    job = next(out.glob("*/job.json"))
+    job.write_text(job.read_text().replace('"window": 3', '"window": 5'))
+    before = sorted(path.name for path in out.rglob("*"))
+    for action in ("run", "status", "report"):
+        assert small(out, f"home={finished.parent}/data", f"action={action}") == 1
+        assert "job.json was edited" in capsys.readouterr().err
+    assert sorted(path.name for path in out.rglob("*")) == before
+
+
+def test_a_worker_process_gets_the_same_loss_as_this_one(tmp_path):
+    words = (*ONE, "study.lr.rule=fixed", "~study.axes.size.w32")
+    for executor in ("here", "local"):
+        assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
+    (here,), (local,) = runs(tmp_path / "here"), runs(tmp_path / "local")
+    assert here["run"] == local["run"] and here["held_out"] == local["held_out"] and here["score"] == local["score"]
+
+
+def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
+    assert small(tmp_path / "out", "study.budget.rule=compute", "study.budget.flops=1e7", *ONE, "study.lr.rule=fixed") == 0
+    found = {run["size"]: run for run in runs(tmp_path / "out")}
+    for run in found.values():
+        assert run["flops"] == pytest.approx(1e7, rel=0.5 / run["steps"])
+    assert found["w16"]["steps"] > found["w32"]["steps"]
+
+
+@pytest.mark.parametrize(("tolerance", "steps", "converged"), [(1e9, 8, True), (1e-9, 16, False)])
+def test_a_run_to_convergence_doubles_its_steps_until_that_gains_little(tolerance, steps, converged, tmp_path):
+    words = (
+        "study.budget.rule=converged",
+        f"study.budget.tolerance={tolerance}",
+        "study.budget.doublings=2",
+        "study.lr.rule=fixed",
+    )
+    assert small(tmp_path / "out", *words, *ONE, "~study.axes.size.w32") == 0
+    (run,) = runs(tmp_path / "out")
+    assert (run["steps"], run["converged"]) == (steps, converged)
+
+
+def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
+                    "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
+    mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
+    mine["train"] += ["dataset.episodes=60", "batch_size=8"]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    words = ("--config-dir", tmp_path, "study=mine", "executor=here", "device=cpu", f"out={tmp_path}/out")
+    assert command("scale", *words) == 0
+    found = {run["mixture"]: run for run in runs(tmp_path / "out")}
+    jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
+    assert found["plain"]["quality"] == 1 != found["other"]["quality"]
+    assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_shipped_study_composes_and_has_a_note(name, capsys):
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+
+    for group, choices in registry.discover().items():
+        for choice, content in choices.items():
+            ConfigStore.instance().store(group=group, name=choice, node=content)
+    text = (configs() / "study" / f"{name}.yaml").read_text()
+    study = scale.check(yaml.safe_load(text))
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        found = scale.configs(study)
+        scale.compose("evaluate", ["run=x", *study["evaluate"]])
+    assert study["name"] == name and len(found) == len(study["axes"]["size"]) * len(study["axes"]["quality"])
+    assert text.startswith("# ") and f"decisionllm scale study={name}" in text
