@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -123,20 +124,32 @@ def save(path, made):
 
 
 def draw_scores(results, published, unit=""):
-    """A bar a result with its interval; published scores in grey."""
-    names = [f"{r['policy']}\n{r['protocol']}" for r in results] + [f"{name}\nelsewhere" for name in published]
-    made = figure(8, 0.5 * len(names) + 1)
-    axis, colours = made.subplots(), {"standard": "C0"}
-    for y, r in enumerate(results):
-        axis.barh(y, r["score"], color=colours.setdefault(r["protocol"], f"C{len(colours) % 10}"))
-        axis.plot([r["low"], r["high"]], [y, y], color="black")
-    axis.barh(range(len(results), len(names)), published.values(), color="lightgrey")
+    """A line a policy, the best in the mean on top, and on it a dot with its interval for each protocol; published scores in grey below."""
+    pairs = Counter(
+        (r["policy"], r["protocol"]) for r in {(r["policy"], r["protocol"], r["score"]): r for r in results}.values()
+    )
+    named = lambda r: r["policy"] if pairs[r["policy"], r["protocol"]] == 1 else f"{r['policy']}\n{r['dataset']}"  # noqa: E731
+    scores = {}
+    for r in results:
+        scores.setdefault(named(r), []).append(r["score"])
+    names = [*sorted(scores, key=lambda name: -np.mean(scores[name])), *(f"{name}, elsewhere" for name in published)]
+    protocols = list(dict.fromkeys(r["protocol"] for r in results))
+    made = figure(8, 0.35 * len(names) + 1.2)
+    axis, row = made.subplots(), {name: y for y, name in enumerate(names)}
+    for k, protocol in enumerate(protocols):
+        members = [r for r in results if r["protocol"] == protocol]
+        y = [row[named(r)] + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
+        axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
+        axis.plot([r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol)
+    axis.plot(published.values(), range(len(scores), len(names)), "o", color="lightgrey")
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.invert_yaxis()
+    axis.grid(axis="x", linewidth=0.3)
     axis.axvline(0, color="black", linewidth=0.5)
     if not unit:
         axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
     axis.set_xlabel(unit or "normalised score (0: random policy, 100: reference controller)")
+    axis.legend(fontsize=7)
     return made
 
 
