@@ -56,10 +56,11 @@ def state(folder):
 
 
 def status(root, names):
-    """{name: state}; a folder that was edited by hand is an error."""
-    for name in names:
+    """{name: state}, planned where there is no folder yet; a folder that was edited by hand is an error."""
+    there = [name for name in names if (Path(root) / name).is_dir()]
+    for name in there:
         _content(Path(root) / name)
-    return {name: state(Path(root) / name) for name in names}
+    return dict.fromkeys(names, "planned") | {name: state(Path(root) / name) for name in there}
 
 
 def job(folder):

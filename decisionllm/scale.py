@@ -17,9 +17,9 @@ from rich.console import Console
 from decisionllm import checkpoint, ledger
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
+from decisionllm.datasets.windows import collate
 from decisionllm.eval import study as paper
 from decisionllm.evaluate import evaluate
-from decisionllm.policy import collate
 from decisionllm.tokenizers import bins, text
 from decisionllm.train import train
 
@@ -331,10 +331,10 @@ def floor(model):
 
 def collect(out, jobs):
     """Every run as study.json has it: its axes, its state, and what came of it or why nothing did."""
-    out, found = Path(out), []
-    states = ledger.status(out, [name for name in named(jobs) if (out / name).is_dir()])
-    for name, job in zip(named(jobs), jobs, strict=True):
-        state = states.get(name, "planned")
+    out, names, found = Path(out), named(jobs), []
+    states = ledger.status(out, names)
+    for name, job in zip(names, jobs, strict=True):
+        state = states[name]
         found.append(
             {"run": name, "state": state} | job["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
         )
@@ -343,9 +343,8 @@ def collect(out, jobs):
 
 def tell(out, names, say):
     """Print how many runs are in which state, and each failed one with the last lines of its error."""
-    states = ledger.status(out, [name for name in names if (out / name).is_dir()])
+    states = ledger.status(out, names)
     counts = {state: sum(s == state for s in states.values()) for state in ledger.STATES}
-    counts["planned"] += len(names) - len(states)
     say(f"{out}: {len(names):,} runs; " + ", ".join(f"{n:,} {state}" for state, n in counts.items()))
     for name in (name for name, state in states.items() if state == "failed"):
         blame(out, name, say)
