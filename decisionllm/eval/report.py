@@ -123,6 +123,13 @@ def save(path, made):
     path.write_bytes(buffer.getvalue())
 
 
+def draw_conditions(axis, scores, title):
+    """Scores by what disturbed the world: {words: score}, in their order."""
+    axis.plot(list(scores.values()), "o-", color="black", markersize=3)
+    axis.set_xticks(range(len(scores)), scores, rotation=60, ha="right", fontsize=6)
+    axis.set_title(title, fontsize=8)
+
+
 def draw_scores(results, published, unit=""):
     """A line a policy, the best in the mean on top, and on it a dot with its interval for each protocol; published scores in grey below."""
     pairs = Counter(

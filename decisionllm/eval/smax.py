@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import canonical, layout, task_text
 from decisionllm.datasets.smax import blocks, describe
-from decisionllm.eval.report import figure
+from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.eval.spread import whole
 from decisionllm.registry import register
 from decisionllm.worlds.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
@@ -115,9 +115,7 @@ class SmaxTeams:
             axis.set_title(f"step {step}", fontsize=8)
         if several:
             scores = {words: 100 * self.world.won[self.condition == c].mean() for c, words in enumerate(self.words())}
-            axes[-1].plot(list(scores.values()), "o-", color="black", markersize=3)
-            axes[-1].set_xticks(range(len(scores)), scores, rotation=60, ha="right", fontsize=6)
-            axes[-1].set_title(self.unit, fontsize=8)
+            draw_conditions(axes[-1], scores, self.unit)
         made.suptitle(title, fontsize=9)
         return made
 

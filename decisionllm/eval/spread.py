@@ -10,7 +10,7 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import canonical, layout, task_text
 from decisionllm.datasets.spread import alike, blocks, describe
-from decisionllm.eval.report import figure
+from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.registry import register
 from decisionllm.worlds.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 
@@ -175,11 +175,9 @@ class SpreadTeams:
         if several:
             low, high = self.reference.T
             scores = 100 * (self.returns - low) / (high - low)
-            means = [scores[self.condition == c].mean() for c in range(len(self.conditions))]
-            axes[-1].plot(means, "o-", color="black", markersize=3)
             words = [", ".join(self.words(c)) or "undisturbed" for c in self.conditions]
-            axes[-1].set_xticks(range(len(means)), words, rotation=60, ha="right", fontsize=6)
-            axes[-1].set_title("normalised score", fontsize=8)
+            means = {name: scores[self.condition == c].mean() for c, name in enumerate(words)}
+            draw_conditions(axes[-1], means, "normalised score")
         made.suptitle(title, fontsize=9)
         return made
 
