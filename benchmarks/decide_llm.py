@@ -10,7 +10,8 @@ import torch
 from benchmarks import measure
 from benchmarks.dt_step import make
 from benchmarks.llm_step_tiny import TASK, repeated_text
-from decisionllm.policy import Policy, collate
+from decisionllm.datasets.windows import collate
+from decisionllm.policy import Policy
 from decisionllm.schema import Window
 from decisionllm.tokenizers import text
 from decisionllm.train import precision

@@ -12,8 +12,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.dt_step import log, make, our_loss, repeated, trainer
-from decisionllm.datasets.windows import Sampler
-from decisionllm.policy import collate
+from decisionllm.datasets.windows import Sampler, collate
 from decisionllm.tokenizers import text
 from decisionllm.train import precision
 

@@ -11,8 +11,7 @@ import torch
 from scipy import stats
 
 from benchmarks import measure
-from decisionllm.datasets.windows import Sampler, Steps, returns_to_go
-from decisionllm.policy import collate
+from decisionllm.datasets.windows import Sampler, Steps, collate, returns_to_go
 
 T = 20
 FIELDS = ("observations", "actions", "returns_to_go", "timesteps", "mask")

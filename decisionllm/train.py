@@ -18,7 +18,7 @@ from decisionllm import checkpoint
 from decisionllm.backbones import fingerprint
 from decisionllm.datasets import teams, windows
 from decisionllm.datasets.store import prepare
-from decisionllm.policy import collate
+from decisionllm.datasets.windows import collate
 from decisionllm.tokenizers import text
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end

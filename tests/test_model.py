@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decisionllm.datasets import windows
+from decisionllm.datasets.windows import collate
 from decisionllm.model import DecisionLLM, Normalizer, masked_mean
-from decisionllm.policy import collate
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import text

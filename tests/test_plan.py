@@ -127,8 +127,7 @@ def test_dynamics_learn_a_known_world():
     """x' = x + 0.3 a and a payment of 2 x: the unexplained share of both falls to almost nothing."""
     rng = np.random.default_rng(0)
     model = make_policy(LINE, window=1, stride=1, returns="none", dynamics=True, timesteps="none").model.train()
-    from decisionllm.datasets.windows import Steps, cut
-    from decisionllm.policy import collate
+    from decisionllm.datasets.windows import Steps, collate, cut
 
     places, actions = rng.normal(size=(512, 1)), rng.uniform(-2, 2, (512, 1))
     observations = np.stack([places, places + 0.3 * actions], 1).reshape(-1, 1).astype(np.float32)

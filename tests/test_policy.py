@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from decisionllm.backbones import pretrained
-from decisionllm.datasets.windows import cut, of_histories
+from decisionllm.datasets.windows import collate, cut, of_histories
 from decisionllm.model import DecisionLLM
-from decisionllm.policy import Policy, collate
+from decisionllm.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.conftest import make_policy, node
