@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -76,7 +77,7 @@ def scale(config):
 def check(study):
     """A study whose every part is there and can be; anything else is one error."""
     if lacking := [
-        key for key in ("name", "train", "evaluate", "axes", "seeds", "budget", "lr", "windows") if key not in study
+        key for key in ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows") if key not in study
     ]:
         raise ValueError(f"study: expected {lacking[0]}, found none; configs/study/smoke.yaml has one of each")
     axes = study["axes"]
@@ -85,6 +86,12 @@ def check(study):
     for name, values in {**{axis: axes.get(axis) for axis in AXES}, "seeds": study["seeds"]}.items():
         if not values:
             raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
+    there = {name: spelled(list(values)) for name, values in (*axes.items(), ("seed", study["seeds"]))}
+    for rule in study["exclude"]:
+        if not isinstance(rule, dict) or not rule or any(set(spelled(v)) - set(there.get(k, [])) for k, v in rule.items()):
+            raise ValueError(
+                f"study.exclude: expected axes and values of the grid, such as {{size: x, seed: 1}}, got {rule}; there is {there}"
+            )
     if min(axes["fraction"]) <= 0 or max(axes["fraction"]) > 1:
         raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {axes['fraction']}")
     for part, rules in RULES.items():
@@ -96,6 +103,13 @@ def check(study):
                     f"study.{part}.{key}: rule={rule} needs it, expected more than nothing, got {study[part].get(key)}"
                 )
     return study
+
+
+def spelled(values):
+    """A value or several of an axis, as a list of words."""
+    return [
+        f"{value:g}" if isinstance(value, float) else str(value) for value in (values if isinstance(values, list) else [values])
+    ]
 
 
 def configs(study):
@@ -184,8 +198,15 @@ class Grid:
 
     def jobs(self, tuned):
         """Every run of the grid, the small ones first."""
-        axes = product(self.sizes, self.qualities, self.fractions, self.study["seeds"])
-        return [self.job(size, *rest, tuned[size]) for size, *rest in axes]
+        return [self.job(size, *rest, tuned[size]) for size, *rest in self.cells()]
+
+    def cells(self):
+        """The (size, quality, fraction, seed) of every run: all of the grid but what a line of `exclude` fits."""
+        axes = list(product(self.sizes, self.qualities, self.fractions, self.study["seeds"]))
+        lines = [{axis: spelled(values) for axis, values in line.items()} for line in self.study["exclude"]]
+        named = [dict(zip(("size", "quality", "fraction", "seed"), spelled(list(cell)), strict=True)) for cell in axes]
+        return [cell for cell, name in zip(axes, named, strict=True)
+                if not any(all(name[axis] in values for axis, values in line.items()) for line in lines)]  # fmt: skip
 
     def everything(self, out):
         """Every run that is known by now, those that tune first, each once."""
@@ -387,12 +408,12 @@ def estimate(grid, config, say):
         f"{'size':>10s} {'parameters':>12s} {'trained':>12s} {'runs':>6s} {'steps a run':>12s} {'tokens':>9s} {'FLOPs':>9s} {'hours':>8s} {'disk':>9s}"
     )
     total = np.zeros(5)
-    each = len(grid.qualities) * len(grid.fractions) * len(grid.study["seeds"])
+    each = Counter(size for size, *_ in grid.cells())
     for size in grid.sizes:
         job = grid.job(size, grid.qualities[0], grid.fractions[-1], grid.study["seeds"][0], 1e-3)
         counted, runs = (
             grid.count(size, grid.qualities[0]),
-            each + max(len(grid.rates) - 1, 0),
+            each[size] + max(len(grid.rates) - 1, 0),
         )  # one of those that tune is in the grid
         steps = job["train"]["steps"] * (2 ** (job["budget"].get("doublings", 0) + 1) - 1)  # at the most
         tokens, work = (
