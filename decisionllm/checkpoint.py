@@ -7,6 +7,7 @@ runs/x/
   checkpoint/         model.safetensors: all that is trained but adapters, and the normaliser
                       adapter/: LoRA, as peft saves it
                       trainer.safetensors, trainer.json: the optimiser's moments, the step, random states
+  best/checkpoint/    the same of the lowest held-out loss, where `best` asks for it: what is then loaded
 """
 
 import json
@@ -69,7 +70,7 @@ def describe(path, config, store, **known):
     facts = data | {"versions": versions()} | known
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for folder in ("checkpoint", "checkpoint.old"):
+        for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         (path / "run.json").write_text(json.dumps(facts, indent=1))
@@ -192,7 +193,7 @@ def load(path, *, device="cpu", target_return=None, **acting):
         )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
-    restore(path, model, facts)
+    restore(Path(path) / "best" if config.get("best") else path, model, facts)
     trained = config.get("execution", "per_agent")  # a run may be older than the key
     options = {"execution": "per_agent" if trained == "per_agent" else "joint", "order": config.get("order", "random")}
     options |= {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}

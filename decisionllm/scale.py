@@ -301,7 +301,7 @@ def execute(folder, job, *, home, device, keep):
     compared = prepare(job["reference"], home)
     usual = compared.returns[windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]]
     if not keep:
-        for path in folder.glob("run-*/checkpoint*"):
+        for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
             shutil.rmtree(path)
     return measured | score | {
         "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
@@ -444,6 +444,7 @@ def probe(train_config, config):
             "log_every": steps,
             "save_every": steps,
             "validation_batches": 0,
+            "best": False,
             "tracker": "none",
             "fresh": True,
         }

@@ -32,6 +32,11 @@ def train(config):
     for key in ("window", "steps", "batch_size", "accumulate", "lr", "log_every", "save_every"):
         if not config[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {config[key]}")
+    if config["best"] and not (config["held_out"] and config["validation_batches"]):
+        raise ValueError(
+            "best: needs held-out groups to tell which weights are best; expected held_out and validation_batches above 0"
+        )
+    torch.set_flush_denormal(True)  # a model that knows its data by heart makes them, and then trains ten times slower
     AcceleratorState._reset_state(reset_partial_state=True)  # the runs of a sweep share a process, not a precision or device
     accelerator = Accelerator(
         mixed_precision=precision(config), cpu=checkpoint.usable(config["device"]) == "cpu", project_dir=run,
@@ -88,8 +93,7 @@ def train(config):
             str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})
         }
         checkpoint.describe(run, config, store, targets=targets, frozen=fingerprint(model.backbone))
-    if main:
-        trim(run / "metrics.jsonl", step)
+    lowest = trim(run / "metrics.jsonl", step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
     inner = accelerator.unwrap_model(model)
     if config["tracker"] != "none":
@@ -154,6 +158,9 @@ def train(config):
                 if main:
                     with (run / "metrics.jsonl").open("a") as file:
                         file.write(json.dumps({"step": step} | values) + "\n")
+                    if config["best"] and values["held_out_nll"] < lowest:
+                        lowest = values["held_out_nll"]
+                        checkpoint.save(run / "best", inner, {}, {"step": step})
                     if over or console.is_terminal or elapsed - said > 10:
                         said = elapsed
                         shown = "  ".join(
@@ -240,9 +247,12 @@ def resume(run, model, optimizer, facts):
 
 
 def trim(path, step):
-    """Forget what a resumed run logged after its last checkpoint: it comes again. A line cut short is one of those."""
+    """Forget what a resumed run logged after its last checkpoint: it comes again. A line cut short is one of those.
+    Returns the lowest held-out loss of what is left, infinity without any."""
     lines = path.read_text().splitlines() if path.is_file() and step else []
-    path.write_text("".join(line + "\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= step))
+    kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+    path.write_text("".join(line + "\n" for line in kept))
+    return min((json.loads(line).get("held_out_nll", math.inf) for line in kept), default=math.inf)
 
 
 def precision(config):

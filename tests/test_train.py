@@ -48,6 +48,31 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
 
 
+def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(tmp_path, monkeypatch):
+    worse = ("train", *LOOP, *NANO, "best=true", "held_out=0.2", "log_every=1", "lr=0.3", "warmup=1", "clip=0", "steps=4")
+    assert command(*worse, f"run={tmp_path}/straight") == 0
+    losses = {row["step"]: row["held_out_nll"] for row in metrics(tmp_path / "straight")}
+    lowest = min(losses, key=losses.get)
+    assert 0 < lowest < 4  # or this test says nothing
+    assert json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"] == lowest
+    acting = checkpoint.load(tmp_path / "straight")[0].model.state_dict()
+    best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")
+    assert all(torch.equal(acting[name], tensor) for name, tensor in best.items())
+    assert not same_bits(best, load_file(tmp_path / "straight/checkpoint/model.safetensors"))
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=2)
+        assert command(*worse, f"run={tmp_path}/resumed") == 130
+    assert command(*worse, f"run={tmp_path}/resumed") == 0
+    assert same_bits(best, load_file(tmp_path / "resumed/best/checkpoint/model.safetensors"))
+    assert command(*worse, f"run={tmp_path}/resumed", "best=false", "fresh=true") == 0
+    assert not (tmp_path / "resumed/best").exists()
+
+
+def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, "best=true", "held_out=0", f"run={tmp_path}/run") == 1
+    assert "best: needs held-out groups" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys):
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
     assert command(*run) == 0
