@@ -40,6 +40,10 @@ MODEL = [
     "hide_actions",
     "consensus",
 ]  # options of DecisionLLM
+OLDER = {  # what runs did that are older than these keys
+    "ahead": 0, "best": False, "consensus": 0.0, "decode": "mode", "dynamics": False, "entities": 0, "execution": "per_agent",
+    "expectile": 0.0, "hide_actions": 0.0, "order": "random", "plan": 0, "returns": "told",
+}  # fmt: skip
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -60,8 +64,7 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: config[key] for key in MODEL if key in config}  # a run may be older than an option
-        return DecisionLLM(spec, backbone, config["head"], **options)
+        return DecisionLLM(spec, backbone, config["head"], **{key: config[key] for key in MODEL})
 
 
 def describe(path, config, store, **known):
@@ -93,11 +96,11 @@ def same_run(path, config, store):
 
 
 def read(path):
-    """(config, facts) of a run directory."""
+    """(config, facts) of a run directory. The config has every key that acting needs, however old it is."""
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    return content(path / "config.yaml"), content(path / "run.json")
+    return OLDER | content(path / "config.yaml"), content(path / "run.json")
 
 
 def save(path, model, trainer_tensors, trainer_facts):
@@ -185,18 +188,13 @@ def load(path, *, device="cpu", target_return=None, **acting):
     (config, facts), device = read(path), usable(device)
     if "policy" in config:
         return build(config["policy"], path, facts, device), config, facts
-    lacking = [key for key in ("ahead", "decode", "dynamics", "expectile", "plan", "returns") if key not in config]
-    if lacking:
-        raise ValueError(
-            f"{path}: its config lacks {', '.join(lacking)}: it was trained by another version; run.json says which, use that one, "
-            "or train again"
-        )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
-    restore(Path(path) / "best" if config.get("best") else path, model, facts)
-    trained = config.get("execution", "per_agent")  # a run may be older than the key
-    options = {"execution": "per_agent" if trained == "per_agent" else "joint", "order": config.get("order", "random")}
-    options |= {key: config[key] for key in ("ahead", "decode", "plan")} | {k: v for k, v in acting.items() if v is not None}
+    restore(Path(path) / "best" if config["best"] else path, model, facts)
+    options = {"execution": "per_agent" if config["execution"] == "per_agent" else "joint"}
+    options |= {key: config[key] for key in ("ahead", "decode", "order", "plan")} | {
+        k: v for k, v in acting.items() if v is not None
+    }
     stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
     quantile = None if config["expectile"] else target(facts, config["target_quantile"])
     asked = quantile if target_return is None else target_return

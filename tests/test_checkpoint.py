@@ -132,7 +132,6 @@ WRONG = {  # fmt: off
         lambda f: f["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
-    "another version": ("config.yaml", lambda c: c.pop("expectile"), "lacks expectile: it was trained by another version"),
     "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
     "no normaliser": (
         "checkpoint/model.safetensors",
@@ -158,6 +157,15 @@ def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         checkpoint.load(tmp_path / "run")
     assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
+
+
+def test_a_run_older_than_a_key_does_what_it_did(tmp_path):
+    trained(tmp_path / "run", config())
+    before = checkpoint.load(tmp_path / "run")[0].act(histories())
+    edit(tmp_path / "run" / "config.yaml", lambda c: [c.pop(key) for key in checkpoint.OLDER])
+    assert np.array_equal(checkpoint.load(tmp_path / "run")[0].act(histories()), before)
+    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
+    assert checkpoint.OLDER.items() <= defaults.items()  # or an old run would go on as another
 
 
 @pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
