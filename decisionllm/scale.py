@@ -1,12 +1,15 @@
 """The verb `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, write a report."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from decisionllm import checkpoint, ledger
+from decisionllm import checkpoint, executors, ledger
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
@@ -43,23 +46,19 @@ def scale(config):
     if config["read"]:
         return paper.write(Path(config["read"]).parent, paper.read(config["read"]), say=console.print)
     study, out = check(config["study"]), Path(config["out"])
-    start = starter(config)  # an executor that is not there is told before anything is written
-    grid = Grid(study, config["home"])
+    with executors.opened(config) if config["action"] in ("run", "retry") else nullcontext() as executor:  # told first, if not there
+        grid = Grid(study, config["home"])
+        if config["action"] == "retry":
+            again = ledger.retry(out, [name for name in named(grid.everything(out)) if (out / name).is_dir()])
+            console.print(f"{len(again)} failed runs are planned again")
+        if executor:
+            made = {key: config[key] for key in ("device", "keep", "processes")} | {"home": str(config["home"])}
+            for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
+                names = ledger.plan(out, jobs())
+                ledger.drive(out, names, partial(execute, **made), *executor, progress=Progress(out, console.print))
     if config["action"] == "plan":
         estimate(grid, config, console.print)
         return out
-    if config["action"] == "retry":
-        again = ledger.retry(out, [name for name in named(grid.everything(out)) if (out / name).is_dir()])
-        console.print(f"{len(again)} failed runs are planned again")
-    if config["action"] in ("run", "retry"):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        workers = config["workers"] or cores
-        drive = partial(
-            ledger.drive, out, workers=workers, start=start, prepare=partial(torch.set_num_threads, max(cores // workers, 1)),
-            run=partial(execute, home=str(config["home"]), device=config["device"], keep=config["keep"]),
-        )  # fmt: skip
-        for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
-            drive(names=ledger.plan(out, jobs()), progress=Progress(out, console.print))
     jobs = grid.everything(out)
     if config["action"] == "status":
         tell(out, named(jobs), console.print)
@@ -265,8 +264,8 @@ def flops(config, size):
     return config["batch_size"] * size["tokens"] * (4 * size["non_embedding"] + 2 * trained + attention)
 
 
-def execute(folder, job, *, home, device, keep):
-    """One run, in its folder: train, measure on what was held out, roll out. -> its result, for JSON"""
+def execute(folder, job, *, home, device, keep, processes=1):
+    """One run, in its folder: train in so many processes, measure on what was held out, roll out. -> its result, for JSON"""
     began, budget, config = (
         time.monotonic(),
         job["budget"],
@@ -276,7 +275,7 @@ def execute(folder, job, *, home, device, keep):
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
-        run = train(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")})
+        run = torchrun(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes)
         policy, trained, _ = checkpoint.load(run, device=device)
         measured = measure(policy, trained, prepare(job["reference"], home), job["windows"])
         if best is None or measured["held_out"] < best[0]["held_out"]:
@@ -311,6 +310,37 @@ def execute(folder, job, *, home, device, keep):
         "train_seconds": lines[-1]["seconds"], "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
     }  # fmt: skip
+
+
+def torchrun(config, processes):
+    """Train in this process, or as torchrun would in several of this machine, which share each batch. -> the run directory"""
+    if processes == 1:
+        return train(config)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    launch = LaunchConfig(1, 1, processes, run_id=Path(config["run"]).parent.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    try:
+        return elastic_launch(launch, rank)(config, max(torch.get_num_threads() // processes, 1))[0]
+    except ChildFailedError as error:
+        at, failure = error.get_first_failure()
+        raise RuntimeError(f"process {at} of {processes}: {failure.message}") from error
+    except SignalException as error:
+        raise KeyboardInterrupt from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def rank(config, threads):
+    """What one of several processes does, which dies with the worker that started it."""
+    torch.set_num_threads(threads)
+    with Path(f"{config['run']}.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        if os.environ["RANK"] == "0":
+            fcntl.flock(log, fcntl.LOCK_EX)  # those of a worker that was killed may still be saving
+        return train(config)
 
 
 @torch.no_grad()
@@ -394,14 +424,6 @@ class Progress:
         self.failed = failed
 
 
-def starter(config):
-    """What starts a worker: see ledger.process."""
-    starters = {"local": ledger.process, "here": ledger.here}
-    if config["executor"] not in starters:
-        raise ValueError(f"executor: expected one of {', '.join(starters)}, got {config['executor']!r}")
-    return starters[config["executor"]]
-
-
 def estimate(grid, config, say):
     """Print what a study would take: runs, parameters, tokens, FLOPs, hours by a few steps of each size, and disk."""
     say(
@@ -435,7 +457,6 @@ def estimate(grid, config, say):
 def probe(train_config, config):
     """Seconds a step, by a few steps in a folder that goes again. Training prints nothing meanwhile."""
     import io
-    from contextlib import redirect_stdout
 
     steps = config["probe"]
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
