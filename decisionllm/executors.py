@@ -1,9 +1,10 @@
 """Where the workers of a study run: processes of this machine, Ray tasks, Slurm jobs.
 
-An executor is a context that gives (start, workers): how many at once, and what starts one. start(call) calls call() -> exit code
-somewhere, and returns what has is_alive(), exitcode (None, the code, 1 if it could not be called, less if it was killed), terminate(),
-which interrupts it, and join(). Where that is another machine, it needs this package, and the study's folder under the same path on a
-file system whose locks (flock) all machines see: NFS does without the option local_lock, Lustre with the option flock.
+An executor is a context that gives (start, workers, threads): what starts a worker, how many at once, and the threads of each, 0 for
+all there are where it works. start(call) calls call() -> exit code somewhere, and returns what has is_alive(), exitcode (None, the
+code, 1 if it could not be called, less if it was killed), terminate(), which interrupts it, and join(). Where that is another machine,
+it needs this package, and the study's folder under the same path on a file system whose locks (flock) all machines see: NFS does
+without the option local_lock, Lustre with the option flock.
 """
 
 import multiprocessing
@@ -14,11 +15,8 @@ import socket
 import sys
 import tempfile
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-
-import torch
 
 
 def opened(config):
@@ -37,13 +35,13 @@ def opened(config):
 def local(config):
     """Processes of this machine; its cores are shared out."""
     workers = config["workers"] or max(cores() // config["processes"], 1)
-    yield partial(process, threads=max(cores() // workers, 1)), workers
+    yield process, workers, max(cores() // workers, 1)
 
 
 @contextmanager
 def here(config):
     """This very process, one call after the other: for tests and debuggers."""
-    yield lambda call: SimpleNamespace(exitcode=call(), is_alive=lambda: False, terminate=lambda: None, join=lambda: None), 1
+    yield lambda call: SimpleNamespace(exitcode=call(), is_alive=lambda: False, terminate=lambda: None, join=lambda: None), 1, cores()
 
 
 @contextmanager
@@ -72,7 +70,7 @@ def tasks(config):
         workers = config["workers"] or fit
         share = cpus // workers or cpus / workers  # Ray takes whole cores, or a part of one
         remote = ray.remote(num_cpus=share, num_gpus=gpus, max_retries=0)(_enter)  # the ledger tries again
-        yield lambda call: Task(remote.remote(call, max(int(share), 1))), workers
+        yield lambda call: Task(remote.remote(call)), workers, max(int(share), 1)
     finally:
         if ours:
             ray.shutdown()
@@ -105,12 +103,12 @@ def jobs(config):
         executor.update_parameters(**options)
         return Job(executor.submit(_enter, call))
 
-    yield start, config["workers"]
+    yield start, config["workers"], 0
 
 
-def process(call, threads=1):
+def process(call):
     """Starts a call in a process of its own."""
-    worker = multiprocessing.get_context("spawn").Process(target=_exit, args=(call, threads))
+    worker = multiprocessing.get_context("spawn").Process(target=_exit, args=(call,))
     worker.start()
     return worker
 
@@ -187,15 +185,14 @@ def reachable(address):
         raise ConnectionError(f"address={address}: expected a Ray cluster (host:port, as `ray start --head` prints it), nobody answers: {error}") from error  # fmt: skip
 
 
-def _enter(call, threads=0):
+def _enter(call):
     """What a worker does that is not this process. An interruption is no failure: whoever interrupts knows."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    torch.set_num_threads(threads or cores())
     try:
         return call()
     except KeyboardInterrupt:
         return 0
 
 
-def _exit(call, threads):
-    sys.exit(_enter(call, threads))
+def _exit(call):
+    sys.exit(_enter(call))

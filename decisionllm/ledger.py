@@ -10,10 +10,12 @@ runs/studies/x/<hash>/
 planned: neither done nor failed, and nobody holds the lock. Whatever a killed worker leaves behind is therefore planned again.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import socket
 import time
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -112,7 +114,7 @@ def claim(folder):
 def attempt(folder, run):
     """Work on one run, if nobody else does: run(folder, job) -> result, a dict for JSON. Whether it was ours.
 
-    An exception makes it failed, with the exception's last lines; an interruption leaves it planned.
+    An exception makes it failed, with the exception's last lines; an interruption and a full disk leave it planned.
     """
     folder = Path(folder)
     with claim(folder) as ours:
@@ -125,16 +127,17 @@ def attempt(folder, run):
             _end(folder, "failed", {"reason": reason, "lines": (folder / "log.txt").read_text().splitlines()[-8:]})
             return True
         work = job(folder)
-        begun.write_text("".join(f"{line}\n" for line in [*tried, f"{os.getpid()} {time.time():.0f}"]))
+        begun.write_text("".join(f"{line}\n" for line in [*tried, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"]))
         began = time.monotonic()
         try:
             with (folder / "log.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
                 ended, outcome = "done", run(folder, work)
             encode(outcome)  # what JSON cannot hold is the run's mistake
-        except KeyboardInterrupt:
-            begun.write_text("".join(f"{line}\n" for line in tried))
-            raise
-        except Exception as error:
+        except BaseException as error:
+            full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+            if full or not isinstance(error, Exception):  # not the run's mistake
+                begun.write_text("".join(f"{line}\n" for line in tried))
+                raise (OSError(str(error)) if full else error) from None
             lines = traceback.format_exc().splitlines()
             ended, outcome = "failed", {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
         _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})

@@ -52,10 +52,11 @@ def scale(config):
             again = ledger.retry(out, [name for name in named(grid.everything(out)) if (out / name).is_dir()])
             console.print(f"{len(again)} failed runs are planned again")
         if executor:
-            made = {key: config[key] for key in ("device", "keep", "processes")} | {"home": str(config["home"])}
+            start, workers, threads = executor
+            made = {key: config[key] for key in ("device", "keep", "processes")} | {"home": str(config["home"]), "threads": threads}
             for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
                 names = ledger.plan(out, jobs())
-                ledger.drive(out, names, partial(execute, **made), *executor, progress=Progress(out, console.print))
+                ledger.drive(out, names, partial(execute, **made), start, workers, progress=Progress(out, console.print))
     if config["action"] == "plan":
         estimate(grid, config, console.print)
         return out
@@ -264,8 +265,9 @@ def flops(config, size):
     return config["batch_size"] * size["tokens"] * (4 * size["non_embedding"] + 2 * trained + attention)
 
 
-def execute(folder, job, *, home, device, keep, processes=1):
+def execute(folder, job, *, home, device, keep, processes, threads):
     """One run, in its folder: train in so many processes, measure on what was held out, roll out. -> its result, for JSON"""
+    torch.set_num_threads(threads := threads or executors.cores())
     began, budget, config = (
         time.monotonic(),
         job["budget"],
@@ -275,7 +277,7 @@ def execute(folder, job, *, home, device, keep, processes=1):
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
-        run = torchrun(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes)
+        run = torchrun(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads)
         policy, trained, _ = checkpoint.load(run, device=device)
         measured = measure(policy, trained, prepare(job["reference"], home), job["windows"])
         if best is None or measured["held_out"] < best[0]["held_out"]:
@@ -312,7 +314,7 @@ def execute(folder, job, *, home, device, keep, processes=1):
     }  # fmt: skip
 
 
-def torchrun(config, processes):
+def torchrun(config, processes, threads):
     """Train in this process, or as torchrun would in several of this machine, which share each batch. -> the run directory"""
     if processes == 1:
         return train(config)
@@ -321,9 +323,11 @@ def torchrun(config, processes):
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
-    launch = LaunchConfig(1, 1, processes, run_id=Path(config["run"]).parent.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    launch = LaunchConfig(
+        1, 1, processes, run_id=config["run"], rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )  # the ledger tries again
     try:
-        return elastic_launch(launch, rank)(config, max(torch.get_num_threads() // processes, 1))[0]
+        return elastic_launch(launch, rank)(config, max(threads // processes, 1))[0]
     except ChildFailedError as error:
         at, failure = error.get_first_failure()
         raise RuntimeError(f"process {at} of {processes}: {failure.message}") from error
