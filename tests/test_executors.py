@@ -32,32 +32,25 @@ def kill_the_first(out, killed):
         time.sleep(0.01)
 
 
-def test_a_study_on_ray_outlives_a_killed_worker(tmp_path):
+def test_a_study_on_ray_outlives_a_killed_worker_and_runs_share_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, nobody uses it
     killed, out = [], tmp_path / "out"
-    watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
-    watch.start()
-    runs, begun = study(out, "executor=ray", "workers=1")
-    watch.join(1)
+    with executors.opened(CONFIG | {"gpus": 0.5}) as (start, workers, _):  # a cluster that all of the rest is done in
+        seen, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
+        for worker in (seen, broken):
+            worker.join()
+            assert not worker.is_alive()
+        assert (workers, seen.exitcode, broken.exitcode) == (2, 1, 1) and "ZeroDivisionError" in broken.reason
+        with pytest.raises(ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"):
+            executors.opened(CONFIG | {"gpus": 2.0}).__enter__()
+
+        watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
+        watch.start()
+        runs, begun = study(out, "executor=ray", "workers=1", "gpus=1")
+        watch.join(1)
     assert {run["state"] for run in runs.values()} == {"done"} and killed
     assert sorted(map(len, begun.values())) == [1, 2], "what was killed was not taken again, or the other was"
     assert killed[0] not in {int(lines[-1].split()[0]) for lines in begun.values()}
-
-
-def test_ray_deals_out_parts_of_a_gpu_at_an_address():
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "object_store_memory": 80_000_000})
-    try:
-        with executors.opened(CONFIG | {"address": cluster.address, "gpus": 0.5}) as (start, workers, _):
-            seen, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
-            for worker in (seen, broken):
-                worker.join()
-                assert not worker.is_alive()
-            assert (workers, seen.exitcode, broken.exitcode) == (2, 1, 1) and "ZeroDivisionError" in broken.reason
-            with pytest.raises(ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"):
-                executors.opened(CONFIG | {"gpus": 2.0}).__enter__()
-    finally:
-        cluster.shutdown()
 
 
 def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
