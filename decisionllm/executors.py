@@ -27,7 +27,9 @@ def opened(config):
     if config["processes"] < 1 or config["workers"] < 0 or config["gpus"] < 0:
         raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {[config[key] for key in ('processes', 'workers', 'gpus')]}")  # fmt: skip
     if config["gpus"] and config["executor"] in ("local", "here"):
-        raise ValueError(f"gpus={config['gpus']:g}: executor=ray and executor=slurm deal out GPUs; local workers see all there are")
+        raise ValueError(
+            f"gpus={config['gpus']:g}: executor=ray and executor=slurm deal out GPUs; local workers see all there are"
+        )
     return executors[config["executor"]](config)
 
 
@@ -41,7 +43,11 @@ def local(config):
 @contextmanager
 def here(config):
     """This very process, one call after the other: for tests and debuggers."""
-    yield lambda call: SimpleNamespace(exitcode=call(), is_alive=lambda: False, terminate=lambda: None, join=lambda: None), 1, cores()
+    yield (
+        lambda call: SimpleNamespace(exitcode=call(), is_alive=lambda: False, terminate=lambda: None, join=lambda: None),
+        1,
+        cores(),
+    )
 
 
 @contextmanager
@@ -58,9 +64,15 @@ def tasks(config):
     if ours:
         reachable(address)  # Ray itself would try for minutes
         try:
-            ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConnectionError(f"address={address}: Ray did not answer: {error}") from error
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        except Exception as error:  # what Ray itself raises where it does not start
+            where = f"address={address}: Ray did not answer" if address else "executor=ray: Ray did not start"
+            raise ConnectionError(f"{where}: {error}") from error
     try:
         there, gpus = ray.cluster_resources(), config["gpus"]
         cpus = there.get("CPU", 0)
@@ -87,9 +99,13 @@ def jobs(config):
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        raise OSError("executor=slurm: expected Slurm's sbatch on this machine, found none; +slurm.cluster=local tries it without")
+        raise OSError(
+            "executor=slurm: expected Slurm's sbatch on this machine, found none; +slurm.cluster=local tries it without"
+        )
     if not config["workers"] or config["gpus"] % 1:
-        raise ValueError(f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {config['workers']} and {config['gpus']:g}")
+        raise ValueError(
+            f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {config['workers']} and {config['gpus']:g}"
+        )
     if config["gpus"]:
         options["gpus_per_node"] = int(config["gpus"])
     try:

@@ -63,10 +63,10 @@ def state(folder):
 
 def status(root, names):
     """{name: state}, planned where there is no folder yet; a folder that was edited by hand is an error."""
-    there = [name for name in names if (Path(root) / name).is_dir()]
-    for name in there:
-        _content(Path(root) / name)
-    return dict.fromkeys(names, "planned") | {name: state(Path(root) / name) for name in there}
+    there = set(os.listdir(root)) if os.path.isdir(root) else set()
+    for name in there.intersection(names):
+        _content(f"{root}/{name}")
+    return {name: state(f"{root}/{name}") if name in there else "planned" for name in names}
 
 
 def job(folder):
@@ -88,7 +88,7 @@ def result(folder):
 
 def retry(root, names):
     """Make failed runs planned again. Returns their names."""
-    failed = [name for name in names if state(Path(root) / name) == "failed"]
+    failed = [name for name, was in status(root, names).items() if was == "failed"]
     for name in failed:
         for file in ("failed.json", "begun"):
             (Path(root) / name / file).unlink(missing_ok=True)
@@ -204,14 +204,15 @@ def _name(content):
 
 def _content(folder):
     """The bytes of job.json, if they are those that the folder is named after."""
-    path = Path(folder) / "job.json"
+    path = f"{folder}/job.json"
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path}: expected a planned run, found none; delete the folder, and it is made again"
         ) from error
-    if _name(content) != path.parent.name:
+    if _name(content) != os.path.basename(folder):
         raise ValueError(f"{path} was edited: it is not the run that its folder is named after; delete the folder, or undo it")
     return content
 

@@ -46,14 +46,19 @@ def scale(config):
     if config["read"]:
         return paper.write(Path(config["read"]).parent, paper.read(config["read"]), say=console.print)
     study, out = check(config["study"]), Path(config["out"])
-    with executors.opened(config) if config["action"] in ("run", "retry") else nullcontext() as executor:  # told first, if not there
+    with (
+        executors.opened(config) if config["action"] in ("run", "retry") else nullcontext() as executor
+    ):  # told first, if not there
         grid = Grid(study, config["home"])
         if config["action"] == "retry":
-            again = ledger.retry(out, [name for name in named(grid.everything(out)) if (out / name).is_dir()])
+            again = ledger.retry(out, grid.everything(out))
             console.print(f"{len(again)} failed runs are planned again")
         if executor:
             start, workers, threads = executor
-            made = {key: config[key] for key in ("device", "keep", "processes")} | {"home": str(config["home"]), "threads": threads}
+            made = {key: config[key] for key in ("device", "keep", "processes")} | {
+                "home": str(config["home"]),
+                "threads": threads,
+            }
             for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
                 names = ledger.plan(out, jobs())
                 ledger.drive(out, names, partial(execute, **made), start, workers, progress=Progress(out, console.print))
@@ -62,7 +67,7 @@ def scale(config):
         return out
     jobs = grid.everything(out)
     if config["action"] == "status":
-        tell(out, named(jobs), console.print)
+        tell(out, list(jobs), console.print)
         return out
     found = {
         "study": study,
@@ -139,6 +144,7 @@ class Grid:
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
             enough(self.store(config["dataset"]), config["held_out"], self.fractions[0])
+        self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
         self.count = cache(
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
         )
@@ -165,7 +171,7 @@ class Grid:
         return {
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
             "train": config, "budget": self.budget, "evaluate": {k: v for k, v in self.acting.items() if k not in ("run", "out", "device")},
-            "reference": self.reference, "windows": self.study["windows"], "data": self.store(config["dataset"]).fingerprint,
+            "reference": self.reference, "windows": self.study["windows"], "data": self.data[size, quality],
         }  # fmt: skip
 
     def tuning(self):
@@ -178,16 +184,15 @@ class Grid:
         said = {size: {} for size in self.sizes}
         for job in self.tuning()():
             name, _ = ledger.encode(job)
-            if (Path(out) / name / "done.json").exists():
-                said[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(Path(out) / name)["held_out"]
+            if (out / name / "done.json").exists():
+                said[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(out / name)["held_out"]
         return said
 
     def tuned(self, out):
         """{size: learning rate}, None where tuning is not over."""
         if self.study["lr"]["rule"] == "fixed":
             return {size: self.configs[size, self.qualities[0]]["lr"] for size in self.sizes}
-        over = all(ledger.state(Path(out) / name) in ("done", "failed") if (Path(out) / name).is_dir() else False
-                   for name in named(self.tuning()()))  # fmt: skip
+        over = set(ledger.status(out, named(self.tuning()())).values()) <= {"done", "failed"}
         said = self.told(out)
         if over and not all(said.values()):
             lacking = next(size for size, losses in said.items() if not losses)
@@ -209,10 +214,10 @@ class Grid:
                 if not any(all(name[axis] in values for axis, values in line.items()) for line in lines)]  # fmt: skip
 
     def everything(self, out):
-        """Every run that is known by now, those that tune first, each once."""
+        """Every run that is known by now, those that tune first: {name: job}"""
         tuned = self.tuned(out)
         known = self.tuning()() + (self.jobs(tuned) if None not in tuned.values() else [])
-        return list({ledger.encode(job)[0]: job for job in known}.values())
+        return dict(zip(named(known), known, strict=True))
 
 
 def compose(verb, words):
@@ -277,7 +282,9 @@ def execute(folder, job, *, home, device, keep, processes, threads):
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
-        run = torchrun(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads)
+        run = torchrun(
+            config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads
+        )
         policy, trained, _ = checkpoint.load(run, device=device)
         measured = measure(policy, trained, prepare(job["reference"], home), job["windows"])
         if best is None or measured["held_out"] < best[0]["held_out"]:
@@ -385,15 +392,11 @@ def floor(model):
 
 
 def collect(out, jobs):
-    """Every run as study.json has it: its axes, its state, and what came of it or why nothing did."""
-    out, names, found = Path(out), named(jobs), []
-    states = ledger.status(out, names)
-    for name, job in zip(names, jobs, strict=True):
-        state = states[name]
-        found.append(
-            {"run": name, "state": state} | job["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
-        )
-    return found
+    """Every run of {name: job} as study.json has it: its axes, its state, and what came of it or why nothing did."""
+    return [
+        {"run": name, "state": state} | jobs[name]["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
+        for name, state in ledger.status(out, jobs).items()
+    ]
 
 
 def tell(out, names, say):
