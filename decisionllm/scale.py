@@ -46,22 +46,17 @@ def scale(config):
     if config["read"]:
         return paper.write(Path(config["read"]).parent, paper.read(config["read"]), say=console.print)
     study, out = check(config["study"]), Path(config["out"])
-    with (
-        executors.opened(config) if config["action"] in ("run", "retry") else nullcontext() as executor
-    ):  # told first, if not there
+    begins = config["action"] in ("run", "retry")
+    with executors.opened(config) if begins else nullcontext() as executor:  # told first, if it is not there
         grid = Grid(study, config["home"])
         if config["action"] == "retry":
             again = ledger.retry(out, grid.everything(out))
             console.print(f"{len(again)} failed runs are planned again")
         if executor:
             start, workers, threads = executor
-            made = {key: config[key] for key in ("device", "keep", "processes")} | {
-                "home": str(config["home"]),
-                "threads": threads,
-            }
+            run = partial(execute, **{key: config[key] for key in ("home", "device", "keep", "processes")}, threads=threads)
             for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
-                names = ledger.plan(out, jobs())
-                ledger.drive(out, names, partial(execute, **made), start, workers, progress=Progress(out, console.print))
+                ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=Progress(out, console.print))
     if config["action"] == "plan":
         estimate(grid, config, console.print)
         return out
