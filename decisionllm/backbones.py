@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from decisionllm.registry import register
+from decisionllm.registry import build, register
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys seen, H query heads, G key heads, d head width, D width.
 
@@ -89,7 +91,7 @@ def pretrained(
     lora_alpha: int = 32,
     lora_targets: str = "all-linear",
 ):
-    """A model with its own tokenizer from a local folder, or from the hub if `hub_id` asks for it.
+    """A model with its own tokenizer from a local folder, or from the hub if `hub_id` asks for it. The folder may be that of a run: its trunk.
 
     weights=random draws the same architecture afresh: does language help? tune=frozen: does adapting help?
     """
@@ -99,13 +101,19 @@ def pretrained(
         raise ValueError(
             "backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"
         )
-    if folder and not (Path(folder).expanduser() / "config.json").is_file():
-        raise FileNotFoundError(f"backbone.folder: expected a model folder with config.json, found none at {folder}")
+    run = bool(folder) and (Path(folder).expanduser() / "run.json").is_file()
+    if folder and not run and not (Path(folder).expanduser() / "config.json").is_file():
+        raise FileNotFoundError(
+            f"backbone.folder: expected a model folder with config.json, or a run with run.json, found neither at {folder}"
+        )
     if weights not in ("pretrained", "random"):
         raise ValueError(f"backbone.weights: expected pretrained or random, got {weights!r}")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"backbone.dtype: expected float32, bfloat16 or float16, got {dtype!r}")
     source = str(Path(folder).expanduser()) if folder else hub_id
+    if run:
+        model, tokenizer = _of_run(Path(source), weights)
+        return _tuned(model.to(getattr(torch, dtype)), tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
     local = bool(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
@@ -119,6 +127,23 @@ def pretrained(
         hint = "is the folder complete?" if local else "no network, or no such model; backbone.folder=... reads a local copy"
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
     return _tuned(model, tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
+
+
+def _of_run(path, weights):
+    """The language model that a run trained whole, on whatever data, and its tokenizer."""
+    import yaml
+
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    if weights == "random" or config["backbone"].get("tune") != "full":
+        raise ValueError(f"backbone.folder: expected weights=pretrained and a run with backbone.tune=full, got weights={weights} and {path} with tune={config['backbone'].get('tune')}")  # fmt: skip
+    trunk = build(config["backbone"], config["seed"])
+    file = path / ("best" if config.get("best") else "") / "checkpoint" / "model.safetensors"
+    try:
+        saved = load_file(file)
+        trunk.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.")})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise OSError(f"backbone {file}: could not be loaded (is the run trained?): {str(error).splitlines()[0]}") from error
+    return trunk.model, trunk.tokenizer
 
 
 def _random(auto, config, seed):

@@ -10,20 +10,26 @@ runs/studies/x/<hash>/
 planned: neither done nor failed, and nobody holds the lock. Whatever a killed worker leaves behind is therefore planned again.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
+import socket
 import time
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from tempfile import NamedTemporaryFile
 
 STATES = ("planned", "running", "done", "failed")
 ATTEMPTS = 3  # a run whose worker died so often without a word is not tried again
-FULL = 3  # exit code of a worker that could not write to the ledger
+FULL, BLIND = 3, 4  # exit codes of workers
+WHY = {
+    FULL: "a worker could not write there (disk full?); make room, and the same command goes on",
+    BLIND: "a worker does not see the locks of this machine; the file system must share them (NFS: without local_lock; Lustre: with flock)",
+}
 
 
 def encode(job):
@@ -52,15 +58,15 @@ def state(folder):
     for name in ("done", "failed"):
         if f"{name}.json" in found:
             return name
-    return "running" if "lock" in found and _locked(folder) else "planned"
+    return "running" if "lock" in found and _locked(Path(folder) / "lock") else "planned"
 
 
 def status(root, names):
     """{name: state}, planned where there is no folder yet; a folder that was edited by hand is an error."""
-    there = [name for name in names if (Path(root) / name).is_dir()]
-    for name in there:
-        _content(Path(root) / name)
-    return dict.fromkeys(names, "planned") | {name: state(Path(root) / name) for name in there}
+    there = set(os.listdir(root)) if os.path.isdir(root) else set()
+    for name in there.intersection(names):
+        _content(f"{root}/{name}")
+    return {name: state(f"{root}/{name}") if name in there else "planned" for name in names}
 
 
 def job(folder):
@@ -82,7 +88,7 @@ def result(folder):
 
 def retry(root, names):
     """Make failed runs planned again. Returns their names."""
-    failed = [name for name in names if state(Path(root) / name) == "failed"]
+    failed = [name for name, was in status(root, names).items() if was == "failed"]
     for name in failed:
         for file in ("failed.json", "begun"):
             (Path(root) / name / file).unlink(missing_ok=True)
@@ -99,6 +105,7 @@ def claim(folder):
             except BlockingIOError:
                 time.sleep(patience)
             else:
+                os.utime(folder)  # over NFS, what another machine wrote in a folder is seen at once only after writing to it
                 yield not any((Path(folder) / f"{name}.json").exists() for name in ("done", "failed"))
                 return
         yield False
@@ -107,7 +114,7 @@ def claim(folder):
 def attempt(folder, run):
     """Work on one run, if nobody else does: run(folder, job) -> result, a dict for JSON. Whether it was ours.
 
-    An exception makes it failed, with the exception's last lines; an interruption leaves it planned.
+    An exception makes it failed, with the exception's last lines; an interruption and a full disk leave it planned.
     """
     folder = Path(folder)
     with claim(folder) as ours:
@@ -120,84 +127,75 @@ def attempt(folder, run):
             _end(folder, "failed", {"reason": reason, "lines": (folder / "log.txt").read_text().splitlines()[-8:]})
             return True
         work = job(folder)
-        begun.write_text("".join(f"{line}\n" for line in [*tried, f"{os.getpid()} {time.time():.0f}"]))
+        begun.write_text("".join(f"{line}\n" for line in [*tried, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"]))
         began = time.monotonic()
         try:
             with (folder / "log.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
                 ended, outcome = "done", run(folder, work)
             encode(outcome)  # what JSON cannot hold is the run's mistake
-        except KeyboardInterrupt:
-            begun.write_text("".join(f"{line}\n" for line in tried))
-            raise
-        except Exception as error:
+        except BaseException as error:
+            full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+            if full or not isinstance(error, Exception):  # not the run's mistake
+                begun.write_text("".join(f"{line}\n" for line in tried))
+                raise (OSError(str(error)) if full else error) from None
             lines = traceback.format_exc().splitlines()
             ended, outcome = "failed", {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
         _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
         return True
 
 
-def work(root, names, run, prepare=None):
-    """A worker: take what is planned until nothing is, or until the driver is gone. It begins anywhere, out of others' way."""
-    driver, at = multiprocessing.parent_process(), os.getpid() * 7919 % len(names)
-    if prepare:
-        prepare()
-    for name in [*names[at:], *names[:at]]:
-        if driver and not driver.is_alive():
-            return
-        if state(Path(root) / name) == "planned":
-            attempt(Path(root) / name, run)
+def work(root, names, run, driver, cwd):
+    """A worker: take what is planned until nothing is, or until the driver is gone. -> its exit code
 
-
-def process(*arguments):
-    """Starts a worker on this machine. Like every starter it returns what has is_alive(), exitcode, terminate() and join()."""
-    worker = multiprocessing.get_context("spawn").Process(target=_worker, args=arguments)
-    worker.start()
-    return worker
-
-
-def here(*arguments):
-    """Works in this very process, for tests and debuggers."""
-    work(*arguments)
-    return SimpleNamespace(is_alive=lambda: False, exitcode=0, terminate=lambda: None, join=lambda: None)
-
-
-def _worker(*arguments):
+    It begins anywhere, out of others' way. driver: a file that the driver holds locked; cwd: the folder that it works in.
+    """
+    os.chdir(cwd)
+    at = os.getpid() * 7919 % len(names)
     try:
-        work(*arguments)
-    except KeyboardInterrupt:
-        os._exit(130)
+        if not _locked(driver):
+            return BLIND
+        for name in [*names[at:], *names[:at]]:
+            if not _locked(driver):
+                break
+            if state(Path(root) / name) == "planned":
+                attempt(Path(root) / name, run)
     except OSError:
         traceback.print_exc()
-        os._exit(FULL)
+        return FULL
+    return 0
 
 
-def drive(root, names, run, *, workers, start=process, prepare=None, progress=lambda states: None, poll=0.05):
+def drive(root, names, run, start, workers, *, progress=lambda states: None, poll=0.05):
     """So many workers at once, until every run is done or failed, by us or by another driver. -> {name: state}
 
-    A worker that dies is replaced; what it worked on is planned again. Ctrl-C stops the workers, which save where they are.
+    start(call) starts a worker (see executors). One that dies is replaced; what it worked on is planned again. Ctrl-C stops them
+    all, and they save where they are.
     """
     root, crew, open_, ended = Path(root), [], list(names), {}
-    try:
-        while True:
-            began = time.monotonic()
-            found = {name: state(root / name) for name in open_}
-            ended |= {name: was for name, was in found.items() if was in ("done", "failed")}
-            open_ = [name for name in open_ if name not in ended]
-            progress(found | ended)
-            if not open_:
-                return {name: ended[name] for name in names}
-            if any(worker.exitcode == FULL for worker in crew):
-                raise OSError(f"{root}: a worker could not write there (disk full?); make room, and the same command goes on")
-            crew = [worker for worker in crew if worker.is_alive()]
-            planned = [name for name in open_ if found[name] == "planned"]
-            for _ in range(min(workers - len(crew), len(planned))):
-                crew.append(start(root, planned, run, prepare))
-            time.sleep(max(poll, 2 * (time.monotonic() - began)))  # many runs are looked at less often
-    finally:
-        for worker in crew:
-            worker.terminate()
-        for worker in crew:
-            worker.join()
+    with NamedTemporaryFile(dir=root, prefix=".driver-") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        try:
+            while True:
+                began = time.monotonic()
+                found = {name: state(root / name) for name in open_}
+                ended |= {name: was for name, was in found.items() if was in ("done", "failed")}
+                open_ = [name for name in open_ if name not in ended]
+                progress(found | ended)
+                if not open_:
+                    return {name: ended[name] for name in names}
+                for worker in (worker for worker in crew if (worker.exitcode or 0) > 0):
+                    why = WHY.get(worker.exitcode, "a worker could not work:") + " " + getattr(worker, "reason", "")
+                    raise OSError(f"{root}: {why}")
+                crew = [worker for worker in crew if worker.is_alive()]
+                planned = [name for name in open_ if found[name] == "planned"]
+                for _ in range(min(workers - len(crew), len(planned))):
+                    crew.append(start(partial(work, root, planned, run, alive.name, os.getcwd())))
+                time.sleep(max(poll, 2 * (time.monotonic() - began)))  # many runs are looked at less often
+        finally:
+            for worker in (worker for worker in crew if worker.is_alive()):
+                worker.terminate()
+            for worker in crew:
+                worker.join()
 
 
 def _name(content):
@@ -206,20 +204,21 @@ def _name(content):
 
 def _content(folder):
     """The bytes of job.json, if they are those that the folder is named after."""
-    path = Path(folder) / "job.json"
+    path = f"{folder}/job.json"
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path}: expected a planned run, found none; delete the folder, and it is made again"
         ) from error
-    if _name(content) != path.parent.name:
+    if _name(content) != os.path.basename(folder):
         raise ValueError(f"{path} was edited: it is not the run that its folder is named after; delete the folder, or undo it")
     return content
 
 
-def _locked(folder):
-    with (Path(folder) / "lock").open() as file:
+def _locked(path):
+    with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,12 +1,15 @@
 """The verb `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, write a report."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from decisionllm import checkpoint, ledger
+from decisionllm import checkpoint, executors, ledger
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
@@ -43,26 +46,23 @@ def scale(config):
     if config["read"]:
         return paper.write(Path(config["read"]).parent, paper.read(config["read"]), say=console.print)
     study, out = check(config["study"]), Path(config["out"])
-    start = starter(config)  # an executor that is not there is told before anything is written
-    grid = Grid(study, config["home"])
+    begins = config["action"] in ("run", "retry")
+    with executors.opened(config) if begins else nullcontext() as executor:  # told first, if it is not there
+        grid = Grid(study, config["home"])
+        if config["action"] == "retry":
+            again = ledger.retry(out, grid.everything(out))
+            console.print(f"{len(again)} failed runs are planned again")
+        if executor:
+            start, workers, threads = executor
+            run = partial(execute, **{key: config[key] for key in ("home", "device", "keep", "processes")}, threads=threads)
+            for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
+                ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=Progress(out, console.print))
     if config["action"] == "plan":
         estimate(grid, config, console.print)
         return out
-    if config["action"] == "retry":
-        again = ledger.retry(out, [name for name in named(grid.everything(out)) if (out / name).is_dir()])
-        console.print(f"{len(again)} failed runs are planned again")
-    if config["action"] in ("run", "retry"):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        workers = config["workers"] or cores
-        drive = partial(
-            ledger.drive, out, workers=workers, start=start, prepare=partial(torch.set_num_threads, max(cores // workers, 1)),
-            run=partial(execute, home=str(config["home"]), device=config["device"], keep=config["keep"]),
-        )  # fmt: skip
-        for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
-            drive(names=ledger.plan(out, jobs()), progress=Progress(out, console.print))
     jobs = grid.everything(out)
     if config["action"] == "status":
-        tell(out, named(jobs), console.print)
+        tell(out, list(jobs), console.print)
         return out
     found = {
         "study": study,
@@ -139,6 +139,7 @@ class Grid:
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
             enough(self.store(config["dataset"]), config["held_out"], self.fractions[0])
+        self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
         self.count = cache(
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
         )
@@ -165,7 +166,7 @@ class Grid:
         return {
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
             "train": config, "budget": self.budget, "evaluate": {k: v for k, v in self.acting.items() if k not in ("run", "out", "device")},
-            "reference": self.reference, "windows": self.study["windows"], "data": self.store(config["dataset"]).fingerprint,
+            "reference": self.reference, "windows": self.study["windows"], "data": self.data[size, quality],
         }  # fmt: skip
 
     def tuning(self):
@@ -178,16 +179,15 @@ class Grid:
         said = {size: {} for size in self.sizes}
         for job in self.tuning()():
             name, _ = ledger.encode(job)
-            if (Path(out) / name / "done.json").exists():
-                said[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(Path(out) / name)["held_out"]
+            if (out / name / "done.json").exists():
+                said[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(out / name)["held_out"]
         return said
 
     def tuned(self, out):
         """{size: learning rate}, None where tuning is not over."""
         if self.study["lr"]["rule"] == "fixed":
             return {size: self.configs[size, self.qualities[0]]["lr"] for size in self.sizes}
-        over = all(ledger.state(Path(out) / name) in ("done", "failed") if (Path(out) / name).is_dir() else False
-                   for name in named(self.tuning()()))  # fmt: skip
+        over = set(ledger.status(out, named(self.tuning()())).values()) <= {"done", "failed"}
         said = self.told(out)
         if over and not all(said.values()):
             lacking = next(size for size, losses in said.items() if not losses)
@@ -209,10 +209,10 @@ class Grid:
                 if not any(all(name[axis] in values for axis, values in line.items()) for line in lines)]  # fmt: skip
 
     def everything(self, out):
-        """Every run that is known by now, those that tune first, each once."""
+        """Every run that is known by now, those that tune first: {name: job}"""
         tuned = self.tuned(out)
         known = self.tuning()() + (self.jobs(tuned) if None not in tuned.values() else [])
-        return list({ledger.encode(job)[0]: job for job in known}.values())
+        return dict(zip(named(known), known, strict=True))
 
 
 def compose(verb, words):
@@ -265,8 +265,9 @@ def flops(config, size):
     return config["batch_size"] * size["tokens"] * (4 * size["non_embedding"] + 2 * trained + attention)
 
 
-def execute(folder, job, *, home, device, keep):
-    """One run, in its folder: train, measure on what was held out, roll out. -> its result, for JSON"""
+def execute(folder, job, *, home, device, keep, processes, threads):
+    """One run, in its folder: train in so many processes, measure on what was held out, roll out. -> its result, for JSON"""
+    torch.set_num_threads(threads := threads or executors.cores())
     began, budget, config = (
         time.monotonic(),
         job["budget"],
@@ -276,7 +277,9 @@ def execute(folder, job, *, home, device, keep):
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
-        run = train(config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")})
+        run = torchrun(
+            config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads
+        )
         policy, trained, _ = checkpoint.load(run, device=device)
         measured = measure(policy, trained, prepare(job["reference"], home), job["windows"])
         if best is None or measured["held_out"] < best[0]["held_out"]:
@@ -311,6 +314,39 @@ def execute(folder, job, *, home, device, keep):
         "train_seconds": lines[-1]["seconds"], "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
     }  # fmt: skip
+
+
+def torchrun(config, processes, threads):
+    """Train in this process, or as torchrun would in several of this machine, which share each batch. -> the run directory"""
+    if processes == 1:
+        return train(config)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    launch = LaunchConfig(
+        1, 1, processes, run_id=config["run"], rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )  # the ledger tries again
+    try:
+        return elastic_launch(launch, rank)(config, max(threads // processes, 1))[0]
+    except ChildFailedError as error:
+        at, failure = error.get_first_failure()
+        raise RuntimeError(f"process {at} of {processes}: {failure.message}") from error
+    except SignalException as error:
+        raise KeyboardInterrupt from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def rank(config, threads):
+    """What one of several processes does, which dies with the worker that started it."""
+    torch.set_num_threads(threads)
+    with Path(f"{config['run']}.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+        if os.environ["RANK"] == "0":
+            fcntl.flock(log, fcntl.LOCK_EX)  # those of a worker that was killed may still be saving
+        return train(config)
 
 
 @torch.no_grad()
@@ -351,15 +387,11 @@ def floor(model):
 
 
 def collect(out, jobs):
-    """Every run as study.json has it: its axes, its state, and what came of it or why nothing did."""
-    out, names, found = Path(out), named(jobs), []
-    states = ledger.status(out, names)
-    for name, job in zip(names, jobs, strict=True):
-        state = states[name]
-        found.append(
-            {"run": name, "state": state} | job["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
-        )
-    return found
+    """Every run of {name: job} as study.json has it: its axes, its state, and what came of it or why nothing did."""
+    return [
+        {"run": name, "state": state} | jobs[name]["axes"] | (ledger.result(out / name) if state in ("done", "failed") else {})
+        for name, state in ledger.status(out, jobs).items()
+    ]
 
 
 def tell(out, names, say):
@@ -392,14 +424,6 @@ class Progress:
             self.say(f"{self.out.name}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n))
             self.said, self.last = time.monotonic(), counts
         self.failed = failed
-
-
-def starter(config):
-    """What starts a worker: see ledger.process."""
-    starters = {"local": ledger.process, "here": ledger.here}
-    if config["executor"] not in starters:
-        raise ValueError(f"executor: expected one of {', '.join(starters)}, got {config['executor']!r}")
-    return starters[config["executor"]]
 
 
 def estimate(grid, config, say):
@@ -435,7 +459,6 @@ def estimate(grid, config, say):
 def probe(train_config, config):
     """Seconds a step, by a few steps in a folder that goes again. Training prints nothing meanwhile."""
     import io
-    from contextlib import redirect_stdout
 
     steps = config["probe"]
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):

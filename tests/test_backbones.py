@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from decisionllm import checkpoint
 from decisionllm.backbones import Memory, drop, fingerprint, linear, pretrained
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.text import own_tokenizer
-from tests.conftest import BACKBONES, make_model, node
+from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, make_model, node
 
 SPEC = Spec(observation_dim=2, action_dim=1, horizon=10, low=(-1.0,), high=(1.0,))
 READS = slice(1, None, 3)  # the observation tokens of R o a R o a ...
@@ -321,6 +322,28 @@ def test_a_model_that_cannot_be_had_is_one_clear_error(options, error, message):
     with pytest.raises(error, match=message) as raised:
         pretrained(0, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_the_trunk_of_a_run_is_a_backbone(tmp_path):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
+    policy, *_ = checkpoint.load(tmp_path / "a")
+    trunk = pretrained(0, folder=str(tmp_path / "a"), tune="frozen")
+    drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
+    ours, theirs, random = (dict(b.model.named_parameters()) for b in (trunk, policy.model.backbone, drawn))
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items()) and ours.keys() == theirs.keys()
+    assert any(not torch.equal(weight, random[name]) for name, weight in ours.items())
+    words = ("backbone=pretrained", f"backbone.folder={tmp_path}/a", "backbone.lora_rank=2", f"run={tmp_path}/b")
+    assert command("train", *LOOP, *words) == 0
+    adapted, *_ = checkpoint.load(tmp_path / "b")
+    assert adapted.model.backbone.tune == "lora" and fingerprint(adapted.model.backbone) == fingerprint(
+        pretrained(0, folder=str(tmp_path / "a"), lora_rank=2)
+    )
+    for folder, options in (("b", {}), ("a", {"weights": "random"})):
+        with pytest.raises(ValueError, match="expected weights=pretrained and a run with backbone.tune=full, got"):
+            pretrained(0, folder=str(tmp_path / folder), **options)
+    (tmp_path / "a" / "checkpoint" / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="could not be loaded .is the run trained"):
+        pretrained(0, folder=str(tmp_path / "a"))
 
 
 def test_an_incomplete_folder_says_so(tmp_path):

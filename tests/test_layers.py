@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "ledger"},
-    {"tokenizers", "worlds"},
+    {"tokenizers", "worlds", "executors"},
     {"datasets", "backbones", "heads"},
     {"model"},
     {"team"},
@@ -31,6 +31,8 @@ OPTIONAL = {
     "jaxmarl",
     "gymnasium_robotics",
     "mujoco",
+    "ray",
+    "submitit",
     "fastapi",
     "uvicorn",
     "wandb",

@@ -1,17 +1,22 @@
 """The ledger: every run once, whoever is killed; two drivers do not meet; what was edited is refused."""
 
+import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from decisionllm import ledger
+from decisionllm import executors, ledger
 
 SPAWN = multiprocessing.get_context("spawn")
+with executors.here({}) as (start, workers, _):
+    HERE = start, workers
 
 
 def note(folder, job):
@@ -47,7 +52,7 @@ def book(root):
 
 
 def driver(root, n, seconds, workers):
-    ledger.drive(root, ledger.plan(root, jobs(n, seconds)), note, workers=workers)
+    ledger.drive(root, ledger.plan(root, jobs(n, seconds)), note, executors.process, workers)
 
 
 def until(condition, timeout=60):
@@ -124,7 +129,7 @@ def test_a_killed_driver_and_a_killed_worker_lose_nothing_and_repeat_nothing(tmp
                 killed.append(int((root / name / "begun").read_text().split()[0]))
                 os.kill(killed[0], signal.SIGKILL)
 
-    assert set(ledger.drive(root, names, note, workers=2, progress=kill_one).values()) == {"done"}
+    assert set(ledger.drive(root, names, note, executors.process, 2, progress=kill_one).values()) == {"done"}
     assert killed and set(book(root)) == set(range(60))
     begun = sum(len((root / name / "begun").read_text().splitlines()) for name in names)
     assert begun <= 61, "only what the killed worker had in hand was begun again"
@@ -143,16 +148,76 @@ def test_two_drivers_never_run_one_twice(tmp_path):
 
 def test_a_run_that_kills_its_workers_is_given_up(tmp_path):
     names = ledger.plan(tmp_path, jobs(1))
-    assert ledger.drive(tmp_path, names, die, workers=1) == {names[0]: "failed"}
+    assert ledger.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
     assert "its worker died 3 times" in ledger.result(tmp_path / names[0])["reason"]
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_driver_and_loses_only_that_run(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not write there"):
-        ledger.drive(tmp_path, names, fill, workers=1)
+        ledger.drive(tmp_path, names, fill, executors.process, 1)
     assert "IsADirectoryError" in capfd.readouterr().err and ledger.state(tmp_path / names[0]) == "planned"
-    assert ledger.drive(tmp_path, names, note, workers=1, start=ledger.here) == {names[0]: "done"}
+    assert ledger.drive(tmp_path, names, note, *HERE) == {names[0]: "done"}
+
+
+def overflow(folder, job):
+    with open("/dev/full", "w") as file:
+        file.write("a checkpoint")
+
+
+def test_a_run_that_finds_the_disk_full_is_not_at_fault(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(3))
+    with pytest.raises(OSError, match=r"disk full\?\); make room, and the same command goes on"):
+        ledger.drive(tmp_path, names, overflow, *HERE)
+    assert set(ledger.status(tmp_path, names).values()) == {"planned"} and "No space left on device" in capfd.readouterr().err
+    assert not any((tmp_path / name / "begun").read_text() for name in names if (tmp_path / name / "begun").exists())
+
+
+def stranger(call):
+    """Starts a worker that sees another file in the driver's place, as on a file system that shares no locks."""
+    root, names, run, driver, cwd = call.args
+    shutil.copy(driver, other := f"{driver}-copy")
+    return HERE[0](partial(ledger.work, root, names, run, other, cwd))
+
+
+def test_a_machine_that_does_not_see_our_locks_works_on_nothing(tmp_path):
+    names = ledger.plan(root := tmp_path / "study", jobs(2))
+    with pytest.raises(OSError, match="does not see the locks of this machine"):
+        ledger.drive(root, names, note, stranger, 1)
+    assert not book(root) and set(ledger.status(root, names).values()) == {"planned"}
+
+
+def test_a_worker_that_cannot_begin_is_an_error_and_not_tried_for_ever(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(1))
+    with pytest.raises(OSError, match="a worker could not work"):
+        ledger.drive(tmp_path, names, note, lambda call: executors.process(partial(ledger.work, "too few")), 1)
+    assert "missing 4 required positional arguments" in capfd.readouterr().err
+
+
+def test_a_worker_ends_with_its_driver(tmp_path):
+    """It does what it has in hand, and no more."""
+    names, alive = ledger.plan(tmp_path / "study", jobs(3)), tmp_path / "alive"
+    with alive.open("w") as driver:
+        fcntl.flock(driver, fcntl.LOCK_EX)
+
+        def run(folder, job):
+            fcntl.flock(driver, fcntl.LOCK_UN)
+            return note(folder, job)
+
+        assert ledger.work(tmp_path / "study", names, run, alive, tmp_path) == 0
+    assert len(book(tmp_path / "study")) == 1
+
+
+def test_an_interruption_is_no_attempt(tmp_path):
+    def interrupted(folder, job):
+        raise KeyboardInterrupt
+
+    names = ledger.plan(tmp_path, jobs(1))
+    for _ in range(ledger.ATTEMPTS + 1):
+        with pytest.raises(KeyboardInterrupt):
+            ledger.drive(tmp_path, names, interrupted, *HERE)
+    assert ledger.drive(tmp_path, names, note, *HERE) == {names[0]: "done"}
+    assert [path.name for path in tmp_path.glob(".driver*")] == []
 
 
 def test_a_driver_waits_for_what_another_works_on(tmp_path):
@@ -165,5 +230,5 @@ def test_a_driver_waits_for_what_another_works_on(tmp_path):
                 raise TimeoutError
 
         with pytest.raises(TimeoutError):
-            ledger.drive(tmp_path, names, note, workers=1, progress=look)
+            ledger.drive(tmp_path, names, note, executors.process, 1, progress=look)
     assert set(seen) == {"running"}

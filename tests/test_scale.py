@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 
 import pytest
@@ -162,17 +163,25 @@ WRONG = {
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
-    listed("axes.size.w16", "backbone.widht=16"): "does not compose",
-    listed("train", "dataset=synthetic held_out=0.0"): "holds none out",
+    shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
+    shlex.quote(listed("train", "dataset=synthetic held_out=0.0")): "holds none out",
     "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
-    "executor=moon": "executor: expected one of",
+    "executor=moon": "executor: expected one of local, here, ray, slurm, got 'moon'",
+    "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), nobody answers",
+    "executor=ray address=auto": "address=auto: Ray did not answer",
+    "executor=slurm workers=1": "expected Slurm's sbatch on this machine, found none",
+    "executor=slurm +slurm.cluster=local": "expected workers=<jobs at once> and whole gpus, got 0 and 0",
+    "executor=slurm +slurm.cluster=local workers=1 gpus=0.5": "expected workers=<jobs at once> and whole gpus, got 1 and 0.5",
+    "executor=slurm +slurm.cluster=local workers=1 +slurm.tiem=3": "slurm: submitit does not take {'timeout_min': 240, 'name': 'decisionllm', 'tiem': 3}",
+    "gpus=1": "gpus=1: executor=ray and executor=slurm deal out GPUs",
+    "processes=0": "processes, workers, gpus: expected at least 1, 0, 0, got [0, 0, 0.0]",
     "read=/nowhere/study.json": "/nowhere/study.json: expected the study.json of a study",
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_what_is_wrong_is_said_in_one_line_and_the_ledger_is_untouched(words, tmp_path, capsys):
-    assert small(tmp_path / "out", words) in (1, 2)
+    assert small(tmp_path / "out", *shlex.split(words)) in (1, 2)
     said = capsys.readouterr().err
     assert said.startswith("decisionllm: ") and said.count("\n") == 1
     assert WRONG[words] in said or "no key 'study.axes.depth'" in said

@@ -1,0 +1,127 @@
+"""What the ledger of studies costs: 10,000 runs planned and looked at, and 60 short ones whose driver and a worker are killed.
+
+`taskset -c 0 python -m benchmarks.ledger [local|ray|slurm]` prints one line a check and appends a row to ledger.jsonl.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from decisionllm import checkpoint, executors, ledger, scale
+
+ROWS = Path(__file__).parent / "ledger.jsonl"
+RUNS, SECONDS, WORKERS = 60, 0.5, 2
+CONFIG = {"workers": WORKERS, "processes": 1, "gpus": 0.0, "address": "", "slurm": {"cluster": "local"}}
+
+
+def nap(folder, job):
+    """A run, which notes its name in a book that all share."""
+    time.sleep(SECONDS)
+    with (folder.parent.parent / "book").open("a") as book:
+        book.write(f"{folder.name}\n")
+    return {}
+
+
+def drive(folder, executor, progress=lambda states: None):
+    """A study of short runs: their names."""
+    root = Path(folder) / "study"
+    names = ledger.plan(root, [{"i": i} for i in range(RUNS)])
+    with executors.opened(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
+        ledger.drive(root, names, nap, start, workers, progress=progress)
+    return root, names
+
+
+def killed(folder, executor):
+    """The same with the driver killed after a third of the runs and, in the second call, a worker."""
+    book, victims = Path(folder) / "book", []
+    first = subprocess.Popen([sys.executable, "-m", "benchmarks.ledger", executor, "--drive", folder])
+    while not book.exists() or len(book.read_text().splitlines()) < RUNS // 3:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+
+    def strike(states):
+        running = [name for name, state in states.items() if state == "running"]
+        if not victims and running and sum(state == "done" for state in states.values()) > RUNS // 2:
+            victims.append(int((Path(folder) / "study" / running[0] / "begun").read_text().split()[0]))
+            os.kill(victims[0], signal.SIGKILL)
+
+    root, names = drive(folder, executor, strike)
+    states, noted = ledger.status(root, names), book.read_text().split()
+    return {
+        "done": sum(state == "done" for state in states.values()),
+        "twice": len(noted) - len(set(noted)),
+        "begun": sum(len((root / name / "begun").read_text().splitlines()) for name in names),
+        "killed": len(victims) + 1,
+    }
+
+
+def overhead(folder, executor):
+    """Seconds a run beyond what it sleeps, the workers' start not counted: from the first that ends to the last."""
+    root, names = drive(folder, executor)
+    ends = sorted((root / name / "done.json").stat().st_mtime for name in names)
+    return (ends[-1] - ends[WORKERS - 1]) * WORKERS / (RUNS - WORKERS) - SECONDS
+
+
+def large(folder, count=10_000):
+    """CPU seconds to plan so many runs of the study smoke and write them down, and to tell their states."""
+    import hydra
+    import yaml
+
+    from decisionllm import registry
+    from decisionllm.__main__ import configs
+
+    for group, choices in registry.discover().items():
+        for name, node in choices.items():
+            hydra.core.config_store.ConfigStore.instance().store(group=group, name=name, node=node)
+    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {"seeds": list(range(-(-count // 18)))}
+    study["lr"] = {"rule": "fixed"}
+    root, began = Path(folder) / "large", time.process_time()
+    with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+        grid = scale.Grid(scale.check(study), Path(folder) / "data")
+        names = ledger.plan(root, grid.everything(root))
+        planned, began = time.process_time() - began, time.process_time()
+        scale.tell(root, scale.named(grid.everything(root)), lambda text: None)
+    return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=sys.modules[__name__].__doc__)
+    parser.add_argument("executor", nargs="?", default="local", choices=("local", "ray", "slurm"))
+    parser.add_argument("--drive", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=ROWS)
+    given = parser.parse_args()
+    if given.drive:
+        drive(given.drive, given.executor)
+        return
+    row = {"executor": given.executor, "cores": executors.cores(), "versions": checkpoint.versions()}
+    for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):
+        folder = tempfile.mkdtemp()
+        try:
+            row[name] = measure(folder, given.executor) if name != "large" else measure(folder)
+        finally:
+            shutil.rmtree(folder)
+    with given.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    many, end = row["large"], row["killed"]
+    for met, words in (
+        (many["plan"] < 5, f"{many['runs']:,} runs planned and written in {many['plan']:.2f} s (5)"),
+        (many["status"] < 2, f"their states in {many['status']:.2f} s (2)"),
+        (end["done"] == RUNS and not end["twice"] and end["begun"] <= RUNS + end["killed"] + WORKERS,
+         f"{end['done']} of {RUNS} done, {end['twice']} twice, {end['begun']} begun, a driver and a worker killed"),
+        (row["overhead"] < 0.2, f"{row['overhead']:.3f} s a run beyond its own (0.2)"),
+    ):  # fmt: skip
+        Console(soft_wrap=True).print("yes" if met else "NO ", words, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
