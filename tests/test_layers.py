@@ -14,7 +14,7 @@ FLOORS = (
     {"team"},
     {"policy"},
     {"checkpoint"},
-    {"eval"},
+    {"eval", "serving"},
     {"data", "train", "baseline", "evaluate", "serve"},
     {"scale"},  # trains and evaluates
     {"__init__", "__main__"},
