@@ -102,7 +102,7 @@ def test_in_a_replay_the_strategy_bids_what_an_evaluation_does():
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.world.days[0][0]
-    for step, (prices, values, sigmas, order) in enumerate(offers.steps):
+    for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
             step, env.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.world.keys
