@@ -100,24 +100,20 @@ def test_opportunity_by_opportunity_a_step_is_summed_up_as_the_market_does_it_to
         return left, made
 
     market = Market(
-        [(np.arange(48), TargetCPA())], traffic=partial(opportunities, total=50_000, scale=10), settle=keep, budget_factor=0.02
+        [(np.arange(48), TargetCPA())], traffic=partial(opportunities, total=50_000, scale=10), settle=keep, budget_factor=0.05
     )
     market.reset(2)
     for step in range(3):
         market.step()
         values, left, auction, impressions, made = kept[step]
-        assert len(values) > 400 and made.rounds > 1
+        assert len(values) > 300
         for i in (0, 9, 40):
             told = summary(values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price)
             alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
             alone.record(**told)
             assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
-            assert told["spend"] > 0 and offered(values[:, i]) == (told["value"], told["volume"]) == (
-                told["value"],
-                len(values),
-            )
-    totals = [
-        sum(summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], m.market_price)[name] for v, b, a, s, m in kept)
-        for name in ("spend", "conversions", "exposed_value")
-    ]
-    assert totals == [getattr(market.campaigns, name)[9] for name in ("spend", "conversions", "exposed_value")]
+            assert (told["value"], told["volume"]) == offered(values[:, i]) and told["volume"] == len(values)
+    assert any(made.rounds > 1 for *_, made in kept), "bids were taken back"
+    brought = [summary(v[:, 9], b[:, 9], a[:, 9], shown[:, 9], made.market_price) for v, b, a, shown, made in kept]
+    for name in ("spend", "conversions", "exposed_value"):
+        assert sum(told[name] for told in brought) == getattr(market.campaigns, name)[9] > 0
