@@ -328,6 +328,20 @@ class Session:
             index = torch.tensor([different.index(self.tasks[i]) for i in rows], device=device)
             self.memory[told].put(torch.from_numpy(rows).to(device), texts.rows(index))
 
+    @torch.inference_mode()
+    def remember(self):
+        """Make room at once for all that will be remembered, which otherwise is made when it is first needed. Returns the session."""
+        if self.policy.model.backbone.layout is not None:
+            for told in (True,) if self.policy.model.reach is None else (True, False):
+                self._read_texts(np.zeros(0, int), told)
+        return self
+
+    @property
+    def nbytes(self):
+        """Bytes taken by what is known and remembered."""
+        known = [part for part in vars(self).values() if isinstance(part, np.ndarray)]
+        return sum(x.nbytes for x in [*known, *(x for memory in self.memory.values() for x in (*memory.keys, *memory.values))])
+
     def keep(self, rows):
         """Go on with these episodes alone. (M,) int or (N,) bool"""
         rows = np.arange(len(self.now))[rows]
