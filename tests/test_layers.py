@@ -33,6 +33,9 @@ OPTIONAL = {
     "mujoco",
     "fastapi",
     "uvicorn",
+    "pydantic",
+    "starlette",
+    "prometheus_client",
     "wandb",
 }  # imported where they are used
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -21,7 +21,7 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
     """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; options: of the auction dataset that the
     policy was trained on, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
     limits: of Service. `app.state.service` is the Service."""
-    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException as Fault
@@ -56,7 +56,9 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
 
     def refused(status, where, message, **more):
         headers = {"Retry-After": "1"} if status == 503 else None
-        told = {"detail": [{"loc": where, "msg": message, "type": "refused"}]} | {k: v for k, v in more.items() if k == "expected"}
+        told = {"detail": [{"loc": where, "msg": message, "type": "refused"}]} | {
+            k: v for k, v in more.items() if k == "expected"
+        }
         return JSONResponse(told, status, headers)
 
     @app.exception_handler(Refused)
@@ -95,7 +97,12 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
             raise Refused(503, "model", "is being loaded")
         return {"status": "ready"}
 
-    @app.get("/metrics", tags=["server"], responses={200: {"content": {"text/plain": {}}}, 401: errors()[401]}, response_class=Response)
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        responses={200: {"content": {"text/plain": {}}}, 401: errors()[401]},
+        response_class=Response,
+    )
     async def prometheus():
         """For Prometheus."""
         text, kind = await asyncio.to_thread(metrics.text)
@@ -167,7 +174,10 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
         for error in made:
             if isinstance(error, BaseException) and not isinstance(error, Refused):
                 raise error
-        told = (refused(x.status, ["ticks", x.field], x.message, **x.more).body.decode() if isinstance(x, Refused) else x for x in made)
+        told = (
+            refused(x.status, ["ticks", x.field], x.message, **x.more).body.decode() if isinstance(x, Refused) else x
+            for x in made
+        )
         return given("{" + ", ".join(f"{json.dumps(id)}: {text}" for id, text in zip(asked.ticks, told, strict=True)) + "}")
 
     @app.post("/v1/bid", tags=["campaigns"], response_model=m.Bids, responses=errors(404, 409))
@@ -184,7 +194,13 @@ async def service_bid(service, asked):
     """AuctionNet's arguments as a tick -> the values of its opportunities, and the answer."""
     result = None
     if asked["timeStepIndex"]:
-        names = ("historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost")
+        names = (
+            "historyPValueInfo",
+            "historyBid",
+            "historyAuctionResult",
+            "historyImpressionResult",
+            "historyLeastWinningCost",
+        )
         for name in names:
             if not asked[name]:
                 raise Refused(422, name, f"expected what step {asked['timeStepIndex'] - 1} was, got no step")
@@ -205,5 +221,12 @@ async def service_bid(service, asked):
 def warm(policy):
     """Make one decision, so that the first request does not wait for what is made once."""
     spec = policy.model.spec
-    asked = {"observations": [[0.0] * spec.observation_dim], "actions": [], "rewards": [], "target_return": None, "text": "", "action_masks": None}
+    asked = {
+        "observations": [[0.0] * spec.observation_dim],
+        "actions": [],
+        "rewards": [],
+        "target_return": None,
+        "text": "",
+        "action_masks": None,
+    }
     policy.act([history(policy, asked)])

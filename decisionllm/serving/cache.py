@@ -25,7 +25,9 @@ class Cache:
         """Make rows with room for texts of so many tokens; none of them is taken."""
         each = Session(self.policy, [""], self.horizon, text_room=text_room).remember().nbytes
         self.rows = min(self.room // each, self.most)
-        self.session = Session(self.policy, [""] * self.rows, self.horizon, text_room=text_room) if self.rows else None
+        self.session = None
+        if self.rows:
+            self.session = Session(self.policy, [""] * self.rows, self.horizon, text_room=text_room).remember()
         self.bytes, self.taken, self.free = self.rows * each, OrderedDict(), list(range(self.rows))
 
     def decide(self, keys, histories):

@@ -21,7 +21,16 @@ from decisionllm.serving import journal as journals
 from decisionllm.serving.cache import Cache
 from decisionllm.worlds.campaign import STEPS, Campaigns
 
-FACTS = ("name", "budget", "target_cpa", "category", "horizon", "text", "target_return", "bid_cap")  # what is said of a campaign
+FACTS = (
+    "name",
+    "budget",
+    "target_cpa",
+    "category",
+    "horizon",
+    "text",
+    "target_return",
+    "bid_cap",
+)  # what is said of a campaign
 log = logging.getLogger(__name__)
 STEADY = (0.5, 2.0)  # how far a fallback may move from the last multiplier
 
@@ -70,9 +79,7 @@ class Campaign:
 
     def history(self):
         t = self.step
-        return History(
-            self.observations[: t + 1], self.actions[:t], self.rewards[:t], self.facts["target_return"], self.task
-        )
+        return History(self.observations[: t + 1], self.actions[:t], self.rewards[:t], self.facts["target_return"], self.task)
 
     @property
     def remaining(self):
@@ -122,7 +129,9 @@ class Desk:
 
     def open(self, *, budget, target_cpa, category=0, horizon=STEPS, key=None, **more):
         """Begin a campaign -> its id. budget: currency; target_cpa: currency a conversion; horizon: steps; more: of FACTS."""
-        id, entry = self.opening({"budget": budget, "target_cpa": target_cpa, "category": category, "horizon": horizon} | more, key)
+        id, entry = self.opening(
+            {"budget": budget, "target_cpa": target_cpa, "category": category, "horizon": horizon} | more, key
+        )
         (new,) = self.journal.write([entry])
         return id if new else self.journal.keyed(key)["id"]
 
@@ -158,7 +167,9 @@ class Desk:
         if unknown := set(facts) - set(FACTS):
             raise TypeError(f"expected {', '.join(FACTS)}, got {', '.join(sorted(unknown))}")
         if facts["horizon"] > self.horizon:
-            raise Refused(422, "horizon", f"expected at most {self.horizon} steps, as this policy can see, got {facts['horizon']}")
+            raise Refused(
+                422, "horizon", f"expected at most {self.horizon} steps, as this policy can see, got {facts['horizon']}"
+            )
         if facts["text"] and self.options["text"] == "none":
             raise Refused(422, "text", "expected none: this policy was trained without a text")
         if facts["target_return"] is not None and not self.policy.asks:

@@ -47,7 +47,9 @@ def models():
 
         model_config = ConfigDict(
             json_schema_extra={
-                "examples": [{"budget": 2900, "target_cpa": 100, "category": 0, "horizon": 48, "name": "shoes", "key": "shoes-1"}]
+                "examples": [
+                    {"budget": 2900, "target_cpa": 100, "category": 0, "horizon": 48, "name": "shoes", "key": "shoes-1"}
+                ]
             }
         )
         budget: number("currency", 0.01)
@@ -58,7 +60,10 @@ def models():
         name: Name | None = None
         target_return: number("what is asked for, in the rewards that the policy was trained on") | None = None
         bid_cap: number("currency, for one opportunity", 1e-9) | None = None
-        key: Annotated[str, Field(min_length=1, max_length=200, description="of two requests with it, one opens a campaign")] | None = None
+        key: (
+            Annotated[str, Field(min_length=1, max_length=200, description="of two requests with it, one opens a campaign")]
+            | None
+        ) = None
 
     class Result(Body):
         """What a step brought: means over its opportunities, their number, and totals."""
@@ -85,10 +90,19 @@ def models():
                 "examples": [
                     {"index": 0, "key": "shoes-1-0", "result": None, "coming": {"value": 0.0005, "volume": 9800}},
                     {
-                        "index": 1, "key": "shoes-1-1", "coming": {"value": 0.0006, "volume": 9100},
+                        "index": 1,
+                        "key": "shoes-1-1",
+                        "coming": {"value": 0.0006, "volume": 9100},
                         "result": {
-                            "bid": 0.05, "market_price": 0.09, "value": 0.0005, "conversion": 0.0001, "won": 0.02, "volume": 9800,
-                            "spend": 41.5, "conversions": 1, "exposed_value": 0.6,
+                            "bid": 0.05,
+                            "market_price": 0.09,
+                            "value": 0.0005,
+                            "conversion": 0.0001,
+                            "won": 0.02,
+                            "volume": 9800,
+                            "spend": 41.5,
+                            "conversions": 1,
+                            "exposed_value": 0.6,
                         },
                     },
                 ]  # fmt: skip
@@ -123,7 +137,9 @@ def models():
         index: int
         multiplier: float = Field(description="currency a conversion")
         return_to_go: float | None = Field(description="what the policy was asked for")
-        guards: list[Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]] = Field(description="what held it back")
+        guards: list[Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]] = Field(
+            description="what held it back"
+        )
         fallback: Literal["model", "deadline"] | None = Field(description="why linear pacing answered in the policy's place")
         remaining: float = Field(description="currency")
         spend: float = Field(description="currency, before this step")

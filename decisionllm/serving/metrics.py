@@ -51,7 +51,9 @@ class Metrics:
         yield gauge("open_campaigns", "Campaigns that have not ended.", desk.journal.still_open())
         yield gauge("campaigns_in_memory", "Campaigns that need not be rebuilt.", len(desk.campaigns))
         if desk.cache is not None:
-            yield counter("cache", "Decisions whose past was remembered, or not, and pasts given up.", dict(desk.cache.counts), "event")
+            yield counter(
+                "cache", "Decisions whose past was remembered, or not, and pasts given up.", dict(desk.cache.counts), "event"
+            )
             yield gauge("cache_bytes", "Bytes for keys, values and pasts.", desk.cache.bytes)
             yield gauge("cache_rows", "Episodes that are remembered.", len(desk.cache.taken))
 
