@@ -254,8 +254,9 @@ class Backbone(nn.Module):
         tokens (N, n, D) may be padded on the right; what padding writes is overwritten by the next call.
         """
         L, n = memory.text_mask.shape[1], tokens.shape[1]
-        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
-        together = bool((filled == filled[0]).all()) and len(rows) == len(memory.text_mask)
+        everybody = torch.arange(len(memory.text_mask), device=tokens.device)
+        rows = everybody if rows is None else rows
+        together = bool((filled == filled[0]).all()) and torch.equal(rows, everybody)
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         end = L + int(filled.max()) + n
 
