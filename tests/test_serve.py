@@ -289,14 +289,11 @@ def test_guards_hold_a_bid_back():
     )  # 10 even shares of 10; 10 x 0.01 x 1000
     assert guarded(20.0, campaign(spent=10, step=1), coming, pacing=30) == (20.0, [])
     assert guarded(20.0, campaign(), {"value": 0.0, "volume": 0.0}, pacing=1) == (20.0, [])
-    for cap in np.random.default_rng(0).uniform(0.01, 1, 200):
-        multiplier, _ = guarded(1e6, campaign_of(float(cap)), coming)
+    capped = campaign()
+    for cap in np.random.default_rng(0).uniform(0.01, 1, 200).tolist():
+        capped.facts["bid_cap"] = cap
+        multiplier, _ = guarded(1e6, capped, coming)
         assert multiplier * 0.01 <= cap < 1.0001 * multiplier * 0.01
-
-
-def campaign_of(cap, made=campaign()):
-    made.facts["bid_cap"] = cap
-    return made
 
 
 def test_a_fallback_goes_for_an_even_share_of_what_is_left():

@@ -40,12 +40,13 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
             app.state.ready = False
 
     said = {
+        400: "not JSON",
         401: "no token, or a wrong one", 404: "no such campaign", 409: "out of order, or ended, or asked otherwise before",
         413: "too long a body", 422: "a field is wrong", 503: "busy, or late",
     }  # fmt: skip
 
     def errors(*codes):
-        return {code: {"model": m.Error, "description": said[code]} for code in (401, 413, 422, 503, *codes)}
+        return {code: {"model": m.Error, "description": said[code]} for code in (400, 401, 413, 422, 503, *codes)}
 
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
