@@ -34,6 +34,7 @@ from decisionllm.serving.journal import Journal
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, command, make_policy
 from tests.test_eval_auction import FIXTURES
+from tests.test_readme import README
 from tests.test_serve import OPTIONS, STEPS, drawn, facts, policy_of
 
 CARD = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
@@ -492,6 +493,20 @@ def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_pa
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == STEPS
     got = [answer.json()["multiplier"] for answer in answers]
     assert got[:4] == wanted[:4] and got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
+    """Its lines, by a shell, against the program."""
+    tour = README.split("## Serve")[1].split("```sh\n")[2].split("```")[0]
+    with program(run, f"journal={tmp_path}/j") as (_, client):
+        lines = tour.replace("http://127.0.0.1:8080", str(client.base_url).rstrip("/")).replace(
+            "curl -s ", "curl -s -f -w '\\n' "
+        )
+        told = subprocess.run(["bash", "-e", "-c", lines], capture_output=True, text=True, check=True).stdout.splitlines()
+    ready, opened, first, second, whole, bids, ended = (line for line in told if line and line[0] != "#")
+    assert json.loads(ready)["status"] == "ready" and json.loads(opened)["name"] == "shoes"
+    assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)["spend"] == 41.5
+    assert json.loads(whole)["step"] == 2 and bids == "decisionllm_bids_total 2.0" and json.loads(ended)["status"] == "ended"
 
 
 def test_serve_refuses_what_it_cannot_do_before_it_listens(run, tmp_path, capsys, monkeypatch):
