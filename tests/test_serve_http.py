@@ -29,6 +29,7 @@ from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, Full
 from decisionllm.serving.campaigns import Desk, Refused
+from decisionllm.serving.contract import models
 from decisionllm.serving.door import loopback
 from decisionllm.serving.journal import Journal
 from decisionllm.serving.service import Service
@@ -183,6 +184,24 @@ def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
     assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
     assert stuck["multiplier"] == facts(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
+
+
+def test_a_client_may_be_in_a_hurry():
+    policy = Slow(policy_of())
+    with serving(create_app(policy, CARD, OPTIONS, deadline=20.0)) as client:
+        id, hurry = begun(client), {"x-deadline-ms": "50"}
+        policy.gate.clear()
+        late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers=hurry)
+        act = client.post("/v1/act", json={"observations": [[0.0] * 21], "actions": [], "rewards": []}, headers=hurry)
+        policy.gate.set()
+        assert late.json()["fallback"] == "deadline"
+        assert (act.status_code, act.json()["detail"][0]["loc"], act.headers["retry-after"]) == (
+            503,
+            ["server", "deadline"],
+            "1",
+        )
+        metrics = client.get("/metrics").text
+        assert 'decisionllm_fallbacks_total{reason="deadline"} 1.0' in metrics
 
 
 def test_a_full_queue_refuses_at_once():
@@ -401,6 +420,19 @@ def test_opening_twice_with_one_key_is_one_campaign(client):
     assert first == second
     other = client.post("/v1/campaigns", json=facts(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
+
+
+def test_the_examples_of_the_document_are_what_it_says(client):
+    document = client.get("/openapi.json").json()
+    bodies = {
+        route["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for path, route in document["paths"].items()
+        if "post" in route and path.startswith("/v1/")
+    }
+    assert bodies == {"Act", "Open", "Tick", "Many", "Bid"}
+    for name in bodies:
+        for example in document["components"]["schemas"][name]["examples"]:
+            getattr(models(), name).model_validate(example)
 
 
 # what nobody thought of

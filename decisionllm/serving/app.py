@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from typing import Annotated
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
     """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; options: of the auction dataset that the
     policy was trained on, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
     limits: of Service. `app.state.service` is the Service."""
-    from fastapi import FastAPI, Request, Response
+    from fastapi import FastAPI, Header, Request, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException as Fault
@@ -83,6 +84,11 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
     async def _(request: Request, error: Exception):
         return refused(500, ["server"], "an error that is ours; it was logged")
 
+    Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, where it is sooner than the server's own")]
+
+    def seconds(ms):
+        return ms and ms / 1000
+
     def given(text):
         return Response(text, media_type="application/json")
 
@@ -115,9 +121,9 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
         return card
 
     @app.post("/v1/act", tags=["policy"], response_model=m.Action, responses=errors())
-    async def act(asked: m.Act):
+    async def act(asked: m.Act, x_deadline_ms: Deadline = None):
         """An action for a history: the truth, to which every other way to ask must come."""
-        action, togo = await service.act(history(policy, asked.model_dump()))
+        action, togo = await service.act(history(policy, asked.model_dump()), seconds(x_deadline_ms))
         if not np.isfinite(action).all():
             raise Refused(422, "observations", "the policy has no finite answer to these numbers")
         return {"action": action.tolist(), "return_to_go": togo}
@@ -162,15 +168,16 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
         return await asyncio.to_thread(whole, id)
 
     @app.post("/v1/campaigns/{id}/tick", tags=["campaigns"], response_model=m.Answer, responses=errors(404, 409))
-    async def tick(id: str, asked: m.Tick):
+    async def tick(id: str, asked: m.Tick, x_deadline_ms: Deadline = None):
         """What to bid in a step. The same request again has the same answer, to the byte."""
-        return given(await service.tick(id, asked.model_dump()))
+        return given(await service.tick(id, asked.model_dump(), seconds(x_deadline_ms)))
 
     @app.post("/v1/ticks", tags=["campaigns"], response_model=dict[str, m.Answer | m.Error], responses=errors())
-    async def ticks(asked: m.Many):
+    async def ticks(asked: m.Many, x_deadline_ms: Deadline = None):
         """Ticks of many campaigns, decided together; each has its answer, or why it was refused."""
         made = await asyncio.gather(
-            *(service.tick(id, tick.model_dump()) for id, tick in asked.ticks.items()), return_exceptions=True
+            *(service.tick(id, tick.model_dump(), seconds(x_deadline_ms)) for id, tick in asked.ticks.items()),
+            return_exceptions=True,
         )
         for error in made:
             if isinstance(error, BaseException) and not isinstance(error, Refused):
@@ -182,16 +189,16 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
         return given("{" + ", ".join(f"{json.dumps(id)}: {text}" for id, text in zip(asked.ticks, told, strict=True)) + "}")
 
     @app.post("/v1/bid", tags=["campaigns"], response_model=m.Bids, responses=errors(404, 409))
-    async def bid(asked: m.Bid):
+    async def bid(asked: m.Bid, x_deadline_ms: Deadline = None):
         """A tick in the shape of AuctionNet's `bidding`: a bid for each opportunity."""
-        values, answer = await service_bid(service, asked.model_dump())
+        values, answer = await as_tick(service, asked.model_dump(), seconds(x_deadline_ms))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
         return answer | {"bids": bids.tolist()}
 
     return app
 
 
-async def service_bid(service, asked):
+async def as_tick(service, asked, deadline):
     """AuctionNet's arguments as a tick -> the values of its opportunities, and the answer."""
     result = None
     if asked["timeStepIndex"]:
@@ -216,7 +223,7 @@ async def service_bid(service, asked):
         "index": asked["timeStepIndex"], "key": "bid", "result": result and {name: float(x) for name, x in result.items()},
         "coming": {"value": float(value), "volume": float(volume)},
     }  # fmt: skip
-    return asked["pValues"], json.loads(await service.tick(asked["campaign"], request))
+    return asked["pValues"], json.loads(await service.tick(asked["campaign"], request, deadline))
 
 
 def warm(policy):

@@ -4,6 +4,7 @@ A row is used only if it holds the very past that is asked about, so that to los
 """
 
 from collections import Counter, OrderedDict
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class Cache:
 
     def __init__(self, policy, *, room, rows, horizon):
         self.policy, self.room, self.most, self.horizon = policy, room, rows, horizon
+        tokenizer = policy.model.backbone.tokenizer
+        self.length = lru_cache(10_000)(lambda task: text.encode(tokenizer, [task])[0].shape[1])  # tokens
         self.counts = Counter()
         self._begin(0)
 
@@ -32,7 +35,7 @@ class Cache:
 
     def decide(self, keys, histories):
         """N histories, each of the episode that its key names, no key twice -> actions (N, A), and the returns asked for (N,)."""
-        longest = text.encode(self.policy.model.backbone.tokenizer, sorted({h.task for h in histories}))[0].shape[1]
+        longest = max(self.length(h.task) for h in histories)
         if self.session is not None and longest > self.session.text_room:
             self._begin(-(-longest // ROUND) * ROUND)
         if self.session is None:

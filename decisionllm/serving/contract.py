@@ -116,11 +116,32 @@ def models():
     class Many(Body):
         """Ticks of several campaigns in one request."""
 
+        model_config = ConfigDict(
+            json_schema_extra={
+                "examples": [{"ticks": {"64dc3ecec01eb84e": {"index": 0, "coming": {"value": 0.0005, "volume": 9800}}}}]
+            }
+        )
         ticks: Annotated[dict[str, Tick], Field(min_length=1, max_length=1000, description="by the ids of their campaigns")]
 
     class Bid(Body):
         """AuctionNet's `bidding(...)`: histories hold every step so far, or the last one alone."""
 
+        model_config = ConfigDict(
+            json_schema_extra={
+                "examples": [
+                    {
+                        "campaign": "64dc3ecec01eb84e",
+                        "timeStepIndex": 1,
+                        "pValues": [0.0005, 0.0007],
+                        "historyPValueInfo": [[[0.0004, 0.0001], [0.0006, 0.0001]]],
+                        "historyBid": [[0.04, 0.06]],
+                        "historyAuctionResult": [[[1, 1, 0.03], [0, 0, 0]]],
+                        "historyImpressionResult": [[[1, 0], [0, 0]]],
+                        "historyLeastWinningCost": [[0.03, 0.08]],
+                    }
+                ]  # fmt: skip
+            }
+        )
         campaign: Annotated[str, Field(max_length=64, description="id of an open one")]
         timeStepIndex: Annotated[int, Field(ge=0, le=STEPS)]
         pValues: Annotated[list[number("probability", 0, 1)], Field(max_length=1_000_000)]
