@@ -247,7 +247,8 @@ class Desk:
     def commit(self, pending):
         """The answer is written: the campaign goes on from there."""
         answer, id = json.loads(pending.answer), pending.campaign.id
-        self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
+        if pending.request["coming"] is not None:
+            self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
         self.counts.update([("guard", name) for name in answer["guards"]])
         if answer["fallback"]:
             self.counts["fallback", answer["fallback"]] += 1
