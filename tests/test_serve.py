@@ -357,6 +357,8 @@ def test_a_row_that_holds_another_past_is_not_used():
         changed = {name: getattr(history, name).copy() for name in ("observations", "actions", "rewards")}
         changed[part][at] += 1
         other = History(**changed, task=history.task)
+        cache.forget("a")
+        cache.decide(["a"], [history])
         assert cache.decide(["a"], [other])[0] == pytest.approx(policy.act([other]), rel=1e-5), part
     other = History(history.observations, history.actions, history.rewards, task="Bid high.")
     assert cache.decide(["a"], [other])[0] == pytest.approx(policy.act([other]), rel=1e-5)
