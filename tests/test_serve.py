@@ -331,6 +331,18 @@ def test_a_model_that_fails_is_answered_for_and_its_campaign_goes_on():
         assert desk.counts["fallback", "model"] == 1
 
 
+def test_a_fallback_never_bids_more_than_training_saw():
+    desk = Desk(policy_of(), OPTIONS)
+    id = desk.open(**facts(0))
+    for t in range(6):  # nothing is spent, so that each is twice the last
+        tick = drawn(0, t) | {"result": nothing() if t else None}
+        pending = desk.admit(id, tick)
+        desk.settle(pending, None)
+        desk.journal.write(desk.entries(pending))
+        desk.commit(pending)
+    assert [a["answer"]["multiplier"] for a in desk.journal.ticks(id)] == [60, 120, 240, 300, 300, 300]
+
+
 def test_what_fails_together_is_tried_alone():
     """One history that is too long for its row takes no other with it."""
     desk = Desk(policy_of(), OPTIONS, cache=10**8)

@@ -224,7 +224,7 @@ class Desk:
         multiplier, togo, fallback, guards = 0.0, None, None, []
         if pending.asks:
             if decided is None or isinstance(decided, Exception) or not np.isfinite(decided[0]).all():
-                multiplier, fallback = steady(campaign), reason
+                multiplier, fallback = min(steady(campaign), self.policy.model.spec.high[0]), reason
             else:
                 multiplier, togo = float(decided[0][0]), decided[1]
         if coming is not None:
