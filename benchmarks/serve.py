@@ -66,6 +66,15 @@ class Side:
 
     def __init__(self, policy, folder, name, cache):
         self.desk = Desk(policy, OPTIONS, Journal(Path(folder) / f"{name}.sqlite"), cache=cache, kept=CAMPAIGNS)
+        self.decided, decide = [], self.desk.decide  # CPU time of the model's thread
+
+        def timed(asked):
+            began = time.thread_time()
+            made = decide(asked)
+            self.decided.append(time.thread_time() - began)
+            return made
+
+        self.desk.decide = timed
         self.service = Service(policy, self.desk, deadline=60)
         self.ids, self.now, self.took, self.bids = [], [], [], {}
 
@@ -123,6 +132,9 @@ async def alone(policy, folder, name, ticks):
     return [
         row(f"{name}, a tick, cache warm", "ms/tick", *wall, target=3, largest_difference=wrong),
         row(f"{name}, a tick, cache warm, CPU time", "ms/tick", *cpu, target=3),
+        row(
+            f"{name}, its decision, CPU time", "ms/tick", *([1000 * x for x in side.decided[warm]] for side in sides), target=3
+        ),
     ]
 
 
