@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+QUIET = 8  # turns of the loop in which nobody joins, after which nobody is waited for: a request on its way takes two or three
+
 
 class Full(Exception):
     """As many are waiting as may wait."""
@@ -35,10 +37,10 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             await self.arrived.wait()
-            end, before = loop.time() + self.wait, 0
-            while before < len(self.waiting) < self.size and loop.time() < end:
-                before = len(self.waiting)
-                await asyncio.sleep(self.wait / 8)
+            end, quiet, before = loop.time() + self.wait, 0, 0
+            while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
+                quiet, before = (0 if len(self.waiting) > before else quiet + 1), len(self.waiting)
+                await asyncio.sleep(0)  # not a time, which ends late where the machine is busy
             taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
             taken = [(item, future) for item, future in taken if not future.done()]
             if not self.waiting:
