@@ -146,6 +146,9 @@ def test_a_tick_that_is_repeated_while_it_is_answered_has_one_answer():
             await service.tick(id, drawn(0, 1) | {"key": "other"})
         call.cancel()  # the caller leaves; the tick counts
         await asyncio.wait([call])
+        while service.flights:
+            await asyncio.sleep(0.01)
+        assert service.desk.journal.steps(id) == 2
         return answers, await service.tick(id, drawn(0, 1)), service.desk.counts["bid", ""]
 
     answers, after, count = serviced(policy_of(), play)
@@ -239,7 +242,9 @@ def test_an_answer_that_cannot_be_kept_is_not_given(tmp_path):
         return [json.loads(first)] + [json.loads(await service.tick(id, drawn(0, s))) for s in range(1, t + 2)]
 
     policy = policy_of()
-    answers = serviced(policy, play, Desk(policy, OPTIONS, journal))
+    desk = Desk(policy, OPTIONS, journal)
+    answers = serviced(policy, play, desk)
+    assert desk.counts["bid", ""] == len(answers)
     alone = Desk(policy, OPTIONS)
     id = alone.open(**facts(0))
     assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
