@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "ledger"},
+    {"schema", "registry", "ledger", "journal"},
     {"tokenizers", "worlds"},
     {"datasets", "backbones", "heads"},
     {"model"},

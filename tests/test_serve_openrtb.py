@@ -5,13 +5,13 @@ from pydantic import ValidationError
 
 from decisionllm.serving.openrtb import EXAMPLE, answer, models, per_mille
 
-STANDING = {"multiplier": 50.0, "remaining": 100.0, "target_cpa": 40.0, "ended": False}
+STANDING = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
 
 
 def request(imps=({},), **fields):
     """A checked request: a value of 0.02 an impression, nothing asked besides."""
     made = [{"id": str(i + 1), "ext": {"value": 0.02}} | imp for i, imp in enumerate(imps)]
-    return models().model_validate({"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields).model_dump()
+    return models()[0].model_validate({"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields).model_dump()
 
 
 def prices(campaign=STANDING, *, imps=({},), **fields):
@@ -50,6 +50,10 @@ def test_bids_in_one_answer_together_are_within_what_remains():
     assert prices(STANDING | {"remaining": 2.5}, imps=[{}] * 4) == [("1", 1000.0), ("2", 1000.0)]
 
 
+def test_no_bid_is_above_the_most_that_the_campaign_may_bid():
+    assert prices(STANDING | {"max_bid": 0.75}) == [("1", 750.0)] and prices(STANDING | {"max_bid": 0.0}) == "floor"
+
+
 def test_money_of_another_currency_is_not_converted():
     assert prices(cur=["EUR", "GBP"]) == "currency" and prices(cur=["EUR", "USD"]) == prices(cur=[]) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1.0, "bidfloorcur": "EUR"}]) == "currency"
@@ -75,11 +79,11 @@ def test_who_may_not_bid_does_not():
 )  # fmt: skip
 def test_what_no_request_can_hold_is_refused_by_name(wrong, field):
     with pytest.raises(ValidationError) as refused:
-        models().model_validate(EXAMPLE | wrong)
+        models()[0].model_validate(EXAMPLE | wrong)
     assert field in [error["loc"][-1] for error in refused.value.errors()]
 
 
 def test_the_example_is_a_request_and_what_is_not_read_is_left_alone():
     whole = EXAMPLE | {"site": {"domain": "example.com"}, "device": {"ua": "x"}, "source": {"tid": "t"}}
-    assert models().model_validate(whole).model_dump() == models().model_validate(EXAMPLE).model_dump()
-    assert answer(models().model_validate(EXAMPLE).model_dump(), STANDING)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
+    assert models()[0].model_validate(whole).model_dump() == models()[0].model_validate(EXAMPLE).model_dump()
+    assert answer(models()[0].model_validate(EXAMPLE).model_dump(), STANDING)[0]["seatbid"][0]["bid"][0]["price"] == 600.0

@@ -32,6 +32,8 @@ PEERS = {
 }
 
 
+@register("env", "journal", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
+          features="${dataset.features}")  # fmt: skip
 @register("env", "auction", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
           features="${dataset.features}")  # fmt: skip
 class Auction:

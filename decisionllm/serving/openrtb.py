@@ -6,6 +6,11 @@ campaign's next tick, not here. An answer has prices alone: no creative, which i
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse).
 """
 
+import asyncio
+import json
+
+from decisionllm.serving.campaigns import Refused
+
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 is what an exchange agreed on with somebody else
 RETURN = 0.01  # seconds of `tmax` that are left for the way back
@@ -19,12 +24,13 @@ def per_mille(currency):
 def answer(request, campaign, *, currency="USD", seat="decisionllm"):
     """A BidRequest and what its campaign stands at -> (BidResponse, None), or (None, why there is no bid).
 
-    request: as `models` describes it, as a dict. campaign: `multiplier`, currency a conversion; `remaining`, currency; `target_cpa`, currency a
-    conversion; `ended`. A first price is paid whole, so that there nothing is bid above target_cpa x value. All bids of an answer
+    request: as `models` describes it, as a dict. campaign: `multiplier` and `target_cpa`, currency a conversion; `remaining` and `max_bid`,
+    currency; `ended`. A first price is paid whole, so that there nothing is bid above target_cpa x value. All bids of an answer
     together are within what remains.
     """
     for reason, so in (
         ("ended", campaign["ended"]),
+        ("no tick yet", campaign["multiplier"] is None),
         ("auction type", request["at"] not in (FIRST_PRICE, SECOND_PRICE)),
         ("currency", bool(request["cur"]) and currency not in request["cur"]),
         ("seat", (bool(request["wseat"]) and seat not in request["wseat"]) or seat in request["bseat"]),
@@ -36,7 +42,7 @@ def answer(request, campaign, *, currency="USD", seat="decisionllm"):
     if request["at"] == FIRST_PRICE:
         multiplier = min(multiplier, campaign["target_cpa"])
     for imp in request["imp"]:
-        bid = multiplier * imp["ext"]["value"]
+        bid = min(multiplier * imp["ext"]["value"], campaign["max_bid"])
         if imp["pmp"]["private_auction"]:
             reason = "private auction"
         elif imp["bidfloor"] and imp["bidfloorcur"] != currency:
@@ -51,8 +57,45 @@ def answer(request, campaign, *, currency="USD", seat="decisionllm"):
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
+def standing(journal, id):
+    """What a campaign of a journal stands at, as `answer` takes it."""
+    known = journal.campaign(id)
+    if known is None:
+        raise Refused(404, "ext.campaign", "no such campaign")
+    steps = journal.steps(id)
+    last = json.loads(journal.tick(id, steps - 1)[1]) if steps else {"multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+    return {name: last[name] for name in ("multiplier", "remaining", "max_bid")} | {
+        "target_cpa": known["target_cpa"], "ended": bool(known["ended"]),
+    }  # fmt: skip
+
+
+def router(journal, registry, *, currency="USD", seat="decisionllm"):
+    """The route, over a Journal; what comes of each request is counted in a Prometheus registry."""
+    from fastapi import APIRouter, Response
+    from fastapi.responses import JSONResponse
+    from prometheus_client import Counter
+
+    routes, headers = APIRouter(tags=["openrtb"]), {"x-openrtb-version": VERSION}
+    BidRequest, BidResponse = models()
+    outcomes = Counter("decisionllm_openrtb", "Bid requests, by what came of them.", ["outcome", "test"], registry=registry)
+
+    @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
+    async def bid(asked: BidRequest):
+        """Bid, or not, for the impressions of a BidRequest."""
+        try:
+            async with asyncio.timeout(asked.tmax and asked.tmax / 1000 - RETURN):
+                campaign = await asyncio.to_thread(standing, journal, asked.ext.campaign)
+            response, reason = answer(asked.model_dump(), campaign, currency=currency, seat=seat)
+        except TimeoutError:
+            response, reason = None, "deadline"
+        outcomes.labels(reason or "bid", asked.test).inc()
+        return JSONResponse(response, headers=headers) if response else Response(status_code=204, headers=headers)
+
+    return routes
+
+
 def models():
-    """The BidRequest, as far as it is read: a pydantic model. What it has besides is left alone, as the standard asks."""
+    """The BidRequest, as far as it is read, and the BidResponse: pydantic models. What a request has besides is left alone, as the standard asks."""
     from typing import Annotated, Literal
 
     from pydantic import BaseModel, ConfigDict, Field  # pip install decisionllm[serve]
@@ -81,6 +124,7 @@ def models():
         cat: Words = Field([], description="content categories of what is advertised, held against bcat")
 
     class BidRequest(Open):
+        model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
         id: Id
         imp: list[Imp] = Field(min_length=1, max_length=100)
         at: int = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
@@ -92,8 +136,21 @@ def models():
         test: Literal[0, 1] = 0
         ext: Campaign
 
-    BidRequest.model_config["json_schema_extra"] = {"examples": [EXAMPLE]}
-    return BidRequest
+    class Bid(BaseModel):
+        id: str
+        impid: str
+        price: float = Field(description="currency a thousand impressions")
+
+    class SeatBid(BaseModel):
+        seat: str
+        bid: list[Bid]
+
+    class BidResponse(BaseModel):
+        id: str
+        cur: str
+        seatbid: list[SeatBid]
+
+    return BidRequest, BidResponse
 
 
 EXAMPLE = {
