@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from decisionllm import checkpoint
+from decisionllm.journal import Journal
 from decisionllm.serving.app import create_app
 from decisionllm.serving.door import loopback
-from decisionllm.serving.journal import Journal
 
 
 def serve(config):

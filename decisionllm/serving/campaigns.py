@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from decisionllm import journal as journals
 from decisionllm.datasets.auction import SMALLEST, shown, texts
 from decisionllm.schema import History
-from decisionllm.serving import journal as journals
 from decisionllm.serving.cache import Cache
 from decisionllm.worlds.campaign import STEPS, Campaigns
 
