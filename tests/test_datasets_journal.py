@@ -96,8 +96,10 @@ def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monke
     loop = [option for option in LOOP if not option.startswith("dataset")]
     assert command("train", *options, *NANO, *loop, "run=runs/again", "held_out=0.25") == 0
     assert (tmp_path / "runs" / "again" / "checkpoint").is_dir()
+    server = Journal("j.sqlite")  # one that runs: what is written lies beside the file
     serve("j.sqlite", positions="3")
     assert command("data", *options) == 0 and "5 in 5 groups, 240 steps" in capsys.readouterr().out
+    server.close()
 
 
 def test_what_is_no_journal_is_refused(tmp_path):
