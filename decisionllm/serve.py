@@ -41,10 +41,11 @@ def application(config, *, token=None):
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
     acting = {key: config[key] for key in ("target_return", "stride", "decode", "plan")}
     policy, trained, facts = checkpoint.load(config["run"], device=config["device"], **acting)
-    auction = facts["dataset"].get("env") == "auction"
+    auction = facts["dataset"].get("env") in ("auction", "journal")
     return create_app(
         policy, card(config["run"], policy, trained, facts), facts["dataset"] if auction else None,
         Journal(journal_of(config)) if auction else None, token=token, body=config["body"],
+        exchange={"currency": config["currency"], "seat": config["seat"]},
         desk={"cache": int(config["cache"] * 1e6), "kept": config["kept"], "horizon": config["horizon"], "pacing": config["pacing"]},
         size=config["batch"], queue=config["queue"], wait=config["wait"] / 1000, deadline=config["deadline"] / 1000,
     )  # fmt: skip

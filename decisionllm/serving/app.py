@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from decisionllm import __version__
+from decisionllm.serving import openrtb, page
 from decisionllm.serving.campaigns import Desk, Refused
 from decisionllm.serving.contract import models
 from decisionllm.serving.door import Door
@@ -18,10 +19,10 @@ from decisionllm.worlds.campaign import offered, summary
 LISTED = 200  # campaigns, at most
 
 
-def create_app(policy, card, options=None, journal=None, *, token=None, body=4_000_000, desk=None, **limits):
+def create_app(policy, card, options=None, journal=None, *, token=None, body=4_000_000, desk=None, exchange=None, **limits):
     """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; options: of the auction dataset that the
     policy was trained on, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
-    limits: of Service. `app.state.service` is the Service."""
+    exchange: of openrtb.router; limits: of Service. `app.state.service` is the Service."""
     from fastapi import FastAPI, Header, Request, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
@@ -130,6 +131,8 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
 
     if at is None:
         return app
+    app.include_router(page.router())
+    app.include_router(openrtb.router(at.journal, metrics.registry, **exchange or {}), responses=errors(404))
 
     def summarised(known, last):
         last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
