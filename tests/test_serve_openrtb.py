@@ -1,9 +1,14 @@
 """OpenRTB's adapter: prices a thousand, floors, currencies, auction types, seats and categories, worked by hand."""
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
+from decisionllm.journal import Journal
+from decisionllm.serving.app import create_app
 from decisionllm.serving.openrtb import EXAMPLE, answer, models, per_mille
+from tests.live import live
+from tests.test_serve_strategy import run
 
 STANDING = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
 
@@ -87,3 +92,65 @@ def test_the_example_is_a_request_and_what_is_not_read_is_left_alone():
     whole = EXAMPLE | {"site": {"domain": "example.com"}, "device": {"ua": "x"}, "source": {"tid": "t"}}
     assert models()[0].model_validate(whole).model_dump() == models()[0].model_validate(EXAMPLE).model_dump()
     assert answer(models()[0].model_validate(EXAMPLE).model_dump(), STANDING)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
+
+
+@pytest.fixture(scope="module")
+def made():
+    return run()
+
+
+@pytest.fixture
+def served(made):
+    """A client, the journal of its server, and a campaign that has been told its first multiplier."""
+    policy, config, _ = made
+    journal = Journal()
+    card = {"run": "0", "model": "abc", "dataset": "auction", "fingerprint": "def"}
+    with live(create_app(policy, card, config["dataset"], journal)) as url, httpx.Client(base_url=url) as client:
+        id = client.post("/v1/campaigns", json={"budget": 1000, "target_cpa": 40}).json()["id"]
+        yield client, journal, id
+
+
+def ask(client, id, value=0.02, **fields):
+    body = {"id": "r", "imp": [{"id": "1", "ext": {"value": value}}], "ext": {"campaign": id}} | fields
+    return client.post("/openrtb/2.6/bid", json=body, headers={"x-openrtb-version": "2.6"})
+
+
+def outcomes(client):
+    lines = client.get("/metrics").text.splitlines()
+    return {
+        line.split('outcome="')[1].split('"')[0] + line.split('test="')[1][0]: float(line.split()[-1])
+        for line in lines
+        if line.startswith("decisionllm_openrtb_total")
+    }
+
+
+def test_over_http_a_campaign_bids_what_its_last_tick_said(served):
+    client, _, id = served
+    assert ask(client, id).status_code == 204, "no tick yet"
+    tick = {"index": 0, "coming": {"value": 0.01, "volume": 100}}
+    told = client.post(f"/v1/campaigns/{id}/tick", json=tick).json()
+    answer = ask(client, id, test=1)
+    assert answer.status_code == 200 and answer.headers["x-openrtb-version"] == "2.6"
+    (bid,) = answer.json()["seatbid"][0]["bid"]
+    assert bid["price"] == 1000 * (told["multiplier"] * 0.02) > 0
+    client.delete(f"/v1/campaigns/{id}")
+    refused = ask(client, id)
+    assert (refused.status_code, refused.content, refused.headers["x-openrtb-version"]) == (204, b"", "2.6")
+    assert outcomes(client) == {"no tick yet0": 1, "bid1": 1, "ended0": 1}
+
+
+def test_a_bid_that_would_be_late_is_none(served):
+    client, journal, id = served
+    client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
+    assert ask(client, id, tmax=2000).status_code == 200
+    with journal._reading:  # as if the disk took its time
+        assert ask(client, id, tmax=50).status_code == 204
+    assert ask(client, id, tmax=1).status_code == 204, "there is the way back, too"
+    assert outcomes(client) == {"bid0": 1, "deadline0": 2}
+
+
+def test_over_http_what_is_wrong_is_named(served):
+    client, _, id = served
+    unknown, worthless = ask(client, "nobody"), ask(client, id, value=2)
+    assert unknown.status_code == 404 and unknown.json()["detail"][0]["loc"] == ["body", "ext.campaign"]
+    assert worthless.status_code == 422 and worthless.json()["detail"][0]["loc"] == ["body", "imp", 0, "ext", "value"]

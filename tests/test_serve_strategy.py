@@ -5,10 +5,13 @@ import pytest
 
 from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
+from decisionllm.journal import Journal
 from decisionllm.schema import Spec
-from decisionllm.serving.strategy import DecisionLLMBiddingStrategy
+from decisionllm.serving.app import create_app
+from decisionllm.serving.strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
 from decisionllm.worlds.campaign import STEPS
 from tests.conftest import make_policy
+from tests.live import live
 from tests.test_eval_auction import always
 
 SEAT, PERIOD = 9, "3"
@@ -29,8 +32,12 @@ def run(options=OPTIONS, text="informative"):
     return policy, {"dataset": options | {"text": text}}, {}
 
 
+def who(env):
+    return float(env.budgets[0]), "ours", float(env.target_cpa[0]), int(env.category[0])
+
+
 def strategy_for(env, loaded):
-    return DecisionLLMBiddingStrategy(float(env.budgets[0]), "ours", float(env.target_cpa[0]), int(env.category[0]), run=loaded)
+    return DecisionLLMBiddingStrategy(*who(env), run=loaded)
 
 
 class Seat:
@@ -201,3 +208,32 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[0]], [[1.0]])
     with pytest.raises(ValueError, match="historyLeastWinningCost: expected finite numbers"):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[[0, 0]]], [[np.nan]])
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_behind_a_server_it_bids_the_same(token, monkeypatch):
+    loaded, env = run(), world("market")
+    policy, config, _ = loaded
+    card = {"run": "0", "model": "abc", "dataset": "auction", "fingerprint": "def"}
+    made = []
+    monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
+    with live(create_app(policy, card, config["dataset"], Journal(), token=token)) as url:
+        remote = DecisionLLMRemoteStrategy(*who(env), url=url)
+        for strategy in (remote, strategy_for(env, loaded)):
+            env.reset(0)
+            seat = Seat(env.world.worlds[0][0], strategy)
+            for _ in range(12):
+                seat.market.step()
+            made.append(seat)
+        first = remote.campaign
+        remote.reset()
+        values = np.full(3, 0.01)
+        assert remote.bidding(0, values, values, [], [], [], [], []).shape == (3,) and remote.campaign != first, (
+            "another period"
+        )
+        with pytest.raises(ValueError, match="/v1/bid: 409 .*expected 1"):
+            remote.bidding(2, values, values, *([step] * 2 for step in (made[0].history[i][0] for i in range(5))))
+        remote.client.close()
+    remote, local = made
+    np.testing.assert_allclose(remote.asked, local.asked, rtol=1e-5)
+    assert len(np.unique(local.asked)) == 12 and np.concatenate(local.history[3]).any()

@@ -85,3 +85,46 @@ class DecisionLLMBiddingStrategy:
         unexplained = c.remaining - self.remaining_budget
         c.spend = c.spend + np.where(np.abs(unexplained) > 1e-6 * c.budgets, unexplained, 0)
         c.remaining = np.array([self.remaining_budget], np.float64)
+
+
+class DecisionLLMRemoteStrategy:
+    """The same bidder, whose policy is behind a server: a campaign a period, a request a step.
+
+    url: of the server, such as http://127.0.0.1:8080; token: its token, by default what DECISIONLLM_TOKEN says. more: of a campaign, such as
+    bid_cap. What was spent is what the results say, since they are all that is sent. The simulator must ask before every step.
+    """
+
+    def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, url, token=None, timeout=5.0, **more):
+        import httpx  # pip install decisionllm[serve]
+
+        self.budget, self.remaining_budget, self.name, self.cpa, self.category = budget, budget, name, cpa, category
+        token, self.more = token or os.environ.get("DECISIONLLM_TOKEN"), more
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+        self.reset()
+
+    def reset(self):
+        """Begin a period, with the whole budget."""
+        self.remaining_budget, self.campaign = self.budget, None
+
+    def bidding(
+        self, timeStepIndex, pValues, pValueSigmas, historyPValueInfo, historyBid, historyAuctionResult,
+        historyImpressionResult, historyLeastWinningCost,
+    ):  # fmt: skip
+        """As above. An answer that is no bid is a ValueError that says what the server said."""
+        if self.campaign is None:
+            facts = {"budget": float(self.budget), "target_cpa": float(self.cpa), "category": int(self.category)}
+            self.campaign = self._ask("/v1/campaigns", facts | {"name": self.name} | self.more)["id"]
+        history = {
+            "historyPValueInfo": historyPValueInfo, "historyBid": historyBid, "historyAuctionResult": historyAuctionResult,
+            "historyImpressionResult": historyImpressionResult, "historyLeastWinningCost": historyLeastWinningCost,
+        }  # fmt: skip
+        last = {name: [np.asarray(step, np.float64).tolist() for step in steps[-1:]] for name, steps in history.items()}
+        asked = {"campaign": self.campaign, "timeStepIndex": int(timeStepIndex), "pValues": np.asarray(pValues).tolist()}
+        return np.array(self._ask("/v1/bid", asked | last)["bids"])
+
+    def _ask(self, path, body):
+        answer = self.client.post(path, json=body)
+        if answer.is_error:
+            raise ValueError(f"{self.client.base_url}{path}: {answer.status_code} {answer.text}")
+        return answer.json()
