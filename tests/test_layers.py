@@ -37,6 +37,8 @@ OPTIONAL = {
     "starlette",
     "prometheus_client",
     "wandb",
+    "httpx",
+    "ray",
 }  # imported where they are used
 FILES = sorted(PACKAGE.rglob("*.py"))
 
