@@ -9,10 +9,10 @@ import torch
 
 from decisionllm.datasets.auction import shown
 from decisionllm.eval.auction import Auction
+from decisionllm.journal import Journal, opened, ticked
 from decisionllm.schema import History, Spec
 from decisionllm.serving.cache import Cache
 from decisionllm.serving.campaigns import Desk, Refused, guarded, steady
-from decisionllm.serving.journal import Journal, opened, ticked
 from decisionllm.worlds.campaign import Campaigns
 from tests.conftest import make_policy
 
