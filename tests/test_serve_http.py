@@ -25,13 +25,13 @@ from schemathesis.checks import (
 )
 
 from decisionllm import checkpoint
+from decisionllm.journal import Journal
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, Full
 from decisionllm.serving.campaigns import Desk, Refused
 from decisionllm.serving.contract import models
 from decisionllm.serving.door import loopback
-from decisionllm.serving.journal import Journal
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, command, make_policy
 from tests.test_eval_auction import FIXTURES
