@@ -1,14 +1,13 @@
 """OpenRTB's adapter: prices a thousand, floors, currencies, auction types, seats and categories, worked by hand."""
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
 from decisionllm.journal import Journal
 from decisionllm.serving.app import create_app
 from decisionllm.serving.openrtb import EXAMPLE, answer, models, per_mille
-from tests.live import live
-from tests.test_serve_strategy import run
+from tests.test_serve import OPTIONS, STEPS, policy_of
+from tests.test_serve_http import CARD, serving
 
 STANDING = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
 
@@ -94,19 +93,12 @@ def test_the_example_is_a_request_and_what_is_not_read_is_left_alone():
     assert answer(models()[0].model_validate(EXAMPLE).model_dump(), STANDING)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
 
 
-@pytest.fixture(scope="module")
-def made():
-    return run()
-
-
 @pytest.fixture
-def served(made):
+def served():
     """A client, the journal of its server, and a campaign that has been told its first multiplier."""
-    policy, config, _ = made
     journal = Journal()
-    card = {"run": "0", "model": "abc", "dataset": "auction", "fingerprint": "def"}
-    with live(create_app(policy, card, config["dataset"], journal)) as url, httpx.Client(base_url=url) as client:
-        id = client.post("/v1/campaigns", json={"budget": 1000, "target_cpa": 40}).json()["id"]
+    with serving(create_app(policy_of(), CARD, OPTIONS, journal)) as client:
+        id = client.post("/v1/campaigns", json={"budget": 1000, "target_cpa": 40, "horizon": STEPS}).json()["id"]
         yield client, journal, id
 
 

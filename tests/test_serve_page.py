@@ -3,15 +3,13 @@
 import os
 import shutil
 
-import httpx
 import pytest
 
 from decisionllm.journal import Journal
 from decisionllm.serving.app import create_app
-from tests.live import live
-from tests.test_serve_strategy import run
+from tests.test_serve import OPTIONS, STEPS, policy_of
+from tests.test_serve_http import CARD, serving
 
-CARD = {"run": "0", "model": "abc", "dataset": "auction", "fingerprint": "def"}
 RESULT = {"bid": 0.5, "market_price": 0.6, "value": 0.01, "conversion": 0.01, "won": 0.4, "volume": 100, "spend": 60.0,
           "conversions": 2, "exposed_value": 0.4}  # fmt: skip
 COMING = {"value": 0.01, "volume": 100}
@@ -92,23 +90,22 @@ class Page:
 
 @pytest.fixture(scope="module")
 def made():
-    return run()
+    return policy_of()
 
 
 def app(made, **options):
-    policy, config, _ = made
-    return create_app(policy, CARD, config["dataset"], Journal(), **options)
+    return create_app(made, CARD, OPTIONS, Journal(), **options)
 
 
 @pytest.fixture
 def served(made):
-    with live(app(made)) as url, httpx.Client(base_url=url) as client:
+    with serving(app(made)) as client:
         yield client
 
 
 def opened(client, name, ticks=0, **facts):
     """A campaign that spends 60 for 2 conversions in each step."""
-    facts = {"budget": 1000, "target_cpa": 40, "name": name} | facts
+    facts = {"budget": 1000, "target_cpa": 40, "name": name, "horizon": STEPS} | facts
     id = client.post("/v1/campaigns", json=facts).raise_for_status().json()["id"]
     for index in range(ticks):
         tick(client, id, index)
@@ -123,10 +120,10 @@ def tick(client, id, index):
 def test_a_campaign_is_drawn_and_followed_as_it_goes_on(served, see):
     id = opened(served, "shoes", ticks=6)
     see.open(str(served.base_url))
-    assert see.until("#progress", "Tick 6 of 48") and see("#name").text == "shoes"
+    assert see.until("#progress", "Tick 6 of 12") and see("#name").text == "shoes"
     told = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in see.all("figure")}
     label = lambda name: told[name].get_attribute("aria-label")  # noqa: E731
-    assert label("pacing") == "Spend 300 of 1,000 after 6 of 48 ticks; spent evenly it would be 125."
+    assert label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
     assert label("cost") == "A conversion cost 30 so far; the target is 40."
     assert {svg.aria_role for svg in told.values()} == {"image"} and all(svg.accessible_name for svg in told.values())
     drawn = see("#pacing .ours").get_attribute("d")
@@ -138,16 +135,16 @@ def test_a_campaign_is_drawn_and_followed_as_it_goes_on(served, see):
     shown = [float(row[1].replace(",", "")) for row in rows]
     assert shown == pytest.approx([answer["multiplier"] for answer in answers], rel=1e-3)
     tick(served, id, 6)  # and now without a reload
-    assert see.until("#progress", "Tick 7 of 48") and len(see.all("#ticks tr")) == 7
+    assert see.until("#progress", "Tick 7 of 12") and len(see.all("#ticks tr")) == 7
     assert see("#pacing .ours").get_attribute("d") != drawn
     served.delete(f"/v1/campaigns/{id}").raise_for_status()
-    assert see.until("#progress", "Ended after 7 of 48 ticks") and see.until("#status", "Live: 0 open")
+    assert see.until("#progress", "Ended after 7 of 12 ticks") and see.until("#status", "Live: 0 open")
 
 
 def test_a_tick_that_was_held_back_has_a_ring_and_a_remark(served, see):
     opened(served, "poor", ticks=2, budget=60.01)
     see.open(str(served.base_url))
-    see.until("#progress", "Tick 2 of 48")
+    see.until("#progress", "Tick 2 of 12")
     assert len(see.all("#multiplier .mark")) >= 1 and "guard" in see("#multiplier svg").get_attribute("aria-label")
     see("summary").click()
     assert see.all("#ticks tr")[1].find_elements("css selector", "td")[-1].text == "budget spent"
@@ -233,12 +230,10 @@ def test_a_name_is_text_and_nothing_else(served, see):
 def test_a_token_is_asked_for_and_kept_for_the_tab(made, see):
     from selenium.webdriver.common.keys import Keys
 
-    with (
-        live(app(made, token="secret")) as url,
-        httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as client,
-    ):
+    with serving(app(made, token="secret")) as client:
+        client.headers["authorization"] = "Bearer secret"
         opened(client, "shoes", ticks=1)
-        see.open(url)
+        see.open(str(client.base_url))
         assert see.until("#status", "A token is needed") and see.focused.accessible_name == "Token"
         assert not see.all("#campaigns tr")
         see.press("wrong", Keys.ENTER)
@@ -251,9 +246,9 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(made, see):
 
 
 def test_a_server_that_goes_away_is_said_to_be_away(made, see):
-    with live(app(made)) as url, httpx.Client(base_url=url) as client:
+    with serving(app(made)) as client:
         opened(client, "shoes", ticks=1)
-        see.open(url)
+        see.open(str(client.base_url))
         see.until("#status", "Live: 1 open")
     assert see.until("#status", "No answer from the server; asking again") and see("#name").text == "shoes"
 

@@ -11,8 +11,8 @@ from decisionllm.serving.app import create_app
 from decisionllm.serving.strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
 from decisionllm.worlds.campaign import STEPS
 from tests.conftest import make_policy
-from tests.live import live
 from tests.test_eval_auction import always
+from tests.test_serve_http import CARD, serving
 
 SEAT, PERIOD = 9, "3"
 OPTIONS = {"show": "official", "facts": "progress", "returns": "score", "features": "repaired"}
@@ -214,11 +214,10 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch):
 def test_behind_a_server_it_bids_the_same(token, monkeypatch):
     loaded, env = run(), world("market")
     policy, config, _ = loaded
-    card = {"run": "0", "model": "abc", "dataset": "auction", "fingerprint": "def"}
     made = []
     monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
-    with live(create_app(policy, card, config["dataset"], Journal(), token=token)) as url:
-        remote = DecisionLLMRemoteStrategy(*who(env), url=url)
+    with serving(create_app(policy, CARD, config["dataset"], Journal(), token=token)) as client:
+        remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
         for strategy in (remote, strategy_for(env, loaded)):
             env.reset(0)
             seat = Seat(env.world.worlds[0][0], strategy)
