@@ -8,6 +8,7 @@ from pathlib import Path
 
 from decisionllm import checkpoint
 from decisionllm.journal import Journal
+from decisionllm.serving import replicas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.door import loopback
 
@@ -23,6 +24,8 @@ def serve(config):
         raise ValueError(
             f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
         )
+    if config["replicas"] != 1:
+        return replicated(config, host, port)
     app = application(config, token=token)
     try:
         door = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -32,6 +35,20 @@ def serve(config):
         print(f"serving {config['run']} on http://{host}:{door.getsockname()[1]}, journal {journal_of(config)}", flush=True)
         options = {"log_level": "warning", "access_log": False, "server_header": False, "timeout_graceful_shutdown": 10}
         uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[door])
+
+
+def replicated(config, host, port):
+    """Answer until interrupted, in several processes."""
+    if config["replicas"] < 1 or port == 0:
+        raise ValueError(f"replicas, port: expected numbers from 1, got {config['replicas']} and {port}")
+    config = config | {"run": str(Path(config["run"]).resolve()), "journal": str(Path(journal_of(config)).resolve())}
+    checkpoint.read(config["run"])  # or an error, before anything is started
+    build = lambda: application(config, token=os.environ.get("DECISIONLLM_TOKEN"))  # noqa: E731  nor is the token sent about
+    print(
+        f"serving {config['run']} on http://{host}:{port} by {config['replicas']} replicas, journal {config['journal']}",
+        flush=True,
+    )
+    replicas.run(build, host=host, port=port, replicas=config["replicas"], queue=config["queue"])
 
 
 def application(config, *, token=None):

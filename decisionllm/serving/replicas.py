@@ -2,7 +2,8 @@
 
 A request goes to the replica that the hash of its header `x-session-id` names; clients send a campaign's id there, so that its keys
 and values are in one replica. That saves time and no more: all replicas write one journal, and one that does not know a campaign,
-or not its last ticks, reads them there. Each replica counts for itself; /metrics answers for one of them.
+or not its last ticks, reads them there. Each replica counts for itself; /metrics answers for one of them. Ray listens on ports of its
+own, on all addresses of the machine, closed by its own token: keep them behind a firewall.
 """
 
 import os
@@ -12,13 +13,11 @@ import threading
 
 def run(build, *, host, port, replicas, queue):
     """Answer until interrupted. build: () -> the app, called in each replica; queue: most requests that each holds at once."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    shutdown = start(build, host=host, port=port, replicas=replicas, queue=queue)
-    try:
-        stop.wait()
-    finally:
-        shutdown()
+    shutdown, stop = start(build, host=host, port=port, replicas=replicas, queue=queue), threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # not before: Ray has handlers of its own, which end without a word
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
+    shutdown()
 
 
 def start(build, *, host, port, replicas, queue):
@@ -32,7 +31,12 @@ def start(build, *, host, port, replicas, queue):
         raise ImportError("replicas: more than one needs Ray: pip install 'decisionllm[ray]'") from error
 
     quiet = {"log_level": "WARNING", "enable_access_log": False}
-    ray.init(num_cpus=replicas, include_dashboard=False, logging_level="error", _node_ip_address="127.0.0.1")
+    try:
+        ray.init(num_cpus=replicas, include_dashboard=False, logging_level="error")
+    except Exception as error:  # it raises just that
+        raise OSError(
+            f"replicas: Ray did not start ({error}); ask again when the machine is less busy, or take replicas=1"
+        ) from error
     serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=quiet)
     router = RequestRouterConfig(request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter")
     deployment = serve.deployment(
