@@ -141,6 +141,16 @@ def test_a_campaign_is_drawn_and_followed_as_it_goes_on(served, see):
     assert see.until("#progress", "Ended after 7 of 12 ticks") and see.until("#status", "Live: 0 open")
 
 
+def test_what_is_said_after_the_last_step_is_of_no_step(served, see):
+    id = opened(served, "whole", ticks=STEPS)
+    served.post(f"/v1/campaigns/{id}/tick", json={"index": STEPS, "result": RESULT}).raise_for_status()
+    see.open(str(served.base_url))
+    assert see.until("#progress", "Ended after 12 of 12 ticks") and "12 of 12" in see("#campaigns tr").text
+    assert see("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
+    see("summary").click()
+    assert len(see.all("#ticks tr")) == see("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+
+
 def test_a_tick_that_was_held_back_has_a_ring_and_a_remark(served, see):
     opened(served, "poor", ticks=2, budget=60.01)
     see.open(str(served.base_url))

@@ -56,7 +56,7 @@ function list(campaigns, chosen) {
   }
   fill(body, campaigns.map((c) => ({
     key: c.id,
-    cells: [c.name || c.id, c.status, `${c.step} of ${c.horizon}`, say(c.spend), say(c.budget), say(c.conversions)],
+    cells: [c.name || c.id, c.status, `${Math.min(c.step, c.horizon)} of ${c.horizon}`, say(c.spend), say(c.budget), say(c.conversions)],
   })));
   for (const row of body.rows) {
     const link = row.cells[0].firstElementChild;
@@ -66,14 +66,16 @@ function list(campaigns, chosen) {
   at("none").hidden = campaigns.length > 0;
 }
 
-function show(c) {
-  at("campaign").hidden = !c;
-  if (!c) return;
+function show(campaign) {
+  at("campaign").hidden = !campaign;
+  if (!campaign) return;
+  const c = { ...campaign, step: Math.min(campaign.step, campaign.horizon) };
+  c.ticks = c.ticks.filter((t) => t.index < c.horizon); // what came after the last step, to say what it brought, is of no step
   const each = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
   const remark = (t) => [t.fallback && `fallback: ${t.fallback}`, ...(t.guards ?? [])].filter(Boolean).join(", ");
   const now = { index: c.step, spend: c.spend, conversions: c.conversions };
   const marks = c.ticks.filter(remark).map((t) => t.index);
-  const even = (c.budget * Math.min(c.step, c.horizon)) / c.horizon;
+  const even = (c.budget * c.step) / c.horizon;
   at("name").textContent = c.name || c.id;
   const progress = c.status === "open" ? `Tick ${c.step} of ${c.horizon}` : `Ended after ${c.step} of ${c.horizon} ticks`;
   if (at("progress").textContent !== progress) at("progress").textContent = progress;
