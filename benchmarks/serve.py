@@ -20,13 +20,13 @@ import torch
 
 from benchmarks import measure
 from decisionllm import checkpoint
+from decisionllm.journal import Journal
 from decisionllm.model import DecisionLLM
 from decisionllm.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import Desk
-from decisionllm.serving.journal import Journal
 from decisionllm.serving.service import Service
 
 ROWS = Path(__file__).parent / "serve.jsonl"

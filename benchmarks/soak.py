@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.serve import ROWS, drawn
 from decisionllm import checkpoint
+from decisionllm.journal import Journal
 from decisionllm.serving.campaigns import Desk
-from decisionllm.serving.journal import Journal
 
 CLIENTS = 4
 MALFORMED = (
