@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -540,10 +541,34 @@ def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
             "curl -s ", "curl -s -f -w '\\n' "
         )
         told = subprocess.run(["bash", "-e", "-c", lines], capture_output=True, text=True, check=True).stdout.splitlines()
-    ready, opened, first, second, whole, bids, ended = (line for line in told if line and line[0] != "#")
+    ready, opened, first, second, whole, page, bids, ended = (line for line in told if line and line[0] != "#")
     assert json.loads(ready)["status"] == "ready" and json.loads(opened)["name"] == "shoes"
     assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)["spend"] == 41.5
+    assert page == "<title>decisionllm: campaigns</title>"
     assert json.loads(whole)["step"] == 2 and bids == "decisionllm_bids_total 2.0" and json.loads(ended)["status"] == "ended"
+
+
+def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, tmp_path, capsys):
+    lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", README.split("## Serve")[1], re.M)
+    block = README.split("## Serve")[1].split("```python\n")[1].split("```")[0]
+    with program(run, f"journal={tmp_path}/j") as (_, client):
+        known = {}
+        exec(block.replace("runs/auction/nano-0", str(run)).replace("http://127.0.0.1:8080", str(client.base_url)), known)
+        assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
+        again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
+        np.testing.assert_allclose(again, known["bids"], rtol=1e-5)
+        known["remote"].client.close()
+        id = begun(client, horizon=2)
+        for step in (0, 1):
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, step)).raise_for_status()
+        client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 2) | {"coming": None}).raise_for_status()
+    assert [verb for verb, _ in lines] == ["data", "train"]
+    for verb, words in lines:
+        short = (
+            ["steps=2", "batch_size=4", "tracker=none", "held_out=0", f"run={tmp_path}/again", *NANO] if verb == "train" else []
+        )
+        assert command(verb, *words.replace("runs/auction/nano-0/journal.sqlite", f"{tmp_path}/j").split(), *short) == 0
+    assert "1 in 1 groups, 2 steps" in capsys.readouterr().out
 
 
 def test_serve_refuses_what_it_cannot_do_before_it_listens(run, tmp_path, capsys, monkeypatch):
