@@ -119,7 +119,7 @@ def models():
         pmp: Pmp = Pmp()
         ext: Worth
 
-    class Campaign(Open):
+    class Named(Open):
         campaign: Id
         cat: Words = Field([], description="content categories of what is advertised, held against bcat")
 
@@ -134,16 +134,16 @@ def models():
         bseat: Words = []
         bcat: Words = []
         test: Literal[0, 1] = 0
-        ext: Campaign
+        ext: Named
 
-    class Bid(BaseModel):
+    class Price(BaseModel):
         id: str
         impid: str
         price: float = Field(description="currency a thousand impressions")
 
     class SeatBid(BaseModel):
         seat: str
-        bid: list[Bid]
+        bid: list[Price]
 
     class BidResponse(BaseModel):
         id: str
