@@ -14,6 +14,7 @@ VERBS = {
     "train": "fit a policy to a dataset",
     "baseline": "fit CQL, IQL or TD3+BC to it, by d3rlpy",
     "evaluate": "roll a run out, append to results.jsonl, write the report",
+    "serve": "answer bidders over HTTP, with a journal",
     "scale": "plan and run a study of size, data and quality, fit a law, write the report",
 }
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text

@@ -194,6 +194,14 @@ class Memory:
         extend = lambda x: torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)  # noqa: E731
         return Memory([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
 
+    def put(self, rows, texts):
+        """Give these rows other texts, of no more tokens than there is room for: (n,) int, and the memory of n texts."""
+        L = texts.text_mask.shape[1]
+        for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
+            mine[rows, :, :L] = new
+        self.text_mask[rows] = F.pad(texts.text_mask, (0, self.text_mask.shape[1] - L))
+        self.text_length[rows] = texts.text_length
+
     def _each(self, take):
         return Memory(
             [take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length)
@@ -271,8 +279,9 @@ class Backbone(nn.Module):
         tokens (N, n, D) may be padded on the right; what padding writes is overwritten by the next call.
         """
         L, n = memory.text_mask.shape[1], tokens.shape[1]
-        rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
-        together = bool((filled == filled[0]).all()) and len(rows) == len(memory.text_mask)
+        everybody = torch.arange(len(memory.text_mask), device=tokens.device)
+        rows = everybody if rows is None else rows
+        together = bool((filled == filled[0]).all()) and torch.equal(rows, everybody)
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         end = L + int(filled.max()) + n
 
@@ -283,7 +292,7 @@ class Backbone(nn.Module):
                 else:
                     buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
             taken = slice(None) if together else rows
-            return memory.keys[i][taken][:, :, :end], memory.values[i][taken][:, :, :end]
+            return memory.keys[i][:, :, :end][taken], memory.values[i][:, :, :end][taken]
 
         text_mask, length = memory.text_mask[rows], memory.text_length[rows]
         if together and bool(text_mask.all()):

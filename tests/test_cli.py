@@ -12,8 +12,8 @@ from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
 USAGE = {
     "trane": "no verb 'trane'; did you mean train? there are data, train, baseline, evaluate",
-    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are auction, maze2d-umaze,",
-    "data dataset=elsewhere": "no dataset 'elsewhere'; there are auction, maze2d-umaze, maze2d-medium,",
+    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are auction, journal, maze2d-umaze,",
+    "data dataset=elsewhere": "no dataset 'elsewhere'; there are auction, journal, maze2d-umaze, maze2d-medium,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained",
     "train head=gausian": "no head 'gausian'; did you mean gaussian? there are gaussian, bins, discrete",
     "train env=synthetik": "no env 'synthetik'; did you mean synthetic?",

@@ -7,14 +7,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "ledger"},
+    {"schema", "registry", "ledger", "journal"},
     {"tokenizers", "worlds", "executors"},
     {"datasets", "backbones", "heads"},
     {"model"},
     {"team"},
     {"policy"},
     {"checkpoint"},
-    {"eval"},
+    {"eval", "serving"},
     {"data", "train", "baseline", "evaluate", "serve"},
     {"scale"},  # trains and evaluates
     {"__init__", "__main__"},
@@ -35,7 +35,11 @@ OPTIONAL = {
     "submitit",
     "fastapi",
     "uvicorn",
+    "pydantic",
+    "starlette",
+    "prometheus_client",
     "wandb",
+    "httpx",
 }  # imported where they are used
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -7,7 +7,7 @@ import torch
 from decisionllm.backbones import pretrained
 from decisionllm.datasets.windows import collate, cut, of_histories
 from decisionllm.model import DecisionLLM
-from decisionllm.policy import Policy
+from decisionllm.policy import Policy, Session
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.conftest import make_policy, node
@@ -305,3 +305,47 @@ def test_a_policy_that_cannot_act_is_refused():
     for stride in (0, 7):
         with pytest.raises(ValueError, match=rf"stride: expected 1 \.\. 6 \(the window\), got {stride}"):
             make_policy(CONTINUOUS, window=6, stride=stride)
+
+
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "expectile": 0.9}, {"head": "discrete"}], ids=str)
+def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
+    spec = DISCRETE if "head" in options else CONTINUOUS
+    policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
+    if policy.target_return is None:
+        world.targets = [None, 0.5, None, None]
+    session, rng = policy.begin(world.tasks, 15, world.targets), np.random.default_rng(0)
+    while (now < 15).any():
+        rows = np.flatnonzero((now < 15) & (rng.random(4) < 0.5)) if now.sum() >= 12 else np.arange(4)
+        rows = rng.permutation(rows)
+        if len(rows):
+            wanted = policy.act([world.history(i, now[i]) for i in rows])
+            masks = None if world.masks is None else world.masks[rows, now[rows]]
+            session.see(world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows)
+            np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}")
+            session.did(wanted, rows)
+            world.actions[rows, now[rows]] = wanted
+            now[rows] += 1
+
+
+@pytest.mark.parametrize("family", ["ours", "OPT"])
+def test_a_row_may_be_given_to_another_episode_with_another_text(family, tmp_path):
+    policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
+    world, other = (
+        World(CONTINUOUS),
+        World(CONTINUOUS, ["Go south, and then on to the goal.", "", "", TASKS[0]], (None, 0, 9, 1), seed=1),
+    )
+    session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
+    for rows, t in (([0, 2], 0), ([1], 5)):
+        session.resume([world.history(i, t) for i in rows], rows)
+    other.actions[:] = 0.5
+    for step in range(8):
+        if step == 3:  # row 2 is taken from one who is under way
+            session.resume([other.history(0, 7)], [2])
+        of = [(world, 0, step), (world, 1, 5 + step), (world, 2, step) if step < 3 else (other, 0, 4 + step)]
+        wanted = policy.act([w.history(i, t) for w, i, t in of])
+        brought = [w.rewards[i, t - 1] if t else 0 for w, i, t in of]
+        actions = session.act(np.stack([w.observations[i, t] for w, i, t in of]), np.array(brought))
+        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {step}")
+        session.actions[np.arange(3), session.now - 1] = wanted
+        for (w, i, t), action in zip(of, wanted, strict=True):
+            w.actions[i, t] = action

@@ -1,9 +1,13 @@
 """What a campaign is shown, worked by hand over five steps, and the score."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from decisionllm.worlds.campaign import FACTS, STATE, Campaigns, score
+from decisionllm.worlds.auction import Market, opportunities, settle
+from decisionllm.worlds.bidders import TargetCPA
+from decisionllm.worlds.campaign import FACTS, STATE, Campaigns, offered, score, summary
 
 BROUGHT = {  # of steps 0 to 4, of one campaign
     "bid": [0.1, 0.2, 0.3, 0.4, 0.5], "market_price": [1.0, 2.0, 3.0, 4.0, 5.0], "value": [0.01, 0.02, 0.03, 0.04, 0.05],
@@ -83,3 +87,33 @@ def test_the_score_by_hand():
     """Ten conversions for 500 are allowed at 50 each; for 1,000 each costs twice as much, a quarter is left."""
     assert score([10, 10, 0, 10], [500, 1000, 300, 0], 50).tolist() == [10, 2.5, 0, 10]
     assert score(np.ones((2, 3)), np.ones(3), np.array([[1.0], [0.5]])).tolist() == [[1] * 3, [0.25] * 3]
+
+
+def test_opportunity_by_opportunity_a_step_is_summed_up_as_the_market_does_it_to_the_last_bit():
+    kept = []
+
+    def keep(bids, values, *rest, **options):
+        left, made = settle(bids, values, *rest, **options)
+        kept.append(
+            (values, left, np.stack([made.won, made.slot, made.price], 2), np.stack([made.exposed, made.converted], 2), made)
+        )
+        return left, made
+
+    market = Market(
+        [(np.arange(48), TargetCPA())], traffic=partial(opportunities, total=50_000, scale=10), settle=keep, budget_factor=0.05
+    )
+    market.reset(2)
+    for step in range(3):
+        market.step()
+        values, left, auction, impressions, made = kept[step]
+        assert len(values) > 300
+        for i in (0, 9, 40):
+            told = summary(values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price)
+            alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
+            alone.record(**told)
+            assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
+            assert (told["value"], told["volume"]) == offered(values[:, i]) and told["volume"] == len(values)
+    assert any(made.rounds > 1 for *_, made in kept) and market.campaigns.spend[9] > 0, "bids were taken back"
+    brought = [summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price) for v, b, a, s, made in kept]
+    for name in ("spend", "conversions", "exposed_value"):
+        assert sum(told[name] for told in brought) == getattr(market.campaigns, name)[9]

@@ -32,6 +32,8 @@ PEERS = {
 }
 
 
+@register("env", "journal", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
+          features="${dataset.features}")  # fmt: skip
 @register("env", "auction", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
           features="${dataset.features}")  # fmt: skip
 class Auction:
@@ -128,10 +130,7 @@ class Auction:
 
     def paid(self):
         """The return so far: (N,)"""
-        c = self.campaigns
-        if self.returns == "score":
-            return score(c.exposed_value, c.spend, c.target_cpa)
-        return c.conversions if self.returns == "conversions" else c.exposed_value
+        return self.campaigns.earned(self.returns)
 
     def parts(self):
         """What makes a row of the results: {protocol: the episodes, (M,) int}, one for each budget factor."""

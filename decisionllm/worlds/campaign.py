@@ -61,6 +61,12 @@ class Campaigns:
             [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
         )
 
+    def earned(self, returns):
+        """The return so far: (N,). returns: `conversions`, as counted; `value`, expected of what was shown; `score`, of the latter."""
+        if returns == "score":
+            return score(self.exposed_value, self.spend, self.target_cpa)
+        return self.conversions if returns == "conversions" else self.exposed_value
+
     def guarded(self, multipliers):
         """A guard of the limit: who has paid more for a conversion than is allowed bids the limit at most, until it holds again. (N,)
 
@@ -96,3 +102,46 @@ def score(conversions, spend, target_cpa):
         target_cpa * conversions, spend, out=np.full(np.broadcast(conversions, spend).shape, np.inf), where=spend > 0
     )
     return conversions * np.minimum(1, allowed) ** 2
+
+
+def offered(values):
+    """What `Campaigns.observe` is shown of a step's opportunities: their values (n,) -> mean value and number.
+
+    The sum is taken in the order of the opportunities, as the market takes it, so that both come to the same bits.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"pValues: expected one number an opportunity, got shape {values.shape}")
+    return _total(values) / max(len(values), 1), len(values)
+
+
+def summary(values, bids, auction, impressions, market_prices):
+    """A step of one advertiser, opportunity by opportunity, as AuctionNet tells it -> what `Campaigns.record` is told.
+
+    values, bids, market_prices: (n,), market_prices and bids in currency; auction: (n, 3), whether a slot was won, which, and its price;
+    impressions: (n, 2), whether it was shown, and whether it converted. Only what was shown is paid for.
+    """
+    value, n = offered(values)
+    given = {"historyBid": (bids, ()), "historyAuctionResult": (auction, (3,)), "historyImpressionResult": (impressions, (2,)),
+             "historyLeastWinningCost": (market_prices, ())}  # fmt: skip
+    arrays = []
+    for name, (array, more) in given.items():
+        array = np.asarray(array, np.float64)
+        arrays.append(array if n else array.reshape(0, *more))
+        if arrays[-1].shape != (n, *more) or not np.isfinite(array).all():
+            raise ValueError(
+                f"{name}: expected finite numbers of shape {(n, *more)}, one row an opportunity, got {array.shape}"
+            )
+    bids, auction, impressions, market_prices = arrays
+    won, price, exposed, converted = auction[:, 0], auction[:, 2], impressions[:, 0], impressions[:, 1]
+    conversions, share = _total(converted), max(n, 1)
+    return {
+        "bid": _total(bids) / share, "market_price": np.ascontiguousarray(market_prices).sum() / share, "value": value,
+        "conversion": conversions / share, "won": _total(won) / share, "volume": n, "spend": _total(price * exposed),
+        "conversions": conversions, "exposed_value": _total(np.asarray(values, np.float64) * exposed),
+    }  # fmt: skip
+
+
+def _total(x):
+    """The sum in the order of the rows, however they lie in memory."""
+    return np.cumsum(x)[-1] if len(x) else 0.0

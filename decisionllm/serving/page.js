@@ -1,0 +1,204 @@
+// The page's script: asks the server every two seconds, fills the tables, draws four charts. Text goes in as text, never as markup.
+"use strict";
+
+const EVERY = 2000; // milliseconds
+const at = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const say = (x) => (x === null || x === undefined || !Number.isFinite(x) ? "–" : number.format(x));
+
+class Refused extends Error {}
+
+async function ask(path) {
+  const token = sessionStorage.getItem("token");
+  const answer = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
+  if (answer.status === 401) throw new Refused();
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(`the server says ${answer.status}`);
+  return answer.json();
+}
+
+function status(text, trouble = false) {
+  at("status").classList.toggle("trouble", trouble);
+  if (at("status").textContent !== text) at("status").textContent = text; // said aloud only when it is new
+}
+
+// Rows that are there stay where they are, so that whoever is on one of them stays there too.
+function fill(body, items) {
+  const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  items.forEach(({ key, cells }, i) => {
+    const row = old.get(key) ?? made(key, cells.length);
+    old.delete(key);
+    if (body.rows[i] !== row) body.insertBefore(row, body.rows[i] ?? null);
+    cells.forEach((cell, j) => {
+      const place = row.cells[j].firstElementChild ?? row.cells[j];
+      if (place.textContent !== cell) place.textContent = cell;
+    });
+  });
+  old.forEach((row) => row.remove());
+}
+
+function made(key, columns) {
+  const row = document.createElement("tr");
+  row.dataset.key = key;
+  for (let j = 0; j < columns; j++) row.append(document.createElement(j ? "td" : "th"));
+  row.cells[0].scope = "row";
+  return row;
+}
+
+function list(campaigns, chosen) {
+  const body = at("campaigns");
+  for (const { id } of campaigns) {
+    if ([...body.rows].some((row) => row.dataset.key === id)) continue;
+    const row = made(id, 6), link = document.createElement("a");
+    link.href = `#${encodeURIComponent(id)}`;
+    row.cells[0].append(link);
+    body.append(row);
+  }
+  fill(body, campaigns.map((c) => ({
+    key: c.id,
+    cells: [c.name || c.id, c.status, `${Math.min(c.step, c.horizon)} of ${c.horizon}`, say(c.spend), say(c.budget), say(c.conversions)],
+  })));
+  for (const row of body.rows) {
+    const link = row.cells[0].firstElementChild;
+    if (row.dataset.key === chosen) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  at("none").hidden = campaigns.length > 0;
+}
+
+function show(campaign) {
+  at("campaign").hidden = !campaign;
+  if (!campaign) return;
+  const c = { ...campaign, step: Math.min(campaign.step, campaign.horizon) };
+  c.ticks = c.ticks.filter((t) => t.index < c.horizon); // what came after the last step, to say what it brought, is of no step
+  const each = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
+  const remark = (t) => [t.fallback && `fallback: ${t.fallback}`, ...(t.guards ?? [])].filter(Boolean).join(", ");
+  const now = { index: c.step, spend: c.spend, conversions: c.conversions };
+  const marks = c.ticks.filter(remark).map((t) => t.index);
+  const even = (c.budget * c.step) / c.horizon;
+  at("name").textContent = c.name || c.id;
+  const progress = c.status === "open" ? `Tick ${c.step} of ${c.horizon}` : `Ended after ${c.step} of ${c.horizon} ticks`;
+  if (at("progress").textContent !== progress) at("progress").textContent = progress;
+  const last = c.ticks.at(-1);
+  facts({
+    "Spend / budget": `${say(c.spend)} / ${say(c.budget)}`, "Even pacing": say(even), Conversions: say(c.conversions),
+    "Cost each / target": `${say(each(now))} / ${say(c.target_cpa)}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
+  });
+  const points = (value, ticks) => ticks.map((t) => [t.index, value(t)]).filter(([, y]) => Number.isFinite(y));
+  const held = marks.length ? ` Rings mark ${marks.length} ticks with a guard or a fallback.` : "";
+  draw("pacing", c.horizon, points((t) => t.spend, [...c.ticks, now]), {
+    told: `Spend ${say(c.spend)} of ${say(c.budget)} after ${c.step} of ${c.horizon} ticks; spent evenly it would be ${say(even)}.`,
+    lines: [["limit", "budget", [[0, c.budget], [c.horizon, c.budget]]], ["even", "even pacing", [[0, 0], [c.horizon, c.budget]]]],
+  });
+  draw("cost", c.horizon, points((t) => each(t) ?? NaN, [...c.ticks, now]), {
+    told: `A conversion cost ${say(each(now))} so far; the target is ${say(c.target_cpa)}.`,
+    lines: [["limit", "target", [[0, c.target_cpa], [c.horizon, c.target_cpa]]]],
+  });
+  draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), { told: `Bid multiplier ${say(last?.multiplier)} at the last tick.${held}`, marks });
+  draw("togo", c.horizon, points((t) => t.return_to_go ?? NaN, c.ticks), { told: `Return to go ${say(last?.return_to_go)} at the last tick.` });
+  fill(at("ticks"), c.ticks.map((t) => ({
+    key: String(t.index),
+    cells: [String(t.index), say(t.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(each(t)), remark(t)],
+  })));
+}
+
+function facts(told) {
+  const body = at("facts");
+  if (!body.children.length) {
+    for (const name of Object.keys(told)) {
+      const pair = document.createElement("div"), term = document.createElement("dt");
+      term.textContent = name;
+      pair.append(term, document.createElement("dd"));
+      body.append(pair);
+    }
+  }
+  Object.values(told).forEach((text, i) => { body.children[i].lastElementChild.textContent = text; });
+}
+
+const W = 360, H = 190, LEFT = 46, RIGHT = 10, TOP = 12, BOTTOM = 22;
+
+// A line of [tick, value] points, named lines to hold it against, rings at some ticks, and all of it in words.
+function draw(id, horizon, points, { told, lines = [], marks = [] }) {
+  const every = [...points, ...lines.flatMap(([, , ends]) => ends)].map(([, y]) => y);
+  const top = nice(Math.max(...every, 0)), low = Math.min(...every, 0) < 0 ? -nice(-Math.min(...every)) : 0;
+  const x = (t) => LEFT + ((W - LEFT - RIGHT) * t) / horizon;
+  const y = (v) => TOP + ((H - TOP - BOTTOM) * (top - v)) / (top - low);
+  const path = (ends) => ends.map(([t, v], i) => `${i ? "L" : "M"}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join("");
+  const svg = part("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": told });
+  for (const v of [low, (low + top) / 2, top]) {
+    svg.append(part("path", { class: "grid", d: path([[0, v], [horizon, v]]) }));
+    svg.append(part("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, say(v)));
+  }
+  for (const t of [0, horizon / 2, horizon]) {
+    svg.append(part("text", { x: x(t), y: H - 6, "text-anchor": t ? (t < horizon ? "middle" : "end") : "start" }, say(t)));
+  }
+  for (const [kind, name, ends] of lines) {
+    svg.append(part("path", { class: kind, d: path(ends) }));
+    const even = kind === "even", [t, v] = even ? [horizon / 2, (ends[0][1] + ends[1][1]) / 2] : ends[1];
+    svg.append(part("text", { class: "named", x: x(t) + (even ? 6 : 0), y: y(v) + (even ? 14 : -4), "text-anchor": even ? "start" : "end" }, name));
+  }
+  if (points.length) {
+    const [t, v] = points.at(-1);
+    svg.append(part("path", { class: "ours", d: path(points) }), part("circle", { class: "dot", cx: x(t), cy: y(v), r: 4 }));
+  }
+  for (const [t, v] of points.filter(([t]) => marks.includes(t))) svg.append(part("circle", { class: "mark", cx: x(t), cy: y(v), r: 4 }));
+  const figure = at(id);
+  figure.querySelector("svg")?.remove();
+  figure.prepend(svg);
+}
+
+function part(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The next round number: 37 -> 40.
+function nice(most) {
+  if (!(most > 0)) return 1;
+  const unit = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((k) => k * unit >= most * 0.999999) * unit;
+}
+
+let due; // the timer of the next look
+let turn = 0; // a look that another has overtaken draws nothing
+
+async function look() {
+  clearTimeout(due);
+  const mine = ++turn;
+  try {
+    const { campaigns } = await ask("v1/campaigns");
+    const wanted = decodeURIComponent(location.hash.slice(1));
+    const chosen = wanted && wanted !== "campaign" ? wanted : (at("campaign").dataset.id ?? campaigns.find((c) => c.status === "open")?.id ?? campaigns[0]?.id);
+    const campaign = chosen ? await ask(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
+    if (mine !== turn) return;
+    if (campaign) at("campaign").dataset.id = campaign.id;
+    list(campaigns, campaign?.id);
+    show(campaign);
+    at("key").hidden = true;
+    if (chosen && !campaign) status(`There is no campaign ${chosen}`, true);
+    else status(`Live: ${campaigns.filter((c) => c.status === "open").length} open`);
+  } catch (trouble) {
+    if (mine !== turn) return;
+    if (trouble instanceof Refused) {
+      const first = at("key").hidden;
+      at("key").hidden = false;
+      if (first) at("token").focus();
+      status(sessionStorage.getItem("token") ? "The server does not know this token" : "A token is needed", true);
+    } else {
+      status("No answer from the server; asking again", true);
+    }
+  }
+  if (!document.hidden) due = setTimeout(look, EVERY);
+}
+
+at("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", at("token").value);
+  at("token").value = "";
+  look();
+});
+addEventListener("hashchange", look);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+look();
