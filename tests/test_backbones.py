@@ -308,7 +308,11 @@ def test_trying_a_model_out_leaves_it_in_the_mode_it_was_in(tmp_path):
     [
         ({}, ValueError, "backbone: expected backbone.folder=<local folder> or backbone.hub_id=.*, one of the two"),
         ({"folder": "a", "hub_id": "b/c"}, ValueError, "one of the two"),
-        ({"folder": "nowhere"}, FileNotFoundError, "expected a model folder with config.json, or a run with run.json, found neither at nowhere"),
+        (
+            {"folder": "nowhere"},
+            FileNotFoundError,
+            "expected a model folder with config.json, or a run with run.json, found neither at nowhere",
+        ),
         (
             {"hub_id": "a/b"},
             OSError,
