@@ -36,7 +36,6 @@ def train(config):
         raise ValueError(
             "best: needs held-out groups to tell which weights are best; expected held_out and validation_batches above 0"
         )
-    torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal operands takes a hundred times as long
     AcceleratorState._reset_state(reset_partial_state=True)  # the runs of a sweep share a process, not a precision or device
     accelerator = Accelerator(
         mixed_precision=precision(config), cpu=checkpoint.usable(config["device"]) == "cpu", project_dir=run,
@@ -125,6 +124,7 @@ def train(config):
     handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
     began, said, sums, count, rate = time.monotonic() - elapsed, -1e9, {}, 0, 0.0
     model.train()
+    torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal operands takes a hundred times as long
     try:
         while True:
             # how far: in steps or in time, whichever is further; all processes agree
@@ -199,6 +199,7 @@ def train(config):
             wrapped.zero_grad(set_to_none=True)
             step, count = step + 1, count + 1
     finally:
+        torch.set_flush_denormal(False)
         for s, handler in handlers.items():
             signal.signal(s, handler)
         accelerator.end_training()

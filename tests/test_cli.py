@@ -120,7 +120,7 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
 
 @pytest.mark.parametrize(("words", "message"), [
     ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no network, or no such model; backbone.folder=... reads"),
-    ("folder=/nowhere", "backbone.folder: expected a model folder with config.json, found none at /nowhere"),
+    ("folder=/nowhere", "backbone.folder: expected a model folder with config.json, or a run with run.json, found neither at /nowhere"),
     ("tune=lora", "expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"),
 ])  # fmt: skip
 def test_a_model_that_is_not_there(words, message, capsys, tmp_path):

@@ -68,6 +68,11 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     assert not (tmp_path / "resumed/best").exists()
 
 
+def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
+    assert np.float32(1e-30) * np.float32(1e-10) > 0 and torch.tensor(1e-30) * 1e-10 > 0
+
+
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "best=true", "held_out=0", f"run={tmp_path}/run") == 1
     assert "best: needs held-out groups" in capsys.readouterr().err and not (tmp_path / "run").exists()
