@@ -45,7 +45,7 @@ def verdicts(plain, crashed, asked, cloned):
     found = {"MA-10": (least >= 0.85, "by agents: " + ", ".join(f"{n}: {s:.1f}" for n, s in numbers.items()))}
     ours, teacher = (
         [score(part, f"per agent, crash at {c}") for c in CRASHES]
-        for part in ([r for r in crashed if r["policy"] != "expert"], [r for r in crashed if r["policy"] == "expert"])
+        for part in ([r for r in crashed if "run" in r], [r for r in crashed if r["policy"] == "expert"])
     )
     words = ", ".join(f"at {c}: {o:.1f} of {t:.1f}" for c, o, t in zip(CRASHES, ours, teacher, strict=True))
     found["MA-11"] = (min(o / t for o, t in zip(ours, teacher, strict=True)) >= 0.85, f"crash {words}")

@@ -75,10 +75,12 @@ def test_a_policy_of_teams_is_judged_by_its_rows():
     from benchmarks.multiagent import CRASHES, verdicts
 
     def row(protocol, score, policy="nano"):
-        return {"protocol": protocol, "score": score, "policy": policy}
+        return {"protocol": protocol, "score": score, "policy": policy} | ({"run": "x"} if policy == "nano" else {})
 
     plain = [row(f"per agent, {n} agents", s) for n, s in {2: 90, 3: 90, 4: 80, 5: 77, 6: 60}.items()]
-    crashed = [row(f"per agent, crash at {c}", s, p) for c in CRASHES for p, s in (("nano", 70 + c), ("expert", 75 + c))]
+    crashed = [
+        row(f"per agent, crash at {c}", s, p) for c in CRASHES for p, s in (("nano", 70 + c), ("expert", 75 + c), ("random", 0))
+    ]
     asked = {quality: [row("per agent", s)] for quality, s in {"random": 20, "medium": 70, "expert": 88}.items()}
     assert all(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 60)]).values())
     plain[3]["score"], crashed[0]["score"], asked["medium"][0]["score"] = 76, 60, 90
