@@ -138,7 +138,7 @@ class Grid:
         self.fractions, self.stores = sorted(study["axes"]["fraction"]), {}
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
-            enough(self.store(config["dataset"]), config["held_out"], self.fractions[0])
+            enough(self.store(config["dataset"]), config["held_out"], self.fractions[0], config["quality"])
         self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
         self.count = cache(
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
@@ -230,8 +230,9 @@ def compose(verb, words):
         ) from error
 
 
-def enough(store, held_out, fraction):
-    """Data that leaves something to hold out, and to train on at the smallest fraction; anything less is an error."""
+def enough(store, held_out, fraction, quality):
+    """Data that leaves something to hold out, and to train on at the smallest fraction, and of which a quality drops something;
+    anything less is an error."""
     groups = len(np.unique(store.group))
     out = round(held_out * groups)
     if not out:
@@ -241,6 +242,10 @@ def enough(store, held_out, fraction):
     if fraction * (groups - out) < 1:
         raise ValueError(
             f"study.axes.fraction: {fraction:g} of {groups - out} groups is less than one; the least is {1 / (groups - out):.3g}, or take more data"
+        )
+    if quality and len(windows.select(store, quality=quality)[0]) == len(store.lengths):
+        raise ValueError(
+            f"study.axes.quality: {quality:g} drops no episode, so many have the return {store.returns.min():g}; take another quality, or mixtures"
         )
 
 

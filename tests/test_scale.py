@@ -154,12 +154,25 @@ def test_a_failed_run_is_named_with_its_error_and_taken_again(tmp_path, capsys, 
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
 
 
+def test_a_grid_leaves_out_the_cells_that_fit_a_line(tmp_path, capsys):
+    lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
+    assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
+    runs = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]
+    cells = {(run["size"], run["mixture"], run["fraction"]) for run in runs}
+    assert cells == {("w16", "0", 0.25), ("w16", "0", 1.0), ("w32", "0", 1.0), ("w32", "0.5", 1.0)}
+
+
 WRONG = {
     "+study.axes.depth=[1]": "study.axes: no axis 'depth'; there are size, fraction, quality",
     "study.seeds=[]": "study: an empty grid, seeds has no values",
     "study.axes.fraction=[]": "study: an empty grid, fraction has no values",
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
+    shlex.quote(
+        listed("train", "dataset=permutation backbone=nano head=discrete held_out=0.2")
+    ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
+    "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
+    "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
