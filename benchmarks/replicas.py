@@ -14,28 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import httpx
 import numpy as np
 
+from benchmarks.serve import ROWS, drawn
 from decisionllm import checkpoint
 from decisionllm.serving.campaigns import Desk
 
-ROWS = Path(__file__).parent / "serve.jsonl"
 CAMPAIGNS, TICKS = 16, 24
-
-
-def drawn(campaign, step):
-    """A tick's request: the same for the same numbers."""
-    rng = np.random.default_rng([campaign, step])
-    result = {
-        "bid": rng.uniform(0.01, 0.1), "market_price": rng.uniform(0.05, 0.2), "value": rng.uniform(0.0002, 0.001),
-        "conversion": rng.uniform(0, 0.001), "won": rng.uniform(0, 0.1), "volume": 9000.0, "spend": rng.uniform(0, 50),
-        "conversions": float(rng.integers(4)), "exposed_value": rng.uniform(0, 2),
-    }  # fmt: skip
-    coming = {"value": rng.uniform(0.0002, 0.001), "volume": float(rng.integers(5000, 20000))}
-    return {"index": step, "key": f"{campaign}-{step}", "result": result if step else None, "coming": coming}
 
 
 def main():

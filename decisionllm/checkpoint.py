@@ -130,6 +130,11 @@ def find(path):
     return next((folder for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old") if folder.is_dir()), None)
 
 
+def acting(path, config):
+    """Where the weights of a run stand that act: those of the lowest held-out loss, if it was asked for them, or the last."""
+    return Path(path) / "best" if config["best"] else Path(path)
+
+
 def restore(path, model, facts):
     """Load a checkpoint's weights into a model made from the same config; anything that does not fit is an error."""
     folder = find(path)
@@ -180,8 +185,8 @@ def usable(device):
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def load(path, *, device="cpu", target_return=None, **acting):
-    """A run directory -> (Policy, config, facts). acting: stride, decode, ... in place of the run's own.
+def load(path, *, device="cpu", target_return=None, **options):
+    """A run directory -> (Policy, config, facts). options: stride, decode, ... in place of the run's own.
 
     A config with a `policy` names the class that reads the run instead, from (path, facts, device), and which acts as it was made to.
     """
@@ -190,11 +195,10 @@ def load(path, *, device="cpu", target_return=None, **acting):
         return build(config["policy"], path, facts, device), config, facts
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
-    restore(Path(path) / "best" if config["best"] else path, model, facts)
-    options = {"execution": "per_agent" if config["execution"] == "per_agent" else "joint"}
-    options |= {key: config[key] for key in ("ahead", "decode", "order", "plan")} | {
-        k: v for k, v in acting.items() if v is not None
-    }
+    restore(acting(path, config), model, facts)
+    own = {"execution": "per_agent" if config["execution"] == "per_agent" else "joint"}
+    own |= {key: config[key] for key in ("ahead", "decode", "order", "plan")}
+    options = own | {key: value for key, value in options.items() if value is not None}
     stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
     quantile = None if config["expectile"] else target(facts, config["target_quantile"])
     asked = quantile if target_return is None else target_return

@@ -278,7 +278,7 @@ def execute(folder, job, *, home, device, keep, processes, threads):
         job["budget"],
         job["train"] | {"home": home, "device": device, "tracker": "none", "fresh": False},
     )
-    store, best = prepare(config["dataset"], home), None
+    store, compared, best = prepare(config["dataset"], home), prepare(job["reference"], home), None
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
@@ -286,7 +286,7 @@ def execute(folder, job, *, home, device, keep, processes, threads):
             config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads
         )
         policy, trained, _ = checkpoint.load(run, device=device)
-        measured = measure(policy, trained, prepare(job["reference"], home), job["windows"])
+        measured = measure(policy, trained, compared, job["windows"])
         if best is None or measured["held_out"] < best[0]["held_out"]:
             gained, best = math.inf if best is None else best[0]["held_out"] - measured["held_out"], (measured, run, trained)
         else:
@@ -306,7 +306,6 @@ def execute(folder, job, *, home, device, keep, processes, threads):
         windows.select(store, fraction=f, quality=config["quality"], held_out=config["held_out"], seed=config["data_seed"])[0]
         for f in (config["fraction"], 1.0)
     )
-    compared = prepare(job["reference"], home)
     usual = compared.returns[windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):

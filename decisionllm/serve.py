@@ -1,6 +1,5 @@
 """The verb `serve`: a trained run behind HTTP, with a journal of what it was asked and what it answered."""
 
-import json
 import os
 import socket
 from hashlib import blake2b
@@ -74,12 +73,12 @@ def journal_of(config):
 
 def card(run, policy, trained, facts):
     """What /v1/model says."""
-    weights = checkpoint.find(run) / "model.safetensors"
+    weights = checkpoint.find(checkpoint.acting(run, trained)) / "model.safetensors"
     return {
         "run": Path(run).name, "model": blake2b(weights.read_bytes(), digest_size=6).hexdigest(), "dataset": facts["dataset"]["name"],
         "fingerprint": facts["fingerprint"], "spec": facts["spec"], "window": policy.window, "stride": policy.stride,
         "decode": policy.decode, "target_return": policy.target_return, "asks": policy.asks,
         "backbone": trained["backbone"] | {"folder": None} if "folder" in trained["backbone"] else trained["backbone"],
         "text": facts["dataset"].get("text", "none"), "parameters": sum(p.numel() for p in policy.model.parameters()),
-        "versions": json.loads(json.dumps(facts["versions"])),
+        "versions": facts["versions"],
     }  # fmt: skip

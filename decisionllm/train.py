@@ -251,9 +251,10 @@ def trim(path, step):
     """Forget what a resumed run logged after its last checkpoint: it comes again. A line cut short is one of those.
     Returns the lowest held-out loss of what is left, infinity without any."""
     lines = path.read_text().splitlines() if path.is_file() and step else []
-    kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-    path.write_text("".join(line + "\n" for line in kept))
-    return min((json.loads(line).get("held_out_nll", math.inf) for line in kept), default=math.inf)
+    rows = [(line, json.loads(line)) for line in lines if line.endswith("}")]
+    kept = [(line, row) for line, row in rows if row["step"] <= step]
+    path.write_text("".join(line + "\n" for line, _ in kept))
+    return min((row.get("held_out_nll", math.inf) for _, row in kept), default=math.inf)
 
 
 def precision(config):

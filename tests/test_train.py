@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from decisionllm import checkpoint
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.synthetic import load
 from decisionllm.schema import Spec
+from decisionllm.serve import card
 from decisionllm.train import parameter_groups, trim
 from tests.conftest import DT, LOOP, NANO, command, interrupt, make_model, metrics
 
@@ -55,7 +57,10 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     lowest = min(losses, key=losses.get)
     assert 0 < lowest < 4  # or this test says nothing
     assert json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"] == lowest
-    acting = checkpoint.load(tmp_path / "straight")[0].model.state_dict()
+    loaded = checkpoint.load(tmp_path / "straight")
+    acting = loaded[0].model.state_dict()
+    weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
+    assert card(tmp_path / "straight", *loaded)["model"] == blake2b(weights, digest_size=6).hexdigest()
     best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")
     assert all(torch.equal(acting[name], tensor) for name, tensor in best.items())
     assert not same_bits(best, load_file(tmp_path / "straight/checkpoint/model.safetensors"))

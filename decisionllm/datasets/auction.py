@@ -186,11 +186,7 @@ def rewards(log, returns):
 
 def texts(log, text):
     """The task of each advertiser's day: a list of K texts."""
-    if text == "none":
-        return [""] * len(log.period)
-    if text == "constant":
-        return [task_text()] * len(log.period)
-    told = [task_text(*campaign) for campaign in zip(log.budget, log.target_cpa, log.category, strict=True)]
+    told = [text_of(text, *campaign) for campaign in zip(log.budget, log.target_cpa, log.category, strict=True)]
     if text == "shuffled":
         for period in np.unique(log.period):
             rows = np.flatnonzero(log.period == period)
@@ -198,6 +194,13 @@ def texts(log, text):
             for k, words in zip(rows, dealt, strict=True):
                 told[k] = words
     return told
+
+
+def text_of(text, budget, target_cpa, category):
+    """What one campaign is told where it is alone."""
+    if text == "none":
+        return ""
+    return task_text() if text == "constant" else task_text(budget, target_cpa, category)
 
 
 def task_text(budget=None, target_cpa=None, category=None):

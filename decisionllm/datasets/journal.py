@@ -4,11 +4,10 @@ A step is an episode's if it is known what it brought, which the tick after it s
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
-from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, texts
+from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, text_of
 from decisionllm.datasets.store import Source
 from decisionllm.journal import Journal
 from decisionllm.registry import register
@@ -42,10 +41,8 @@ def load(
         finished = campaign["ended"] or len(ticks) >= campaign["horizon"]
         if len(ticks) < 2 or not (finished or unfinished):
             continue
-        who = SimpleNamespace(
-            **{name: [campaign[name]] for name in ("budget", "target_cpa", "category")}, period=np.array([number])
-        )
-        task = campaign["text"] if text == "told" else texts(who, text)[0]
+        who = campaign["budget"], campaign["target_cpa"], campaign["category"]
+        task = campaign["text"] if text == "told" else text_of(text, *who)
         episodes.append(episode(campaign, ticks, task, number, show=show, facts=facts, returns=returns, features=features))
         earned = float(f"{episodes[-1].rewards.sum():.4g}")
         table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], earned])

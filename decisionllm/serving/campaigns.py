@@ -11,12 +11,11 @@ import secrets
 from collections import Counter, OrderedDict
 from copy import copy
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 
 from decisionllm import journal as journals
-from decisionllm.datasets.auction import SMALLEST, shown, texts
+from decisionllm.datasets.auction import SMALLEST, shown, text_of
 from decisionllm.schema import History
 from decisionllm.serving.cache import Cache
 from decisionllm.worlds.campaign import STEPS, Campaigns
@@ -266,8 +265,8 @@ class Desk:
     def _fresh(self, id, facts):
         """A campaign before its first step."""
         H, spec = facts["horizon"], self.policy.model.spec
-        who = {name: [facts[name]] for name in ("budget", "target_cpa", "category")} | {"period": np.zeros(1)}
-        task = facts["text"] if facts["text"] is not None else texts(SimpleNamespace(**who), self.options["text"])[0]
+        who = facts["budget"], facts["target_cpa"], facts["category"]
+        task = facts["text"] if facts["text"] is not None else text_of(self.options["text"], *who)
         world = Campaigns([facts["budget"]], [facts["target_cpa"]], steps=H, features=self.options["features"])
         room = np.zeros((H, spec.observation_dim), np.float32), np.zeros((H, 1), np.float32), np.zeros(H)
         return Campaign(id, facts, world, task, *room)

@@ -4,33 +4,23 @@ Source of the interface: AuctionNet (arXiv 2412.10798), `BaseBiddingStrategy`.
 """
 
 import os
-from types import SimpleNamespace
 
 import numpy as np
 
 from decisionllm import checkpoint
-from decisionllm.datasets.auction import SMALLEST, shown, texts
+from decisionllm.datasets.auction import SMALLEST, shown, text_of
 from decisionllm.worlds.campaign import STEPS, Campaigns, offered, summary
 
 
-class DecisionLLMBiddingStrategy:
-    """Bids for one advertiser, a period after the other: multiplier x value for each opportunity.
+class Bidder:
+    """What AuctionNet's simulator sees of a bidder, whoever decides for it, in `_bids(timeStepIndex, pValues, history)`.
 
     budget, remaining_budget: currency, of the period; cpa: currency a conversion; category: the advertiser's. They may be set anew before
-    a period; `remaining_budget` is what the simulator lowers, and what it says is believed.
-    run: a run directory of an auction, or what checkpoint.load makes of one; by default the directory that the environment variable
-    DECISIONLLM_RUN names. target_return: other than the run's own, in its raw reward units.
+    a period; `remaining_budget` is what the simulator lowers.
     """
 
-    def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, run=None, target_return=None):
-        self.budget, self.remaining_budget, self.name, self.cpa, self.category = budget, budget, name, cpa, category
-        run = run or os.environ.get("DECISIONLLM_RUN")
-        if not run:
-            raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
-        self.policy, config, _ = run if isinstance(run, tuple) else checkpoint.load(run)
-        self.options, self.target_return = config["dataset"], target_return
-        if "show" not in self.options:
-            raise ValueError(f"run: expected one of an auction, got one of {self.options.get('_target_')}")
+    def __init__(self, budget, name, cpa, category):
+        self.budget, self.name, self.cpa, self.category = budget, name, cpa, category
         self.reset()
 
     def reset(self):
@@ -47,6 +37,28 @@ class DecisionLLMBiddingStrategy:
             "historyPValueInfo": historyPValueInfo, "historyBid": historyBid, "historyAuctionResult": historyAuctionResult,
             "historyImpressionResult": historyImpressionResult, "historyLeastWinningCost": historyLeastWinningCost,
         }  # fmt: skip
+        return self._bids(timeStepIndex, pValues, history)
+
+
+class DecisionLLMBiddingStrategy(Bidder):
+    """Bids for one advertiser, a period after the other: multiplier x value for each opportunity.
+
+    What `remaining_budget` says is believed.
+    run: a run directory of an auction, or what checkpoint.load makes of one; by default the directory that the environment variable
+    DECISIONLLM_RUN names. target_return: other than the run's own, in its raw reward units.
+    """
+
+    def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, run=None, target_return=None):
+        super().__init__(budget, name, cpa, category)
+        run = run or os.environ.get("DECISIONLLM_RUN")
+        if not run:
+            raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
+        self.policy, config, _ = run if isinstance(run, tuple) else checkpoint.load(run)
+        self.options, self.target_return = config["dataset"], target_return
+        if "show" not in self.options:
+            raise ValueError(f"run: expected one of an auction, got one of {self.options.get('_target_')}")
+
+    def _bids(self, timeStepIndex, pValues, history):
         for name, steps in history.items():
             if len(steps) != timeStepIndex:
                 raise ValueError(f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got {len(steps)}")
@@ -68,8 +80,8 @@ class DecisionLLMBiddingStrategy:
 
     def _begin(self):
         self.campaign = Campaigns([self.budget], [self.cpa], features=self.options["features"])
-        who = SimpleNamespace(budget=[self.budget], target_cpa=[self.cpa], category=[self.category], period=np.zeros(1))
-        self.session = self.policy.begin(texts(who, self.options["text"]), STEPS, self.target_return)
+        task = text_of(self.options["text"], self.budget, self.cpa, self.category)
+        self.session = self.policy.begin([task], STEPS, self.target_return)
         self.earned = 0.0
 
     def _see(self, values):
@@ -87,7 +99,7 @@ class DecisionLLMBiddingStrategy:
         c.remaining = np.array([self.remaining_budget], np.float64)
 
 
-class DecisionLLMRemoteStrategy:
+class DecisionLLMRemoteStrategy(Bidder):
     """The same bidder, whose policy is behind a server: a campaign a period, a request a step.
 
     url: of the server, such as http://127.0.0.1:8080; token: its token, by default what DECISIONLLM_TOKEN says. more: of a campaign, such as
@@ -97,28 +109,16 @@ class DecisionLLMRemoteStrategy:
     def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, url, token=None, timeout=5.0, **more):
         import httpx  # pip install decisionllm[serve]
 
-        self.budget, self.remaining_budget, self.name, self.cpa, self.category = budget, budget, name, cpa, category
+        super().__init__(budget, name, cpa, category)
         token, self.more = token or os.environ.get("DECISIONLLM_TOKEN"), more
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
-        self.reset()
 
-    def reset(self):
-        """Begin a period, with the whole budget."""
-        self.remaining_budget, self.campaign = self.budget, None
-
-    def bidding(
-        self, timeStepIndex, pValues, pValueSigmas, historyPValueInfo, historyBid, historyAuctionResult,
-        historyImpressionResult, historyLeastWinningCost,
-    ):  # fmt: skip
-        """As above. An answer that is no bid is a ValueError that says what the server said."""
+    def _bids(self, timeStepIndex, pValues, history):
+        """An answer that is no bid is a ValueError that says what the server said."""
         if self.campaign is None:
             facts = {"budget": float(self.budget), "target_cpa": float(self.cpa), "category": int(self.category)}
             self.campaign = self._ask("/v1/campaigns", facts | {"name": self.name} | self.more)["id"]
-        history = {
-            "historyPValueInfo": historyPValueInfo, "historyBid": historyBid, "historyAuctionResult": historyAuctionResult,
-            "historyImpressionResult": historyImpressionResult, "historyLeastWinningCost": historyLeastWinningCost,
-        }  # fmt: skip
         last = {name: [np.asarray(step, np.float64).tolist() for step in steps[-1:]] for name, steps in history.items()}
         asked = {"campaign": self.campaign, "timeStepIndex": int(timeStepIndex), "pValues": np.asarray(pValues).tolist()}
         return np.array(self._ask("/v1/bid", asked | last)["bids"])
