@@ -1,6 +1,7 @@
 """The verb `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, write a report."""
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -139,6 +140,7 @@ class Grid:
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
             enough(self.store(config["dataset"]), config["held_out"], self.fractions[0], config["quality"])
+        self.trunks = {cell: trunk(config["backbone"]) for cell, config in self.configs.items()}
         self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
         self.count = cache(
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
@@ -167,7 +169,7 @@ class Grid:
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
             "train": config, "budget": self.budget, "evaluate": {k: v for k, v in self.acting.items() if k not in ("run", "out", "device")},
             "reference": self.reference, "windows": self.study["windows"], "data": self.data[size, quality],
-        }  # fmt: skip
+        } | ({"trunk": self.trunks[size, quality]} if self.trunks[size, quality] else {})  # fmt: skip
 
     def tuning(self):
         """The runs that choose a learning rate a size, as a function to call: on the smallest data, of the first quality and seed."""
@@ -249,6 +251,16 @@ def enough(store, held_out, fraction, quality):
         )
 
 
+def trunk(options):
+    """A digest of the weights in the folder that a backbone is read from; none where it is from nowhere or has none."""
+    files = sorted(Path(options["folder"]).expanduser().rglob("*.safetensors")) if options.get("folder") else []
+    digest = hashlib.blake2b(digest_size=8)
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "blake2b").digest())
+    return digest.hexdigest() if files else None
+
+
 def named(jobs):
     return [ledger.encode(job)[0] for job in jobs]
 
@@ -281,6 +293,8 @@ def execute(folder, job, *, home, device, keep, processes, threads):
     store, compared, best = prepare(config["dataset"], home), prepare(job["reference"], home), None
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
+    if trunk(config["backbone"]) != job.get("trunk"):
+        raise ValueError(f"{config['backbone']['folder']}: other weights than this run was planned for: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
         run = torchrun(
             config | {"steps": config["steps"] * 2**doubling, "run": str(folder / f"run-{doubling}")}, processes, threads
@@ -301,19 +315,19 @@ def execute(folder, job, *, home, device, keep, processes, threads):
         rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
         score = {key: [row for row in rows if row["headline"]][-1][key] for key in score}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    size, whole = count(config, store.spec), store.returns
+    size = count(config, store.spec)
     chosen, kept = (
         windows.select(store, fraction=f, quality=config["quality"], held_out=config["held_out"], seed=config["data_seed"])[0]
         for f in (config["fraction"], 1.0)
     )
-    usual = compared.returns[windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]]
+    usual = windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
             shutil.rmtree(path)
     return measured | score | {
         "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
         "data_steps": int(store.lengths[chosen].sum()), "data_episodes": len(chosen), "converged": converged,
-        "quality": max(float((whole[kept].mean() - usual.min()) / (usual.mean() - usual.min() or 1.0)), 1e-3),
+        "quality": goodness(store, kept, compared, usual),
         "tokens": trained["steps"] * trained["batch_size"] * size["tokens"], "flops": trained["steps"] * flops(trained, size),
         "train_seconds": lines[-1]["seconds"], "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
@@ -380,6 +394,15 @@ def measure(policy, config, store, count):
         "floor": floor(model),
         "action_error": error if store.spec.num_actions else error**0.5,
     }
+
+
+def goodness(store, kept, compared, usual):
+    """The mean return of these episodes above the least of the usual ones, as a share of what those have; where those all have one
+    return, in how few steps it was had. > 0"""
+    returns = compared.returns[usual]
+    if not np.ptp(returns):
+        return float(compared.lengths[usual].mean() / store.lengths[kept].mean())
+    return max(float((store.returns[kept].mean() - returns.min()) / (returns.mean() - returns.min())), 1e-3)
 
 
 def floor(model):

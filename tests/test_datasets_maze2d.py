@@ -219,6 +219,16 @@ def test_a_file_is_found_where_its_users_keep_it(tmp_path, monkeypatch):
     assert load(maze="umaze", source="regenerate", steps=50).info["name"] == "maze2d-umaze-v1@regen-seed0-50"
 
 
+def test_a_log_may_be_walked_with_more_noise():
+    logs = {noise: load(maze="umaze", source="regenerate", steps=4000, noise=noise) for noise in (0.0, 0.5, 2.0)}
+    lengths = {noise: np.mean([len(e.actions) for e in log.episodes]) for noise, log in logs.items()}
+    assert lengths[0.0] < lengths[0.5] < lengths[2.0], "it reaches its goals later"
+    assert [log.info["name"].partition("-4000")[2] for log in logs.values()] == ["-noise0", "", "-noise2"]
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="dataset.noise: expected a deviation"):
+            load(maze="umaze", source="regenerate", steps=50, noise=wrong)
+
+
 def test_a_file_of_another_name_is_not_called_the_published_one(tmp_path):
     assert load(maze="umaze", path=str(put(tmp_path / "mine.hdf5"))).info["name"] == "maze2d-umaze-v1@mine"
 

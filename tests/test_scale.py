@@ -4,7 +4,9 @@ import json
 import math
 import shlex
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -256,6 +258,33 @@ def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
     assert found["plain"]["quality"] == 1 != found["other"]["quality"]
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
+
+
+def test_quality_is_the_mean_return_above_the_worst_or_where_all_have_one_how_soon_it_was_had():
+    log = SimpleNamespace(returns=np.array([1.0, 2.0, 3.0]), lengths=np.array([10, 20, 30]))
+    same = SimpleNamespace(returns=np.ones(3), lengths=log.lengths)
+    later = SimpleNamespace(returns=np.array([1.0, 1.0, 0.0]), lengths=2 * log.lengths)
+    everything = np.arange(3)
+    assert scale.goodness(log, everything, log, everything) == 1
+    assert scale.goodness(log, [1, 2], log, everything) == 1.5
+    assert scale.goodness(log, [0], log, everything) == 1e-3
+    assert scale.goodness(later, everything, same, everything) == 0.5
+
+
+def test_a_run_on_a_trunk_is_another_once_the_trunk_is(tmp_path):
+    loop, here = "dataset=synthetic dataset.episodes=60 window=3 batch_size=8 precision=no held_out=0.2", f"home={tmp_path}"
+    sizes = {
+        "w32": "backbone=nano backbone.width=16",
+        "w16": f"backbone=pretrained backbone.folder={tmp_path}/a backbone.lora_rank=2",
+    }
+    words = [listed("train", loop), *(listed(f"axes.size.{size}", chosen) for size, chosen in sizes.items()), *ONE, here]
+    found = []
+    for steps in (2, 3):
+        trunk = *loop.split(), *sizes["w32"].split(), f"run={tmp_path}/a", f"steps={steps}", "fresh=true", "tracker=none", here
+        assert command("train", *trunk) == 0
+        assert small(tmp_path / "out", *words) == 0
+        found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
+    assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, "w16 is run again, on the new weights"
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -38,6 +38,7 @@ def load(
     beyond: int = 0,
     path: str = "",
     steps: int = 0,
+    noise: float = 0.5,
     seed: int = 0,
 ) -> Source:
     """One Maze2D log as episodes.
@@ -48,8 +49,11 @@ def load(
     off to another goal, but they show how the world moves there and what it pays.
     cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
     source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` takes
-    the file where there is one. steps: how many to regenerate; 0 is the published size. seed: of the regeneration.
+    the file where there is one. steps: how many to regenerate; 0 is the published size; noise: on the planner's actions, a deviation; the published logs
+    have 0.5. seed: of the regeneration.
     """
+    if not 0 <= noise < np.inf:
+        raise ValueError(f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}")
     if beyond and text not in ("goal", "shuffled"):
         raise ValueError(f"dataset.beyond={beyond}: needs text=goal, got {text}")
     for name, value, known in (
@@ -74,8 +78,8 @@ def load(
             f"{file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
         )
     else:
-        log, name = generate(world, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze]), f"{published}@regen-seed{seed}"
-        name += f"-{steps}" if steps else ""
+        log = generate(world, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
+        name = f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)
 
     longest = piece if cut == "run" else HORIZON[maze]
     first, last = cut_points(log, cut, longest, world)
