@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from decisionllm.registry import one_of
+
 
 def opened(config):
     """The executor that a config (see configs/scale.yaml) names; one that is not there is an error, when it is entered."""
     executors = {"local": local, "here": here, "ray": tasks, "slurm": jobs}
-    if config["executor"] not in executors:
-        raise ValueError(f"executor: expected one of {', '.join(executors)}, got {config['executor']!r}")
+    one_of("executor", config["executor"], executors)
     if config["processes"] < 1 or config["workers"] < 0 or config["gpus"] < 0:
         raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {[config[key] for key in ('processes', 'workers', 'gpus')]}")  # fmt: skip
     if config["gpus"] and config["executor"] in ("local", "here"):

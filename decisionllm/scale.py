@@ -25,6 +25,7 @@ from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
 from decisionllm.eval import study as paper
 from decisionllm.evaluate import evaluate
+from decisionllm.registry import one_of
 from decisionllm.tokenizers import bins, text
 from decisionllm.train import train
 
@@ -42,8 +43,7 @@ FLOPS = "(4 N + 2 trained + 6 layers x width x tokens of a window) a token; N: p
 def scale(config):
     """Do config["action"] to config["study"] (plain dicts, see configs/scale.yaml). Returns the path of the report, or of the ledger."""
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    if config["action"] not in ACTIONS:
-        raise ValueError(f"action: expected one of {', '.join(ACTIONS)}, got {config['action']!r}")
+    one_of("action", config["action"], ACTIONS)
     if config["read"]:
         return paper.write(Path(config["read"]).parent, paper.read(config["read"]), say=console.print)
     study, out = check(config["study"]), Path(config["out"])
@@ -96,8 +96,7 @@ def check(study):
     if min(axes["fraction"]) <= 0 or max(axes["fraction"]) > 1:
         raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {axes['fraction']}")
     for part, rules in RULES.items():
-        if (rule := study[part].get("rule")) not in rules:
-            raise ValueError(f"study.{part}.rule: expected one of {', '.join(rules)}, got {rule!r}")
+        one_of(f"study.{part}.rule", rule := study[part].get("rule"), rules)
         for key in rules[rule]:
             if not study[part].get(key):
                 raise ValueError(

@@ -12,7 +12,7 @@ import numpy as np
 from decisionllm.datasets import auctionnet
 from decisionllm.datasets.auctionnet import Log, chosen, listed, spelled
 from decisionllm.datasets.store import Source
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.auction import play
 from decisionllm.worlds.bidders import mixture
@@ -57,16 +57,12 @@ def load(
     relabel: show each day so many times more, as days of advertisers with other budgets and limits, see `relabelled`. seed: of
     the market, and of other budgets.
     """
-    for name, value, known in (
-        ("text", text, ("none", "constant", "informative", "shuffled")),
-        ("show", show, tuple(SHOWN)),
-        ("facts", facts, tuple(TOLD)),
-        ("returns", returns, ("conversions", "value", "score")),
-        ("features", features, ("repaired", "original")),
-        ("until", until, ("done", "day")),
-    ):
-        if value not in known:
-            raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
+    one_of("dataset.text", text, ("none", "constant", "informative", "shuffled"))
+    one_of("dataset.show", show, SHOWN)
+    one_of("dataset.facts", facts, TOLD)
+    one_of("dataset.returns", returns, ("conversions", "value", "score"))
+    one_of("dataset.features", features, ("repaired", "original"))
+    one_of("dataset.until", until, ("done", "day"))
     log = log_of(path, periods=periods, features=features, behaviour=behaviour, seed=seed)
     origin = stem(path) if path else f"market-{behaviour}" + (f"-seed{seed}" if seed else "")
     name = f"auction@{origin}-periods-{spelled(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")

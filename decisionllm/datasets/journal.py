@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, text_of
 from decisionllm.datasets.store import Source
 from decisionllm.journal import Journal
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.campaign import Campaigns
 
@@ -25,14 +25,10 @@ def load(
     text: `none`; `told`, what each policy was told; `constant`, `informative`, as of an auction. show, facts, returns, features: as of an auction;
     what the policy was shown is what its run was trained with. unfinished: also campaigns that go on, with what came so far.
     """
-    for name, value, known in (
-        ("text", text, ("none", "told", "constant", "informative")),
-        ("show", show, tuple(SHOWN)),
-        ("facts", facts, tuple(TOLD)),
-        ("returns", returns, ("conversions", "value", "score")),
-    ):
-        if value not in known:
-            raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
+    one_of("dataset.text", text, ("none", "told", "constant", "informative"))
+    one_of("dataset.show", show, SHOWN)
+    one_of("dataset.facts", facts, TOLD)
+    one_of("dataset.returns", returns, ("conversions", "value", "score"))
     (file, *_), episodes, table = files(path=path), [], []
     journal = Journal(file)
     served = list(journal.campaigns())

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.datasets.store import Source
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.maze2d import Maze, Planner, reward
 
@@ -56,13 +56,9 @@ def load(
         raise ValueError(f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}")
     if beyond and text not in ("goal", "shuffled"):
         raise ValueError(f"dataset.beyond={beyond}: needs text=goal, got {text}")
-    for name, value, known in (
-        ("text", text, ("none", "constant", "goal", "shuffled")),
-        ("cut", cut, ("timeouts", "horizon", "goal_exit", "run")),
-        ("source", source, ("auto", "file", "regenerate")),
-    ):
-        if value not in known:
-            raise ValueError(f"dataset.{name}: expected one of {', '.join(known)}, got {value!r}")
+    one_of("dataset.text", text, ("none", "constant", "goal", "shuffled"))
+    one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
+    one_of("dataset.source", source, ("auto", "file", "regenerate"))
     world, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
     by_goal = text in ("goal", "shuffled")
     if by_goal and cut not in ("timeouts", "run"):

@@ -13,7 +13,7 @@ from decisionllm.datasets.teamlog import Log as Log
 from decisionllm.datasets.teamlog import collect as collect
 from decisionllm.datasets.teamlog import read as read
 from decisionllm.datasets.teamlog import write as write
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.schema import Episode, Spec
 
 SAID = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
@@ -136,8 +136,7 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     `terminated` has left, and is truncated. A world must end, with `terminated` or `truncated` on its last step.
     """
     meta, types = log.meta, list(log.meta["types"].values())
-    if text not in TEXTS:
-        raise ValueError(f"dataset.text: expected one of {', '.join(TEXTS)}, got {text!r}")
+    one_of("dataset.text", text, TEXTS)
     clock, offsets = _worlds(log, team)
     order, moment = _present(log, team, clock, offsets)
     refuse = partial(log.refuse, "agents", order)
@@ -230,8 +229,7 @@ def _present(log, team, clock, offsets):
 def _payments(log, returns, clock, offsets, order, moment, world, size):
     """What each row brings, what its team is paid in the steps after it, 0 if each is paid for itself, and which was meant."""
     paying = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
-    if paying not in ("team", "own", "mean"):
-        raise ValueError(f"dataset.returns: expected one of team, own, mean, got {paying!r}")
+    one_of("dataset.returns", paying, ("team", "own", "mean"))
     table, rows = ("steps", clock) if paying == "team" else ("agents", order)
     if "reward" not in getattr(log, table):
         raise ValueError(f"{log.path}, {table}: expected a column reward, which returns={paying} needs, got none")

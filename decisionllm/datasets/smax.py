@@ -7,7 +7,7 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import Log, source
 from decisionllm.datasets.store import Source
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.worlds.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
 
 LOGS = (*TEACHERS, "mixed")
@@ -34,8 +34,7 @@ def load(
 
 def generate(log, *, map="2s3z", groups=1500, noise=0.1, seed=0) -> Log:
     """The columns of a log; see `load`."""
-    if log not in LOGS:
-        raise ValueError(f"dataset.log: expected one of {', '.join(LOGS)}, got {log!r}")
+    one_of("dataset.log", log, LOGS)
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
         raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import Log, source
 from decisionllm.datasets.store import Source
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.worlds.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
@@ -45,9 +45,8 @@ def load(
 
 def generate(log, *, agents=3, groups=1500, actions="discrete", noise=0.1, seed=0) -> Log:
     """The columns of a log; see `load`."""
-    for option, value, known in (("log", log, LOGS), ("actions", actions, ("discrete", "continuous"))):
-        if value not in known:
-            raise ValueError(f"dataset.{option}: expected one of {', '.join(known)}, got {value!r}")
+    one_of("dataset.log", log, LOGS)
+    one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
         raise ValueError(
             f"dataset: expected agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1; got {agents}, {groups}, {noise}"

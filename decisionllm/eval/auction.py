@@ -17,7 +17,7 @@ import numpy as np
 from decisionllm.datasets.auction import shown, similar, texts
 from decisionllm.datasets.auctionnet import chosen
 from decisionllm.eval.report import figure
-from decisionllm.registry import register
+from decisionllm.registry import one_of, register
 from decisionllm.worlds import auction, bidders
 from decisionllm.worlds.auction import PUBLISHED
 from decisionllm.worlds.campaign import MEANS, STATE, STEPS, Campaigns, score
@@ -58,13 +58,9 @@ class Auction:
         positions: str = "", share: str = "one", repeats: int = 0, draws: str = "bernoulli", guard: bool = False,
         opportunities: int = 500000, text: str = "none", show: str = "official", facts: str = "none", returns: str = "conversions", features: str = "repaired",
     ):  # fmt: skip
-        for name, value, known in (
-            ("protocol", protocol, ("replay", "market")),
-            ("share", share, ("one", "all")),
-            ("draws", draws, ("bernoulli", "expected")),
-        ):
-            if value not in known:
-                raise ValueError(f"env.{name}: expected one of {', '.join(known)}, got {value!r}")
+        one_of("env.protocol", protocol, ("replay", "market"))
+        one_of("env.share", share, ("one", "all"))
+        one_of("env.draws", draws, ("bernoulli", "expected"))
         for name, count, least in (("opportunities", opportunities, 1), ("repeats", repeats, 0)):
             if count < least:
                 raise ValueError(f"env.{name}: expected a number from {least}, got {count}")

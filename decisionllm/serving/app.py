@@ -11,7 +11,7 @@ from decisionllm import __version__
 from decisionllm.serving import openrtb, page
 from decisionllm.serving.campaigns import Desk, Refused
 from decisionllm.serving.contract import models
-from decisionllm.serving.door import Door
+from decisionllm.serving.door import Door, refusal
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.service import Service, history
 from decisionllm.worlds.campaign import offered, summary
@@ -59,10 +59,7 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
 
     def refused(status, where, message, **more):
         headers = {"Retry-After": "1"} if status == 503 else None
-        told = {"detail": [{"loc": where, "msg": message, "type": "refused"}]} | {
-            k: v for k, v in more.items() if k == "expected"
-        }
-        return JSONResponse(told, status, headers)
+        return JSONResponse(refusal(where, message) | {k: v for k, v in more.items() if k == "expected"}, status, headers)
 
     @app.exception_handler(Refused)
     async def _(request: Request, error: Refused):

@@ -77,8 +77,13 @@ class Door:
         return None
 
 
+def refusal(where, message):
+    """The body of an answer that refuses: where the fault is, and what was expected. For JSON."""
+    return {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
+
+
 async def refuse(send, status, where, message):
-    body = json.dumps({"detail": [{"loc": where, "msg": message, "type": "refused"}]}).encode()
+    body = json.dumps(refusal(where, message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
