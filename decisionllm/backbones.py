@@ -279,20 +279,20 @@ class Backbone(nn.Module):
         tokens (N, n, D) may be padded on the right; what padding writes is overwritten by the next call.
         """
         L, n = memory.text_mask.shape[1], tokens.shape[1]
-        everybody = torch.arange(len(memory.text_mask), device=tokens.device)
-        rows = everybody if rows is None else rows
-        together = bool((filled == filled[0]).all()) and torch.equal(rows, everybody)
+        rows = torch.arange(len(memory.text_mask), device=tokens.device) if rows is None else rows
+        block = slice(int(rows[0]), int(rows[-1]) + 1)  # what they are if they follow each other
+        together = bool((filled == filled[0]).all()) and bool((rows.diff() == 1).all())
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         end = L + int(filled.max()) + n
 
         def write(i, k, v):
             for buffer, new in ((memory.keys[i], k), (memory.values[i], v)):
                 if together:
-                    buffer[:, :, end - n : end] = new
+                    buffer[block, :, end - n : end] = new
                 else:
                     buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
-            taken = slice(None) if together else rows
-            return memory.keys[i][:, :, :end][taken], memory.values[i][:, :, :end][taken]
+            taken = block if together else rows
+            return memory.keys[i][taken, :, :end], memory.values[i][taken, :, :end]
 
         text_mask, length = memory.text_mask[rows], memory.text_length[rows]
         if together and bool(text_mask.all()):
