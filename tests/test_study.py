@@ -2,12 +2,14 @@
 
 import json
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from decisionllm.eval import law, study
 
+STUDIES = Path(__file__).parents[1] / "studies"
 TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55)
 SIZES = {"30k": 3e4, "150k": 1.5e5, "600k": 6e5, "2500k": 2.5e6, "10000k": 1e7}
 
@@ -77,3 +79,26 @@ def test_a_study_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected at least one run of the grid that is done, found none"):
         study.write(tmp_path, planted(runs=[]))
     assert not list(tmp_path.iterdir())
+
+
+def test_where_the_largest_size_was_run_once_the_next_one_is_compared(tmp_path):
+    found = planted()
+    found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
+    _, said = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: 2500k against 30k" in said and "10000k against" not in said
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
+def test_a_published_study_is_reported_again_without_its_runs(name, tmp_path):
+    published = json.loads((STUDIES / name / "study.json").read_text())
+    study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
+    again = json.loads((tmp_path / "study.json").read_text())
+    verdicts = [[text.rpartition(": ")[2] for text in found["said"]["findings"]] for found in (published, again)]
+    assert verdicts[0] == verdicts[1] and len(verdicts[0]) > 3
+    assert (published["fits"]["law"] is None) == (again["fits"]["law"] is None)
+    assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in (STUDIES / name).glob("*.png")}
+    assert name in (STUDIES / "README.md").read_text() and all(run["state"] == "done" for run in published["runs"])
+
+
+def test_there_are_published_studies():
+    assert len(list(STUDIES.glob("*/study.json"))) >= 1
