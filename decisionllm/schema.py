@@ -133,7 +133,7 @@ class Window:
     acted: np.ndarray | None = shaped("B T", optional=True)  # of a log
     team: np.ndarray | None = shaped("B", optional=True)  # which rows are read together: 0, 0, 0, 1, 1, .. in their order
     identity: np.ndarray | None = shaped("B", optional=True)  # who each is in its team
-    leads: np.ndarray | None = shaped("B", optional=True)  # the episode whose text each row's team is told
+    told: np.ndarray | None = shaped("B", optional=True)  # which of its sampler's texts each row's team is told
 
     def __post_init__(self):
         _check(self)

@@ -13,7 +13,7 @@ class TeamSession:
     """N agents of several teams, in lock-step, and the keys and values of what was read of each team.
 
     groups: (N,) who is in one team; None: each is a team of one, which is execution per agent. An agent that has ended is
-    asked no more, and what it did stays in the windows that saw it. A team is told the text of its first agent. cached=False
+    asked no more, and what it did stays in the windows that saw it. A team is told what its members would be, see `text.of_team`. cached=False
     reads every window afresh for every agent and is the truth.
     """
 
@@ -25,9 +25,7 @@ class TeamSession:
                 f"vector a step; got {horizon}. Train with timesteps=none to go beyond"
             )
         N = len(tasks)
-        _, lead, team, sizes = np.unique(
-            np.arange(N) if groups is None else groups, return_index=True, return_inverse=True, return_counts=True
-        )
+        _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
         if sizes.max() > POOL:
             raise ValueError(
                 f"groups: expected at most {POOL} agents in a team (the identities there are), got {sizes.max()}; take execution=per_agent"
@@ -48,9 +46,13 @@ class TeamSession:
         self.rewards = np.zeros((N, horizon))
         self.masks = np.ones((N, horizon, spec.num_actions), bool) if spec.num_actions else None
         self.here = np.zeros((N, horizon), bool)
-        different = sorted(set(tasks))
+        members = [[] for _ in sizes]
+        for at, task in zip(team, tasks, strict=True):
+            members[at].append(task)
+        told = [text.of_team(each) for each in members]
+        different = sorted(set(told))
         self.texts = text.encode(model.backbone.tokenizer, different)
-        self.text_index = np.array([different.index(tasks[i]) for i in lead])[self.team]
+        self.text_index = np.array([different.index(each) for each in told])[self.team]
         self.start, self.memory = -1, None
 
     def act(self, observations, rewards=None, action_masks=None):

@@ -79,7 +79,7 @@ def train(config):
     if config["dynamics"]:
         pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in chosen])  # rows whose next is known
         model.normalizer.fit_dynamics(store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows])
-    texts = text.encode(model.backbone.tokenizer, store.tasks)
+    texts = text.encode(model.backbone.tokenizer, getattr(sampler, "tasks", store.tasks))
     optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
 
     # a new run is described before its first step; one that was begun must be the same run
@@ -110,8 +110,8 @@ def train(config):
 
     def collated(window, rows):
         window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-        told = window.episodes if window.leads is None else window.leads
-        return collate(window, texts, store.task[told]).to(accelerator.device)
+        told = store.task[window.episodes] if window.told is None else window.told
+        return collate(window, texts, told).to(accelerator.device)
 
     @torch.no_grad()
     def validate():

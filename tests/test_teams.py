@@ -44,8 +44,8 @@ def sampler(path, spec, stays, chosen=None, **options):
 
 
 def batch_of(window, log):
-    texts = text.encode(text.own_tokenizer(), log.tasks)
-    return windows.collate(window, texts, log.task[window.leads])
+    tasks = [*log.tasks, text.of_team(log.tasks)]  # as a sampler's
+    return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.told)
 
 
 def rows(window, wanted):
@@ -80,7 +80,8 @@ def test_a_window_holds_all_of_a_group_over_the_same_steps_of_their_world(tmp_pa
                 np.testing.assert_array_equal(row[here], log.episode(e).observations[t[here] - start])
                 assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]  # the team's, the dead's too
             assert len(set(members.identity)) == len(members.identity) and members.identity.max() < POOL
-            assert (members.leads == log.group.searchsorted(group)).all()
+            told = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
+            assert {draw.tasks[i] for i in members.told} == {text.of_team(told)}, "those who are not there now, too"
             seen.add((int(group), begin))
         assert window.team.tolist() == sorted(window.team) and len(set(window.team)) == 16
     assert seen == {(g, t) for g in range(3) for t in range(6)}
@@ -108,10 +109,11 @@ def test_members_stand_in_another_order_and_have_other_names_in_each_window(tmp_
 
 
 def test_half_of_the_windows_are_parted_into_teams_of_one(tmp_path):
-    draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
+    draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
     window = draw(0)
     assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
-    assert (window.leads[:24] == window.episodes[:24]).all() and (window.leads[24:] == 0).all()
+    assert (window.told[:24] == log.task[window.episodes[:24]]).all() and len(set(window.told[:24])) == 2
+    assert {draw.tasks[i] for i in window.told[24:]} == {text.of_team(TASKS)}
 
 
 def test_members_are_left_out_at_random_but_never_all(tmp_path):
@@ -158,7 +160,7 @@ def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     window = windows.cut(draw.steps, everybody, -draw.start, 6)
     window = replace(
         window, timesteps=(window.timesteps + draw.start[:, None]) * window.mask, team=log.group, identity=draw.number,
-        leads=draw.first[log.group],
+        told=draw.told[log.group],
     )  # fmt: skip
     return window, log
 
@@ -321,7 +323,7 @@ class World:
     def __init__(self, spec, seed=0, steps=10):
         rng = np.random.default_rng(seed)
         self.groups = np.array([0, 2, 0, 1, 2, 2, 3, 0, 2, 3])  # not side by side
-        self.tasks = [TASKS[g % 2] for g in self.groups]
+        self.tasks = [TASKS[i % 2] for i in range(len(self.groups))]  # within a team too
         self.ends = np.array([10, 3, 6, 10, 10, 6, 2, 10, 8, 4])
         N = len(self.groups)
         self.observations = rng.normal(size=(N, steps, 3)).astype(np.float32)

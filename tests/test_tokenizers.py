@@ -53,6 +53,13 @@ def test_texts_are_padded_on_the_right():
     assert [own.decode(row[real]) for row, real in zip(ids, mask, strict=True)] == texts
 
 
+def test_a_team_is_told_every_sentence_of_its_members_once():
+    one, other = "A team of 2. At most 8 steps. Role: scout.", "A team of 2. At most 8 steps. Role: guard."
+    assert text.of_team([one, other]) == text.of_team([other, one]) == "A team of 2. At most 8 steps. Role: guard. Role: scout."
+    assert text.of_team([one, one]) == one and text.of_team(["", ""]) == ""
+    assert text.of_team(["Go. Go. Stop."]) == "Go. Go. Stop.", "what all are told stays as it is"
+
+
 def test_no_words_at_all_are_no_tokens():
     for texts in ([""], ["", ""]):
         ids, mask = text.encode(text.own_tokenizer(), texts)

@@ -1,11 +1,13 @@
 """Windows of whole teams: the episodes of a group over the same steps of their world, one row an agent."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from decisionllm.datasets.windows import cut, draw
 from decisionllm.tokenizers.team import POOL
+from decisionllm.tokenizers.text import of_team
 
 ORDERS = ("random", "given", "reverse")
 
@@ -16,7 +18,7 @@ class TeamSampler:
     Rows come team by team. Members take their turns in an order drawn for each window, with identities drawn from a pool;
     order=given or reverse: as their agents are numbered, with fixed identities, for comparison. alone: this share of the
     windows is parted into teams of one. drop_agents: a member is left out with this probability, but never all are.
-    Members that are not among the chosen episodes are seen and not imitated.
+    Members that are not among the chosen episodes are seen and not imitated. tasks: the texts of single agents and of whole teams.
     """
 
     def __init__(
@@ -40,6 +42,11 @@ class TeamSampler:
         nth = np.cumsum(new)
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
+        team = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
+        texts = [team(frozenset(kinds.tolist())) for kinds in np.split(store.task[self.members], self.first[1:])]
+        self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
+        index = {task: i for i, task in enumerate(self.tasks)}
+        self.task, self.told = store.task, np.array([index[text] for text in texts])
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
             raise ValueError(
@@ -79,5 +86,5 @@ class TeamSampler:
             acted=made.imitated & self.chosen[member, None],
             team=np.cumsum(new | parted) - 1,
             identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
-            leads=np.where(parted, member, self.members[self.first[self.group[member]]]),
+            told=np.where(parted, self.task[member], self.told[self.group[member]]),
         )

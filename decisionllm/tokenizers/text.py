@@ -4,6 +4,7 @@
 bytes. It splits text as Qwen does, digits apart, and knows every byte, so that no text is unknown to it.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,14 @@ HERE = Path(__file__).parent
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's pre-tokenisation pattern
 VOCABULARY = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
+
+
+def of_team(tasks):
+    """What a team is told whose members would be told these tasks if each were alone: every sentence of them once."""
+    different = sorted(set(tasks))
+    if len(different) == 1:
+        return different[0]
+    return " ".join(dict.fromkeys(sentence for task in different for sentence in re.split(r"(?<=\.) ", task)))
 
 
 def build(corpus):
