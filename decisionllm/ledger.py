@@ -65,7 +65,11 @@ def status(root, names):
     """{name: state}, planned where there is no folder yet; a folder that was edited by hand is an error."""
     there = set(os.listdir(root)) if os.path.isdir(root) else set()
     for name in there.intersection(names):
-        _content(f"{root}/{name}")
+        try:
+            _content(f"{root}/{name}")
+        except FileNotFoundError:
+            if any(not file.startswith(".") for file in os.listdir(f"{root}/{name}")):  # if not, who made it was killed then
+                raise
     return {name: state(f"{root}/{name}") if name in there else "planned" for name in names}
 
 

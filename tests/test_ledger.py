@@ -93,6 +93,16 @@ def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path):
     assert "not JSON serializable" in ledger.result(tmp_path / name)["reason"]
 
 
+def test_a_folder_whose_maker_was_killed_before_it_said_what_is_to_be_done_is_planned(tmp_path):
+    name, _ = ledger.encode(jobs(1)[0])
+    (tmp_path / name).mkdir()
+    (tmp_path / name / ".job.json-123").touch()
+    assert ledger.status(tmp_path, [name]) == {name: "planned"}
+    (tmp_path / name / "done.json").touch()
+    with pytest.raises(FileNotFoundError, match="expected a planned run, found none"):
+        ledger.status(tmp_path, [name])
+
+
 def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
     names = ledger.plan(tmp_path, jobs(2))
     ledger.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})
