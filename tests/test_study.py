@@ -81,7 +81,7 @@ def test_a_study_of_nothing_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_where_the_largest_size_was_run_once_the_next_one_is_compared(tmp_path):
+def test_a_size_that_was_run_once_is_not_compared(tmp_path):
     found = planted()
     found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
     _, said = report(tmp_path, found)

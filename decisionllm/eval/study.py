@@ -120,11 +120,9 @@ def findings(grid, study):
     for key, (name, sign) in measures.items():
         known = {tuple(run[axis] for axis in AXES): run[key] for run in grid if run[key] is not None}
         for volume in dict.fromkeys([volumes[-1], volumes[0]]):
-            for size in sizes[:0:-1]:  # the largest that was run more than once
+            for size in sizes[1:]:
                 pairs = difference(known, (size, volume, None, None), (sizes[0], volume, None, None))
-                if compared := sentence(f"{name}, {volume:.0%} of the data: {size} against {sizes[0]}", pairs, sign):
-                    said += compared
-                    break
+                said += sentence(f"{name}, {volume:.0%} of the data: {size} against {sizes[0]}", pairs, sign)
             means = {s: np.mean([v for k, v in known.items() if k[:2] == (s, volume)] or [np.nan]) for s in sizes}
             if np.isfinite(list(means.values())).all():
                 said.append(f"{name}, {volume:.0%} of the data: the best size is {max(means, key=lambda s: sign * means[s])}.")
