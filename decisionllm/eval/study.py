@@ -113,7 +113,9 @@ def told(fits):
 
 def findings(grid, study):
     """The three claims against these runs: is bigger better with enough data, can large be worse on little, does quality matter."""
-    sizes = sorted({run["size"] for run in grid}, key=lambda size: next(r["non_embedding"] for r in grid if r["size"] == size))
+    sizes = sorted(
+        dict.fromkeys(run["size"] for run in grid), key=lambda size: next(r["non_embedding"] for r in grid if r["size"] == size)
+    )
     volumes, said = sorted({run["fraction"] for run in grid}), []
     qualities = list(dict.fromkeys(run["mixture"] for run in grid))
     measures = {"held_out": ("held-out loss", -1), "score": ("score", 1)}
@@ -285,7 +287,9 @@ def draw(grid, fits):
             here.plot(
                 *points.T, color=colours[run["size"]], alpha=0.3 + 0.6 * (run["fraction"] == max(fraction)), linewidth=0.8
             )
-    here.plot([], [], color="grey", label="full colour: all data")
+    for size, colour in colours.items():
+        here.plot([], [], color=colour, label=size)
+    here.plot([], [], color="grey", alpha=0.3, label="pale: not all data")
     here.legend(fontsize=7)
     return made
 
