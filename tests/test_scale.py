@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from decisionllm import ledger, registry, scale
 from decisionllm.__main__ import configs
 from decisionllm.datasets.store import prepare
-from tests.conftest import command, make_model, node
+from tests.conftest import command, make_model, make_policy, node
 
 STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))
 
@@ -108,6 +109,39 @@ def test_the_loss_of_a_run_is_that_of_the_model_on_what_was_held_out(finished):
     assert held_out.tolist() == of_run.tolist() and len(held_out) == 12
 
 
+def test_what_is_measured_is_the_mean_over_all_steps_held_out(finished):
+    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    policy, config = (
+        make_policy(store.spec, timesteps="none"),
+        {"held_out": 0.2, "data_seed": 3, "ahead": 0, "window": 1, "dynamics": False},
+    )
+    found, (_, held_out) = scale.measure(policy, config, store, 2**14), scale.windows.select(store, held_out=0.2, seed=3)
+    episodes = np.repeat(held_out, store.lengths[held_out])
+    starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
+    window = scale.windows.cut(scale.windows.of_store(store), episodes, starts, 1)
+    batch = scale.collate(window, scale.text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes])
+    with torch.no_grad():
+        distribution = policy.model.distribution(policy.model.read(batch), batch.action_masks, batch.observations)
+    actions = policy.model.normalizer.actions(batch.actions)
+    assert found["held_out"] == pytest.approx(-distribution.log_prob(actions).mean().item(), rel=0.02)
+    assert found["action_error"] == pytest.approx((distribution.mode - actions).square().mean().item() ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"), [("data", "the data is .*, this run was planned for 0"), ("trunk", "other weights than")]
+)
+def test_a_run_that_was_planned_for_something_else_is_not_made(finished, tmp_path, part, message):
+    job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
+    job["train"]["backbone"]["folder"] = ""
+    with pytest.raises(ValueError, match=message):
+        scale.execute(tmp_path, job, home=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_what_is_asked_for_is_kept(finished):
+    assert not list(finished.rglob("*.safetensors")) and list(finished.rglob("metrics.jsonl"))
+
+
 def test_a_floor_is_what_a_head_says_of_an_action_it_is_sure_of(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     assert scale.floor(make_model(store.spec, head="bins", head_options={"num_bins": 5})) == pytest.approx(2 * math.log(0.5))
@@ -180,6 +214,9 @@ WRONG = {
     shlex.quote(
         listed("train", "dataset=permutation backbone=nano head=discrete held_out=0.2")
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
+    shlex.quote(
+        listed("train", "dataset=spread dataset.groups=20 execution=both held_out=0.2")
+    ): "study.train: expected execution=per_agent, got both",
     "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
     "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
