@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from decisionllm.registry import one_of
+from decisionllm.options import one_of
 
 
 def opened(config):

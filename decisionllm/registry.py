@@ -37,12 +37,6 @@ def discover():
     return found
 
 
-def one_of(name, value, known):
-    """Nothing, if an option has one of its known values; else a ValueError that names them."""
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-
-
 def _choice(target, node, defaults):
     function = (
         node

@@ -25,7 +25,7 @@ from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
 from decisionllm.eval import study as paper
 from decisionllm.evaluate import evaluate
-from decisionllm.registry import one_of
+from decisionllm.options import one_of
 from decisionllm.tokenizers import bins, text
 from decisionllm.train import train
 

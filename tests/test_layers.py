@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "ledger", "journal"},
+    {"schema", "registry", "options", "ledger", "journal"},
     {"tokenizers", "worlds", "executors"},
     {"datasets", "backbones", "heads"},
     {"model"},

@@ -12,7 +12,8 @@ import numpy as np
 from decisionllm.datasets import auctionnet
 from decisionllm.datasets.auctionnet import Log, chosen, listed, spelled
 from decisionllm.datasets.store import Source
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.auction import play
 from decisionllm.worlds.bidders import mixture

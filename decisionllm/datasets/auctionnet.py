@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from decisionllm.options import ranges
 from decisionllm.worlds.campaign import STATE, STEPS, Campaigns
 
 WHO = ("deliveryPeriodIndex", "advertiserNumber")
@@ -77,13 +78,7 @@ def spelled(periods):
 
 def chosen(periods):
     """What `spelled` writes, as a list: "0-2,5" -> [0, 1, 2, 5]. Nothing written -> None, which stands for all."""
-    ranges = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in str(periods).split(",")] if str(periods) else []
-    if not all(ranges):
-        raise ValueError(f"dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got {periods!r}")
-    pairs = [(int(m[1]), int(m[2] or m[1])) for m in ranges if m]
-    if any(first > last for first, last in pairs):
-        raise ValueError(f"dataset.periods: expected ranges that go up, got {periods!r}")
-    return sorted({p for first, last in pairs for p in range(first, last + 1)}) or None
+    return sorted(ranges("dataset.periods", periods)) or None
 
 
 def read(path, *, periods="", features="repaired"):

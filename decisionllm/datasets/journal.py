@@ -10,7 +10,8 @@ import numpy as np
 from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, text_of
 from decisionllm.datasets.store import Source
 from decisionllm.journal import Journal
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.campaign import Campaigns
 

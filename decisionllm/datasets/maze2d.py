@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.datasets.store import Source
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 from decisionllm.worlds.maze2d import Maze, Planner, reward
 

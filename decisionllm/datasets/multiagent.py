@@ -13,7 +13,8 @@ from decisionllm.datasets.teamlog import Log as Log
 from decisionllm.datasets.teamlog import collect as collect
 from decisionllm.datasets.teamlog import read as read
 from decisionllm.datasets.teamlog import write as write
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 SAID = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta

@@ -7,7 +7,8 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import Log, source
 from decisionllm.datasets.store import Source
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.worlds.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
 
 LOGS = (*TEACHERS, "mixed")

@@ -8,7 +8,8 @@ import numpy as np
 
 from decisionllm.datasets.multiagent import Log, source
 from decisionllm.datasets.store import Source
-from decisionllm.registry import one_of, register
+from decisionllm.options import one_of
+from decisionllm.registry import register
 from decisionllm.worlds.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from decisionllm.datasets.auction import shown, similar, texts
-from decisionllm.datasets.auctionnet import chosen
 from decisionllm.eval.report import figure
-from decisionllm.registry import one_of, register
+from decisionllm.options import listed, one_of, ranges
+from decisionllm.registry import register
 from decisionllm.worlds import auction, bidders
 from decisionllm.worlds.auction import PUBLISHED
 from decisionllm.worlds.campaign import MEANS, STATE, STEPS, Campaigns, score
@@ -74,10 +74,10 @@ class Auction:
         self.protocol = ", ".join([protocol, *unlike])
         self.text, self.returns, self.features = text, returns, features
         self.shown = partial(shown, show=show, facts=facts)
-        self.factors, periods = factors(budgets), numbers("periods", periods)
+        self.factors, periods = factors(budgets), sorted(ranges("env.periods", periods, empty=False))
         if not positions:
             positions = "all" if protocol == "replay" else "0,8,16,24,32,40"
-        seats = numbers("positions", "0-47" if positions == "all" else positions)
+        seats = sorted(ranges("env.positions", "0-47" if positions == "all" else positions, empty=False))
         if seats[-1] > 47:
             raise ValueError(f"env.positions: expected advertisers from 0 to 47, got {seats[-1]}")
         if path:
@@ -336,18 +336,3 @@ def factors(given):
     if not found or not all(0 < x < np.inf for x in found) or len({*found}) < len(found):
         raise ValueError(f"env.budgets: expected factors above 0, such as 0.5,1 and each once, got {given!r}")
     return found
-
-
-def numbers(option, given):
-    """ "0-2,5" -> [0, 1, 2, 5]"""
-    try:
-        found = chosen(",".join(listed(given)))
-    except ValueError:
-        found = None
-    if not found:
-        raise ValueError(f"env.{option}: expected such as 0-6 or 7,8, got {given!r}")
-    return found
-
-
-def listed(given):
-    return [str(x) for x in given] if isinstance(given, list | tuple) else str(given).split(",")

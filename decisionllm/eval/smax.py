@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.datasets.multiagent import canonical, layout, task_text
 from decisionllm.datasets.smax import blocks, describe
 from decisionllm.eval.report import draw_conditions, figure
-from decisionllm.eval.spread import whole
+from decisionllm.options import ranges
 from decisionllm.registry import register
 from decisionllm.worlds.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 
@@ -27,7 +27,7 @@ class SmaxTeams:
     horizon, execution, unit = HORIZON, "per agent", "battles won, %"
 
     def __init__(self, num_episodes, *, map: str = "2s3z", crash: str = "", text: str = "none"):
-        crashes = whole("crash", crash)
+        crashes = ranges("env.crash", crash)
         if wrong := [c for c in crashes if c not in range(HORIZON)]:
             raise ValueError(f"env.crash: expected 0 .. {HORIZON - 1}, got {wrong[0]}")
         self.map, self.text, self.conditions = map, text, [HORIZON, *crashes]  # the step of the crash: none at first

@@ -11,6 +11,7 @@ import numpy as np
 from decisionllm.datasets.multiagent import canonical, layout, task_text
 from decisionllm.datasets.spread import alike, blocks, describe
 from decisionllm.eval.report import draw_conditions, figure
+from decisionllm.options import listed, ranges
 from decisionllm.registry import register
 from decisionllm.worlds.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 
@@ -41,7 +42,7 @@ class SpreadTeams:
         self, num_episodes, *, agents: str = "3", actions: str = "discrete", crash: str = "", partner: str = "",
         order: str = "mpe2", sees: int = 0, text: str = "none", capacity: int = 6,
     ):  # fmt: skip
-        numbers, crashes, partners = whole("agents", agents), whole("crash", crash), listed(partner)
+        numbers, crashes, partners = ranges("env.agents", agents), ranges("env.crash", crash), listed(partner)
         for name, given, known in (
             ("agents", numbers, range(2, capacity + 1)),
             ("crash", crashes, range(HORIZON)),
@@ -210,16 +211,3 @@ def references(worlds=1000):
                 means.append(round(float(sum(world.step(pushes(player.act(world))) for _ in range(HORIZON)).mean()), 4))
             found.setdefault(actions, {})[n] = tuple(means)
     return found
-
-
-def whole(option, given):
-    """ "2-4,6" -> [2, 3, 4, 6]"""
-    try:
-        ends = [[int(x) for x in part.split("-")] for part in listed(given)]
-        return [i for first, *last in ends for i in range(first, (last or [first])[0] + 1)]
-    except ValueError:
-        raise ValueError(f"env.{option}: expected numbers such as 2-6 or 0,2,4, got {given!r}") from None
-
-
-def listed(given):
-    return [str(x).strip() for x in (given if isinstance(given, list | tuple) else str(given).split(",")) if str(x).strip()]
