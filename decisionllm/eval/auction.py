@@ -74,16 +74,16 @@ class Auction:
         self.protocol = ", ".join([protocol, *unlike])
         self.text, self.returns, self.features = text, returns, features
         self.shown = partial(shown, show=show, facts=facts)
-        self.factors, periods = factors(budgets), sorted(ranges("env.periods", periods, empty=False))
+        self.factors, days = factors(budgets), sorted(ranges("env.periods", periods, empty=False))
         if not positions:
             positions = "all" if protocol == "replay" else "0,8,16,24,32,40"
         seats = sorted(ranges("env.positions", "0-47" if positions == "all" else positions, empty=False))
         if seats[-1] > 47:
             raise ValueError(f"env.positions: expected advertisers from 0 to 47, got {seats[-1]}")
         if path:
-            price_files(path, periods)
-        times = repeats or (-(-num_episodes // (len(periods) * len(seats))) if protocol == "replay" else 1)
-        who = np.array([(f, r, p, i) for f in range(len(self.factors)) for r in range(times) for p in periods for i in seats])
+            price_files(path, days)
+        times = repeats or (-(-num_episodes // (len(days) * len(seats))) if protocol == "replay" else 1)
+        who = np.array([(f, r, p, i) for f in range(len(self.factors)) for r in range(times) for p in days for i in seats])
         self.factor, self.repeat, self.period, self.advertiser = who.T
         self.budgets = np.array(self.factors)[self.factor] * np.array(PUBLISHED["budgets"])[self.advertiser]
         self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[self.advertiser]
