@@ -38,10 +38,9 @@ MODEL = [
     "entities",
     "execution",
     "hide_actions",
-    "consensus",
 ]  # options of DecisionLLM
 OLDER = {  # what runs did that are older than these keys
-    "ahead": 0, "best": False, "consensus": 0.0, "decode": "mode", "dynamics": False, "entities": 0, "execution": "per_agent",
+    "ahead": 0, "best": False, "decode": "mode", "dynamics": False, "entities": 0, "execution": "per_agent",
     "expectile": 0.0, "hide_actions": 0.0, "order": "random", "plan": 0, "returns": "told",
 }  # fmt: skip
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")

@@ -93,7 +93,7 @@ class DecisionLLM(nn.Module):
     row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
     execution: `per_agent`, each row is read alone; `joint` or `both`, rows of a team are one list, made by a TeamTokenizer,
-    in which a past action is hidden with the probability hide_actions. consensus: the weight of learning what teammates both see.
+    in which a past action is hidden with the probability hide_actions.
     entities: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
     """
 
@@ -111,7 +111,6 @@ class DecisionLLM(nn.Module):
         entities=0,
         execution="per_agent",
         hide_actions=0.0,
-        consensus=0.0,
     ):
         super().__init__()
         if returns not in ("told", "none"):
@@ -120,8 +119,6 @@ class DecisionLLM(nn.Module):
             raise ValueError(f"expectile: expected within 0 .. 1 and returns=told, got {expectile} and returns={returns}")
         if execution not in ("per_agent", "joint", "both"):
             raise ValueError(f"execution: expected per_agent, joint or both, got {execution!r}")
-        if execution == "per_agent" and consensus:
-            raise ValueError(f"consensus={consensus}: needs execution=joint or both, whose batches hold teams")
         if execution != "per_agent" and (expectile or dynamics):
             raise ValueError(f"execution={execution}: expected neither an expectile nor dynamics, which are of one agent")
         self.spec, self.backbone = spec, backbone
@@ -137,9 +134,9 @@ class DecisionLLM(nn.Module):
         self.head = build(head, backbone.width, spec)
         self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
         self.reach, self.expectile = nn.Linear(backbone.width, 1) if expectile else None, expectile
-        self.team, self.consensus = None, consensus
+        self.team = None
         if execution != "per_agent":
-            self.team = TeamTokenizer(spec, backbone.width, hide_actions=hide_actions, consensus=consensus > 0)
+            self.team = TeamTokenizer(spec, backbone.width, hide_actions=hide_actions)
 
     def tokens(self, batch, told=None):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
@@ -184,7 +181,7 @@ class DecisionLLM(nn.Module):
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to
         be imitated; with an expectile, reach, its asymmetric squared error, of returns that are not told; with dynamics, whose
-        batches have one step more than the window, the unexplained share of the variance of change and reward; consensus, weighted.
+        batches have one step more than the window, the unexplained share of the variance of change and reward.
         """
         known = batch if self.dynamics is None else batch.until(-1)
         told = None if self.reach is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
@@ -202,9 +199,6 @@ class DecisionLLM(nn.Module):
             terms["change"] = masked_mean((change - wanted).square().mean(-1), after)
             wanted = (known.rewards - units.reward_mean) / units.reward_scale
             terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
-        if self.consensus:
-            seen = self.normalizer.observations(batch.observations)
-            terms["consensus"] = self.consensus * self.team.agreement(self.tokenizer, seen, batch.mask, batch.team)
         return terms
 
     def reachable(self, hidden):

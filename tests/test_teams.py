@@ -270,50 +270,6 @@ def test_past_actions_can_be_hidden_from_those_who_took_them(tmp_path):
     assert not torch.equal(first, half.read(batch))
 
 
-def test_teammates_learn_a_vector_of_the_moment_that_they_share():
-    """Two members see the place of the world, each through a mirror of its own, and a number of its own. 64 teams: who is with whom?"""
-    torch.manual_seed(0)
-    model = joint(CONTINUOUS, consensus=0.1)
-    start = {name: weight.clone() for name, weight in model.named_parameters()}
-
-    def seen(seed):
-        rng = np.random.default_rng(seed)
-        place, own = np.repeat(rng.normal(size=(64, 3, 2)), 2, 0), rng.normal(size=(128, 3, 1))
-        mirror = np.where(np.arange(128) % 2, -1, 1)[:, None, None]
-        return torch.from_numpy(np.concatenate([place, own * mirror], -1)).float()
-
-    team, mask = torch.arange(128) // 2, torch.ones(128, 3, dtype=torch.bool)
-
-    @torch.no_grad()
-    def found():
-        vectors = model.team.alike(model.tokenizer.observations(seen(999)))[:, 0]
-        likeness = (vectors @ vectors.T).fill_diagonal_(-9)
-        return (likeness.argmax(1) == torch.arange(128) - 2 * (torch.arange(128) % 2) + 1).float().mean().item()
-
-    before = found()
-    optimizer = torch.optim.Adam(model.parameters(), 0.003)
-    for step in range(150):
-        optimizer.zero_grad()
-        model.team.agreement(model.tokenizer, seen(step), mask, team).backward()
-        optimizer.step()
-    assert found() > 0.9 > before
-    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, start[name])}
-    assert changed and all(name.startswith("team.moment") for name in changed)  # the trunk is left alone
-
-
-def test_a_consensus_is_read_and_taught_only_where_it_is_asked_for(tmp_path):
-    window, log = drawn(tmp_path / "s")
-    batch, model = batch_of(window, log), joint(consensus=0.1)
-    terms = model(batch)
-    assert terms["consensus"] > 0 and "consensus" not in joint()(batch)
-    terms["nll"].backward()
-    assert model.team.consent.weight.grad.abs().max() > 0 and model.team.moment[0].weight.grad is None
-    alone = replace(batch, team=torch.arange(len(batch.mask)))
-    assert model(alone)["consensus"] == 0  # nobody to agree with
-    with pytest.raises(ValueError, match="consensus=0.1: needs execution=joint or both"):
-        make_model(DISCRETE, head="discrete", consensus=0.1)
-
-
 # acting
 
 

@@ -5,7 +5,6 @@ from torch import nn
 from torch.nn import functional as F
 
 POOL = 16  # identities; the members of a window have different ones
-MOMENTS, TEMPERATURE = 2, 0.1  # of a window, and of likeness, in learning a consensus
 
 
 class TeamTokenizer(nn.Module):
@@ -14,11 +13,10 @@ class TeamTokenizer(nn.Module):
     o_i: what member i sees, and its own last action. q_i, where its action is read: what it sees, and the action of the
     member before it, so that in plain causal order each is asked knowing what all see and what those before it do. Who is
     not there leaves no token, so that a team of one is R o q. An action before the window, of one who did not act, or
-    hidden (with the probability `hide_actions` in training; 1: always) is one learned vector. consensus: each member also
-    has a vector of what it sees, alike for all that see the same moment, which `agreement` teaches.
+    hidden (with the probability `hide_actions` in training; 1: always) is one learned vector.
     """
 
-    def __init__(self, spec, width, *, hide_actions=0.0, consensus=False):
+    def __init__(self, spec, width, *, hide_actions=0.0):
         super().__init__()
         if not 0 <= hide_actions <= 1:
             raise ValueError(f"hide_actions: expected a share within 0 .. 1, got {hide_actions}")
@@ -26,10 +24,6 @@ class TeamTokenizer(nn.Module):
         self.identities = nn.Embedding(POOL, width)
         self.before = nn.Linear(spec.num_actions or spec.action_dim, width)
         self.unknown = nn.Parameter(torch.randn(2, width))  # no last action of its own; no member before it
-        if consensus:
-            self.moment = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-            self.consent = nn.Linear(width, width)
-        self.consensus = consensus
 
     def forward(self, each, returns_to_go, observations, actions, timesteps, mask, acted, team, identity):
         """each: a TrajectoryTokenizer, whose maps are shared. (B, T), (B, T, S), (B, T, A), (B, T), (B, T) bool twice, (B,) twice,
@@ -48,10 +42,7 @@ class TeamTokenizer(nn.Module):
         shown = F.pad(acted, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
             shown = shown & (torch.rand(shown.shape, device=shown.device) >= self.hide_actions)
-        x = each.observations(observations)
-        if self.consensus:
-            x = x + self.consent(self.alike(x).detach())
-        x = x + self.identities(identity)[:, None]
+        x = each.observations(observations) + self.identities(identity)[:, None]
         own = F.pad(each.actions(moves), (0, 0, 1, -1))
         o = x + torch.where(shown[..., None], own, self.unknown[0])
         told_before = acted.gather(0, last) & ~alone
@@ -74,26 +65,6 @@ class TeamTokenizer(nn.Module):
         tokens = each.norm(tokens[real])
         out = tokens.new_zeros(len(first), int(size.sum(1).max()), tokens.shape[-1])
         return out.index_put((torch.cat(lists)[real], torch.cat(places)[real]), tokens), torch.where(mask, asked, 0)
-
-    def alike(self, seen):
-        """Of what each member sees by itself, a vector of length 1: (..., D) -> (..., D). The encoder is not changed by it."""
-        return F.normalize(self.moment(seen.detach()), dim=-1)
-
-    def agreement(self, each, observations, mask, team):
-        """How hard it is to tell a teammate at the same moment from everybody at other moments, in nats: InfoNCE over a few steps of
-        each window. Source of the idea: a consensus learned by contrast, from local observations (CCKS, CPEG)."""
-        T, members = mask.shape[1], torch.bincount(team)
-        at = torch.rand(len(members), T, device=team.device).argsort(1)[:, :MOMENTS][team]  # (B, 2)
-        here = mask.gather(1, at) & (members[team] > 1)[:, None]
-        vectors = self.alike(
-            each.observations(observations.gather(1, at[..., None].expand(-1, -1, observations.shape[-1]))[here])
-        )
-        moment = (at + T * team[:, None])[here]
-        same, oneself = moment[:, None] == moment, torch.eye(len(moment), dtype=torch.bool, device=team.device)
-        likeness = (vectors @ vectors.T / TEMPERATURE).float().masked_fill(oneself, float("-inf"))
-        met = (same & ~oneself).any(1)
-        found = likeness[met].masked_fill(~same[met], float("-inf")).logsumexp(1)
-        return (likeness[met].logsumexp(1) - found).sum() / met.sum().clamp(min=1)
 
 
 def team_sum(x, team):
