@@ -8,6 +8,7 @@ same embeddings; a test holds the two equal, and a model whose blocks are not un
 import hashlib
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -362,7 +363,7 @@ class _Llama:
         return hasattr(core, "rotary_emb") and _same_as_plain(backbone, _Llama)
 
     blocks = staticmethod(lambda core: core.layers)
-    norm = staticmethod(lambda core: core.norm)
+    norm = staticmethod(lambda core: partial(_rms, core.norm))
     attention_dropout = staticmethod(lambda block: block.self_attn.attention_dropout)
 
     @staticmethod
@@ -371,7 +372,7 @@ class _Llama:
 
     @staticmethod
     def project(block, x, rope, read):
-        attention, h = block.self_attn, block.input_layernorm(x)
+        attention, h = block.self_attn, _rms(block.input_layernorm, x)
         cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
         if h.shape[1] == h[:, read].shape[1]:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
@@ -379,14 +380,14 @@ class _Llama:
             (q,), (k, v) = linear(h[:, read], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_heads(part, attention.head_dim) for part in (q, k, v))
         if hasattr(attention, "q_norm"):
-            q, k = attention.q_norm(q), attention.k_norm(k)
+            q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, read], sin[:, :, read]), _rotate(k, cos, sin), v
 
     @staticmethod
     def finish(block, x, mixed):
         x = x + linear(mixed, block.self_attn.o_proj)[0]
         mlp = block.mlp
-        gate, up = linear(block.post_attention_layernorm(x), mlp.gate_proj, mlp.up_proj)
+        gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
         return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
 
 
@@ -448,6 +449,13 @@ def _adapted(layer):
         return False
     special = layer.merged or layer.disable_adapters or layer.lora_variant
     return not special and isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)
+
+
+def _rms(norm, x):
+    """What the library's own module computes, in one call where it is the usual one."""
+    if not hasattr(norm, "variance_epsilon"):
+        return norm(x)
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _heads(x, width):
