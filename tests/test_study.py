@@ -81,6 +81,20 @@ def test_a_study_of_nothing_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_best_size_is_told_of_the_first_quality_alone(tmp_path):
+    """Where the others are not of every size, their mean would be of other data."""
+    found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
+    for run in found["runs"]:
+        run["held_out"] += 5.0 * (run["mixture"] == "0.5")
+    found["runs"] = [run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")]
+    _, said = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: the best size is 2500k" in said or "the best size is 10000k" in said
+    assert (
+        "loss, 100% of the data: the best size is 30k" not in said
+        and "loss, 100% of the data: the best size is 150k" not in said
+    )
+
+
 def test_a_size_that_was_run_once_is_not_compared(tmp_path):
     found = planted()
     found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]

@@ -125,7 +125,7 @@ def findings(grid, study):
             for size in sizes[1:]:
                 pairs = difference(known, (size, volume, None, None), (sizes[0], volume, None, None))
                 said += sentence(f"{name}, {volume:.0%} of the data: {size} against {sizes[0]}", pairs, sign)
-            means = {s: np.mean([v for k, v in known.items() if k[:2] == (s, volume)] or [np.nan]) for s in sizes}
+            means = {s: np.mean([v for k, v in known.items() if k[:3] == (s, volume, qualities[0])] or [np.nan]) for s in sizes}
             if np.isfinite(list(means.values())).all():
                 said.append(f"{name}, {volume:.0%} of the data: the best size is {max(means, key=lambda s: sign * means[s])}.")
         for quality in qualities[1:]:
