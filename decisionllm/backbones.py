@@ -281,18 +281,19 @@ class Backbone(nn.Module):
         """
         L, n = memory.text_mask.shape[1], tokens.shape[1]
         rows = torch.arange(len(memory.text_mask), device=tokens.device) if rows is None else rows
-        block = slice(int(rows[0]), int(rows[-1]) + 1)  # what they are if they follow each other
-        together = bool((filled == filled[0]).all()) and bool((rows.diff() == 1).all())
+        together = bool(
+            (filled == filled[0]).all() & (rows.diff() == 1).all()
+        )  # they follow each other, and go on from one place
+        taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         end = L + int(filled.max()) + n
 
         def write(i, k, v):
             for buffer, new in ((memory.keys[i], k), (memory.values[i], v)):
                 if together:
-                    buffer[block, :, end - n : end] = new
+                    buffer[taken, :, end - n : end] = new
                 else:
                     buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
-            taken = block if together else rows
             return memory.keys[i][taken, :, :end], memory.values[i][taken, :, :end]
 
         text_mask, length = memory.text_mask[rows], memory.text_length[rows]

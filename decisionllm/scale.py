@@ -139,7 +139,8 @@ class Grid:
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
             enough(self.store(config["dataset"]), config["held_out"], self.fractions[0], config["quality"])
-        self.trunks = {cell: trunk(config["backbone"]) for cell, config in self.configs.items()}
+        digest = cache(trunk)  # of a folder, which all qualities of a size have in common
+        self.trunks = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
         self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
         self.count = cache(
             lambda size, name: count(self.configs[size, name], self.store(self.configs[size, name]["dataset"]).spec)
@@ -250,9 +251,9 @@ def enough(store, held_out, fraction, quality):
         )
 
 
-def trunk(options):
-    """A digest of the weights in the folder that a backbone is read from; none where it is from nowhere or has none."""
-    files = sorted(Path(options["folder"]).expanduser().rglob("*.safetensors")) if options.get("folder") else []
+def trunk(folder):
+    """A digest of the weights in a folder that a backbone is read from; none where it is from nowhere or has none."""
+    files = sorted(Path(folder).expanduser().rglob("*.safetensors")) if folder else []
     digest = hashlib.blake2b(digest_size=8)
     for file in files:
         with file.open("rb") as opened:
@@ -292,7 +293,7 @@ def execute(folder, job, *, home, device, keep, processes, threads):
     store, compared, best = prepare(config["dataset"], home), prepare(job["reference"], home), None
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
-    if trunk(config["backbone"]) != job.get("trunk"):
+    if trunk(config["backbone"].get("folder")) != job.get("trunk"):
         raise ValueError(f"{config['backbone']['folder']}: other weights than this run was planned for: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only the rule `converged` has any
         run = torchrun(

@@ -467,7 +467,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ({"returns": "reward"}, "dataset.returns: expected one of conversions, value, score, got 'reward'"),
         ({"features": "first"}, "dataset.features: expected one of repaired, original, got 'first'"),
         ({"until": "end"}, "dataset.until: expected one of done, day, got 'end'"),
-        ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, got 'a-b'"),
+        ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
         ({"periods": "8-7"}, "dataset.periods: expected ranges that go up, got '8-7'"),
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
         ({"path": "", "behaviour": "kind"}, "behaviour: expected reference, dealt or held, got 'kind'"),

@@ -78,7 +78,7 @@ def spelled(periods):
 
 def chosen(periods):
     """What `spelled` writes, as a list: "0-2,5" -> [0, 1, 2, 5]. Nothing written -> None, which stands for all."""
-    return sorted(ranges("dataset.periods", periods)) or None
+    return sorted(ranges("dataset.periods", periods, nothing="all")) or None
 
 
 def read(path, *, periods="", features="repaired"):

@@ -74,10 +74,10 @@ class Auction:
         self.protocol = ", ".join([protocol, *unlike])
         self.text, self.returns, self.features = text, returns, features
         self.shown = partial(shown, show=show, facts=facts)
-        self.factors, days = factors(budgets), sorted(ranges("env.periods", periods, empty=False))
+        self.factors, days = factors(budgets), sorted(ranges("env.periods", periods))
         if not positions:
             positions = "all" if protocol == "replay" else "0,8,16,24,32,40"
-        seats = sorted(ranges("env.positions", "0-47" if positions == "all" else positions, empty=False))
+        seats = sorted(ranges("env.positions", "0-47" if positions == "all" else positions))
         if seats[-1] > 47:
             raise ValueError(f"env.positions: expected advertisers from 0 to 47, got {seats[-1]}")
         if path:

@@ -27,9 +27,7 @@ class SmaxTeams:
     horizon, execution, unit = HORIZON, "per agent", "battles won, %"
 
     def __init__(self, num_episodes, *, map: str = "2s3z", crash: str = "", text: str = "none"):
-        crashes = ranges("env.crash", crash)
-        if wrong := [c for c in crashes if c not in range(HORIZON)]:
-            raise ValueError(f"env.crash: expected 0 .. {HORIZON - 1}, got {wrong[0]}")
+        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         self.map, self.text, self.conditions = map, text, [HORIZON, *crashes]  # the step of the crash: none at first
         self.condition = np.repeat(np.arange(len(self.conditions)), num_episodes)  # of each battle
         self.crash = np.array(self.conditions)[self.condition]

@@ -11,7 +11,7 @@ import numpy as np
 from decisionllm.datasets.multiagent import canonical, layout, task_text
 from decisionllm.datasets.spread import alike, blocks, describe
 from decisionllm.eval.report import draw_conditions, figure
-from decisionllm.options import listed, ranges
+from decisionllm.options import listed, one_of, ranges
 from decisionllm.registry import register
 from decisionllm.worlds.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 
@@ -42,19 +42,14 @@ class SpreadTeams:
         self, num_episodes, *, agents: str = "3", actions: str = "discrete", crash: str = "", partner: str = "",
         order: str = "mpe2", sees: int = 0, text: str = "none", capacity: int = 6,
     ):  # fmt: skip
-        numbers, crashes, partners = ranges("env.agents", agents), ranges("env.crash", crash), listed(partner)
-        for name, given, known in (
-            ("agents", numbers, range(2, capacity + 1)),
-            ("crash", crashes, range(HORIZON)),
-            ("partner", partners, TEACHERS),
-            ("order", [order], ("mpe2", "reversed", "random")),
-            ("actions", [actions], ("discrete", "continuous")),
-        ):
-            if wrong := [x for x in given if x not in known]:
-                expected = f"{known[0]} .. {known[-1]}" if isinstance(known, range) else f"one of {', '.join(known)}"
-                raise ValueError(f"env.{name}: expected {expected}, got {wrong[0]!r}")
-        if not numbers or sees < 0:
+        if not listed(agents) or sees < 0:
             raise ValueError(f"env: expected agents such as 3 or 2-6, and sees from 0, got {agents!r} and {sees}")
+        numbers, partners = ranges("env.agents", agents, within=range(2, capacity + 1)), listed(partner)
+        crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
+        for name in partners:
+            one_of("env.partner", name, TEACHERS)
+        one_of("env.order", order, ("mpe2", "reversed", "random"))
+        one_of("env.actions", actions, ("discrete", "continuous"))
         self.text, self.discrete, self.order, self.sees = text, actions == "discrete", order, sees
         disturbed = [("", 0), *(("crash", c) for c in crashes), *(("partner", p) for p in partners)]
         self.conditions = [(n, *how) for n in numbers for how in disturbed]

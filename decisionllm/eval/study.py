@@ -57,6 +57,11 @@ def rows(found):
     return [run for run in done if float(chosen.get(run["size"], run["lr"])) == run["lr"]]
 
 
+def by_size(grid):
+    """The sizes, smallest first: {size: parameters without embeddings}"""
+    return dict(sorted({run["size"]: run["non_embedding"] for run in grid}.items(), key=lambda item: item[1]))
+
+
 def column(grid, name):
     return np.array([np.nan if run[name] is None else run[name] for run in grid], np.float64)
 
@@ -113,9 +118,7 @@ def told(fits):
 
 def findings(grid, study):
     """The three claims against these runs: is bigger better with enough data, can large be worse on little, does quality matter."""
-    sizes = sorted(
-        dict.fromkeys(run["size"] for run in grid), key=lambda size: next(r["non_embedding"] for r in grid if r["size"] == size)
-    )
+    sizes = list(by_size(grid))
     volumes, said = sorted({run["fraction"] for run in grid}), []
     qualities = list(dict.fromkeys(run["mixture"] for run in grid))
     measures = {"held_out": ("held-out loss", -1), "score": ("score", 1)}
@@ -203,7 +206,7 @@ def draw(grid, fits):
     """{name: figure}. Data of the first quality where size and volume are shown, so that one thing varies at a time."""
     first = grid[0]["mixture"]
     base = [run for run in grid if run["mixture"] == first]
-    sizes = sorted({run["size"]: run["non_embedding"] for run in grid}.items(), key=lambda item: item[1])
+    sizes = by_size(grid).items()
     colours = {size: f"C{i % 10}" for i, (size, _) in enumerate(sizes)}
     N, D, L = column(base, "non_embedding"), column(base, "data_steps"), excess(base)
     quality, made = base[0]["quality"], {}

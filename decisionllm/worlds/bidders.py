@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decisionllm.options import one_of
 from decisionllm.worlds.auction import DATA, PUBLISHED, industries
 from decisionllm.worlds.campaign import STEPS
 
@@ -139,8 +140,7 @@ class Policy:
     def __init__(self, name, *, features="original"):
         with np.load(DATA / "policies.npz") as file:
             names = sorted({key.partition("/")[0] for key in file if "/" in key})
-            if name not in names:
-                raise ValueError(f"policy: expected one of {', '.join(names)}, got {name!r}")
+            one_of("policy", name, names)
             depth = sum(key.startswith(f"{name}/") for key in file) // 2
             self.layers = [(file[f"{name}/{i}/weight"].T, file[f"{name}/{i}/bias"]) for i in range(depth)]
             self.low, self.high = file["volumes"].T  # of the last three numbers, in the training data

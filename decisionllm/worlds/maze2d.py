@@ -14,6 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
+from decisionllm.options import one_of
+
 TIME_STEP = 0.01  # seconds
 MAX_SPEED = 5.0  # per axis, clipped before each step
 MASS = 4 / 3 * np.pi * 0.1**3 * 1000
@@ -38,8 +40,7 @@ class Maze:
 
     @classmethod
     def named(cls, name):
-        if name not in LAYOUTS:
-            raise ValueError(f"maze: expected one of {', '.join(LAYOUTS)}, got {name!r}")
+        one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
 
     @cached_property

@@ -13,6 +13,8 @@ from functools import cache, partial
 
 import numpy as np
 
+from decisionllm.options import one_of
+
 HORIZON = 101  # steps: the clock of 100 is looked at before it moves on
 SIZE = 32.0  # of the field, from wall to wall
 UNIT, OWN = 13, 10
@@ -45,8 +47,7 @@ def compiled(map):
         raise ImportError(f"SMAX is JaxMARL's: pip install 'decisionllm[smax]' ({error})") from error
     from importlib.metadata import version
 
-    if map not in MAP_NAME_TO_SCENARIO:
-        raise ValueError(f"map: expected one of {', '.join(MAP_NAME_TO_SCENARIO)}, got {map!r}")
+    one_of("map", map, MAP_NAME_TO_SCENARIO)
     scenario = MAP_NAME_TO_SCENARIO[map]
     env, N = HeuristicEnemySMAX(scenario=scenario), int(scenario.num_allies)
     known, types = tuple(env.unit_type_names), np.asarray(scenario.unit_types)[:N]
