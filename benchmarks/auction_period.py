@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from benchmarks import measure
-from decisionllm.worlds.auction import Outcome, opportunities, play
-from decisionllm.worlds.bidders import roster
+from decisionllm.baselines.rules import roster
+from decisionllm.envs.auction.market import Outcome, opportunities, play
 
 COUNTS = ("won", "exposed", "conversions", "done")
 

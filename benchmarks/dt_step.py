@@ -12,8 +12,8 @@ import torch
 from benchmarks import measure
 from benchmarks.windows import log
 from decisionllm.datasets.windows import Sampler, collate
-from decisionllm.heads import Gaussian
-from decisionllm.model import DecisionLLM, masked_mean
+from decisionllm.models.decision_llm import DecisionLLM, masked_mean
+from decisionllm.models.heads import Gaussian
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.train import precision

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import measure
-from decisionllm import checkpoint
 from decisionllm.eval.spread import SpreadTeams
+from decisionllm.policy import checkpoint
 
 ROWS = Path(__file__).parent / "latency.jsonl"
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from decisionllm import checkpoint, executors, ledger, scale
+from decisionllm import scale
+from decisionllm.policy import checkpoint
+from decisionllm.scaling import executors, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from decisionllm import checkpoint
+from decisionllm.policy import checkpoint
 
 SPREAD = 0.15  # of the reference: interquartile range of its rounds / median
 RESULTS = Path(__file__).parent / "results.jsonl"

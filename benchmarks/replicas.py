@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 
 from benchmarks.serve import ROWS, drawn
-from decisionllm import checkpoint
+from decisionllm.policy import checkpoint
 from decisionllm.serving.campaigns import Desk
 
 CAMPAIGNS, TICKS = 16, 24

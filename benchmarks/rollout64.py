@@ -12,7 +12,7 @@ from benchmarks import measure
 from benchmarks.dt_step import pair
 from decisionllm.eval.maze2d import Maze2D
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import Policy
+from decisionllm.policy.policy import Policy
 
 TARGET = 100.0
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from decisionllm import checkpoint
-from decisionllm.journal import Journal
-from decisionllm.model import DecisionLLM
-from decisionllm.policy import Policy
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.policy import checkpoint
+from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app

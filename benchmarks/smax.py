@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.multiagent import rows, score
-from decisionllm.datasets.multiagent import source
 from decisionllm.datasets.smax import SEEDS, generate
+from decisionllm.datasets.team import source
+from decisionllm.envs.smax import STOP, TEACHERS
 from decisionllm.eval.smax import SmaxTeams
-from decisionllm.worlds.smax import STOP, TEACHERS
 
 ROWS = Path(__file__).parent / "smax.jsonl"
 CRASHES = (20, 10, 0)

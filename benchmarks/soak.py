@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.serve import ROWS, drawn
-from decisionllm import checkpoint
-from decisionllm.journal import Journal
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.policy import checkpoint
 from decisionllm.serving.campaigns import Desk
 
 CLIENTS = 4

@@ -7,7 +7,7 @@ does. The gate holds the returns equal to the last bit.
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.worlds.spread import HORIZON, Spread, pushes, uniform
+from decisionllm.envs.spread import HORIZON, Spread, pushes, uniform
 
 
 class Play:

@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from decisionllm import checkpoint
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
+from decisionllm.policy import checkpoint
 
 ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"}
 

@@ -3,7 +3,8 @@
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, multiagent, windows
+from decisionllm.datasets import auction, maze2d, minari, windows
+from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.store import prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer

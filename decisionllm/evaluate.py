@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from decisionllm import checkpoint
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
+from decisionllm.policy import checkpoint
 from decisionllm.registry import build
 from decisionllm.schema import Report
 

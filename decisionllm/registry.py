@@ -12,7 +12,7 @@ from inspect import signature
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-SEARCHED = ("datasets/*.py", "eval/*.py", "backbones.py", "heads.py")
+SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py")
 
 
 def register(group, name, **defaults):

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from decisionllm import checkpoint, executors, ledger
+from decisionllm.config import one_of
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
-from decisionllm.eval import study as paper
 from decisionllm.evaluate import evaluate
-from decisionllm.options import one_of
+from decisionllm.policy import checkpoint
+from decisionllm.scaling import executors, ledger
+from decisionllm.scaling import report as paper
 from decisionllm.tokenizers import bins, text
 from decisionllm.train import train
 

@@ -5,11 +5,11 @@ import socket
 from hashlib import blake2b
 from pathlib import Path
 
-from decisionllm import checkpoint
-from decisionllm.journal import Journal
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.policy import checkpoint
 from decisionllm.serving import replicas
 from decisionllm.serving.app import create_app
-from decisionllm.serving.door import loopback
+from decisionllm.serving.middleware import loopback
 
 
 def serve(config):

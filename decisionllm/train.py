@@ -14,11 +14,12 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from rich.console import Console
 
-from decisionllm import checkpoint
-from decisionllm.backbones import fingerprint
-from decisionllm.datasets import teams, windows
+from decisionllm.backbones.build import fingerprint
+from decisionllm.datasets import team_windows as teams
+from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.datasets.windows import collate
+from decisionllm.policy import checkpoint
 from decisionllm.tokenizers import text
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end

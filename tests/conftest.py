@@ -11,8 +11,8 @@ import torch
 
 from decisionllm.__main__ import run
 from decisionllm.datasets import store, windows
-from decisionllm.model import DecisionLLM
-from decisionllm.policy import Policy
+from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Episode, Spec
 

@@ -9,8 +9,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from decisionllm import checkpoint
 from decisionllm.baseline import ALGORITHMS, answers, scaled, transitions
+from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, episode, make_store
 

@@ -98,7 +98,7 @@ FAILED = {
     "fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
     "backbone.tune=half": "backbone.tune: expected lora, full or frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
-    "head._target_=decisionllm.heads.Flow": "decisionllm.heads.Flow: module 'decisionllm.heads' has no attribute 'Flow'",
+    "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
 }
 
 
@@ -134,7 +134,7 @@ def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
     (tmp_path / "theirlab").mkdir()
     (tmp_path / "theirlab" / "heads.py").write_text("""
 from torch import nn
-from decisionllm.heads import Gaussian
+from decisionllm.models.heads import Gaussian
 class Flow(nn.Module):
     def __init__(self, width, spec, *, deviation=0.1, layers=1):
         super().__init__()

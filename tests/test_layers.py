@@ -7,16 +7,16 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "options", "ledger", "journal"},
-    {"tokenizers", "worlds", "executors"},
-    {"datasets", "backbones", "heads"},
-    {"model"},
-    {"team"},
+    {"schema", "registry", "config", "protocols"},
+    {"tokenizers", "envs"},
+    {"baselines"},
+    {"datasets", "backbones"},
+    {"models"},
     {"policy"},
-    {"checkpoint"},
     {"eval", "serving"},
     {"data", "train", "baseline", "evaluate", "serve"},
-    {"scale"},  # trains and evaluates
+    {"scaling"},  # trains and evaluates
+    {"scale"},
     {"__init__", "__main__"},
 )
 OPTIONAL = {

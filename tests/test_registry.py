@@ -84,14 +84,14 @@ def discovered(monkeypatch, tmp_path):
 
 def test_names_are_unique_and_say_where_they_are_taken(discovered):
     mark = '@register("head", "mine")'
-    with pytest.raises(ValueError, match=r"head=mine is registered twice: by decisionllm.heads.one and decisionllm.heads.two"):
-        discovered("heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
+    with pytest.raises(ValueError, match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two"):
+        discovered("models/heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
 
 
 def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
     mark = '@register("head", "mine", num_binz=3)'
-    with pytest.raises(ValueError, match=r"@register of decisionllm.heads.one: no option num_binz; it has num_bins, deep"):
-        discovered("heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
+    with pytest.raises(ValueError, match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep"):
+        discovered("models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
 
 
 def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(discovered):

@@ -11,9 +11,10 @@ import pytest
 import torch
 import yaml
 
-from decisionllm import ledger, registry, scale
+from decisionllm import registry, scale
 from decisionllm.__main__ import configs
 from decisionllm.datasets.store import prepare
+from decisionllm.scaling import ledger
 from tests.conftest import command, make_model, make_policy, node
 
 STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))

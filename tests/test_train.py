@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decisionllm import checkpoint
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.synthetic import load
+from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 from decisionllm.serve import card
 from decisionllm.train import parameter_groups, trim

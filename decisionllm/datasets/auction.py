@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.datasets import auctionnet
-from decisionllm.datasets.auctionnet import Log, chosen, listed, spelled
+from decisionllm.baselines.rules import mixture
+from decisionllm.config import one_of
+from decisionllm.datasets.formats import auctionnet
+from decisionllm.datasets.formats.auctionnet import Log, chosen, listed, spelled
 from decisionllm.datasets.store import Source
-from decisionllm.options import one_of
+from decisionllm.envs.auction.campaign import FACTS, STATE, STEPS, score
+from decisionllm.envs.auction.market import play
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds.auction import play
-from decisionllm.worlds.bidders import mixture
-from decisionllm.worlds.campaign import FACTS, STATE, STEPS, score
 
 SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
 SHOWN = {

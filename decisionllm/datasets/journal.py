@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, text_of
 from decisionllm.datasets.store import Source
-from decisionllm.journal import Journal
-from decisionllm.options import one_of
+from decisionllm.envs.auction.campaign import Campaigns
+from decisionllm.envs.auction.journal import Journal
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds.campaign import Campaigns
 
 
 @register("dataset", "journal", text="${text}")

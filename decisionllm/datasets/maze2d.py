@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.datasets.store import Source
-from decisionllm.options import one_of
+from decisionllm.envs.maze2d import Maze, Planner, reward
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds.maze2d import Maze, Planner, reward
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}

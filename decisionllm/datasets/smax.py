@@ -5,11 +5,11 @@ expert, medium, random: one teacher. mixed: a third of the groups each.
 
 import numpy as np
 
-from decisionllm.datasets.multiagent import Log, source
+from decisionllm.config import one_of
 from decisionllm.datasets.store import Source
-from decisionllm.options import one_of
+from decisionllm.datasets.team import Log, source
+from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
 from decisionllm.registry import register
-from decisionllm.worlds.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
 
 LOGS = (*TEACHERS, "mixed")
 SEEDS = 1_000_000  # log `seed` fights its battles with seeds from (seed + 1) times this on

@@ -6,11 +6,11 @@ that the log holds several joint ways of doing the same. varying: experts, 3 to 
 
 import numpy as np
 
-from decisionllm.datasets.multiagent import Log, source
+from decisionllm.config import one_of
 from decisionllm.datasets.store import Source
-from decisionllm.options import one_of
+from decisionllm.datasets.team import Log, source
+from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.registry import register
-from decisionllm.worlds.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
 SEEDS = 1_000_000  # log `seed` starts its worlds as mpe2's reset(seed=...) does with seeds from (seed + 1) times this on

@@ -3,9 +3,9 @@
 import numpy as np
 
 from decisionllm.datasets.store import Source
+from decisionllm.envs import point
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-from decisionllm.worlds import point
 
 GOALS = {"north": (0.0, 2.0), "south": (0.0, -2.0), "east": (2.0, 0.0), "west": (-2.0, 0.0)}
 

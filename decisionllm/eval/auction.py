@@ -14,15 +14,16 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from decisionllm.baselines import rules as bidders
+from decisionllm.baselines.auctionnet_dt import StockDT
+from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.auction import shown, similar, texts
+from decisionllm.envs.auction import market as auction
+from decisionllm.envs.auction.campaign import MEANS, STATE, STEPS, Campaigns, score
+from decisionllm.envs.auction.market import PUBLISHED
+from decisionllm.envs.auction.replay import offers
 from decisionllm.eval.report import figure
-from decisionllm.options import listed, one_of, ranges
 from decisionllm.registry import register
-from decisionllm.worlds import auction, bidders
-from decisionllm.worlds.auction import PUBLISHED
-from decisionllm.worlds.campaign import MEANS, STATE, STEPS, Campaigns, score
-from decisionllm.worlds.replay import offers
-from decisionllm.worlds.stock import StockDT
 
 LEAST = PUBLISHED["least_remaining"]
 # Mean scores of the 48 advertisers, of the original's code with weights that it trained: periods 7 and 8 replayed, 7 in the market.

@@ -7,9 +7,9 @@ row is always labelled `goal-text`, since it knows what the standard one does no
 import numpy as np
 
 from decisionllm.datasets.maze2d import HORIZON, task_text
+from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.report import figure, normalised
 from decisionllm.registry import register
-from decisionllm.worlds.maze2d import GOAL_RADIUS, Maze, Planner, reward
 
 # Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`.
 REFERENCE = {

@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from decisionllm.datasets.multiagent import canonical, layout, task_text
+from decisionllm.config import ranges
 from decisionllm.datasets.smax import blocks, describe
+from decisionllm.datasets.team import canonical, layout, task_text
+from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 from decisionllm.eval.report import draw_conditions, figure
-from decisionllm.options import ranges
 from decisionllm.registry import register
-from decisionllm.worlds.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 
 STARTS = 1000  # evaluation `seed` fights its battles with seeds from this times `seed` on; logs begin at a million
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from decisionllm.datasets.multiagent import canonical, layout, task_text
+from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.spread import alike, blocks, describe
+from decisionllm.datasets.team import canonical, layout, task_text
+from decisionllm.envs.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 from decisionllm.eval.report import draw_conditions, figure
-from decisionllm.options import listed, one_of, ranges
 from decisionllm.registry import register
-from decisionllm.worlds.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 
 STARTS = 1000  # evaluation `seed` starts its worlds as mpe2 does with seeds from this times `seed` on
 # Mean returns of random play and of the expert teacher by number of agents: `references()`, 1,000 worlds each

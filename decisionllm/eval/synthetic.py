@@ -3,8 +3,8 @@
 import numpy as np
 
 from decisionllm.datasets.synthetic import GOALS, task_text
+from decisionllm.envs import point
 from decisionllm.registry import register
-from decisionllm.worlds import point
 
 
 @register("env", "synthetic", text="${text}")

@@ -8,13 +8,13 @@ from typing import Annotated
 import numpy as np
 
 from decisionllm import __version__
+from decisionllm.envs.auction.campaign import offered, summary
 from decisionllm.serving import openrtb, page
 from decisionllm.serving.campaigns import Desk, Refused
-from decisionllm.serving.contract import models
-from decisionllm.serving.door import Door, refusal
 from decisionllm.serving.metrics import Metrics
+from decisionllm.serving.middleware import Door, refusal
+from decisionllm.serving.schemas import models
 from decisionllm.serving.service import Service, history
-from decisionllm.worlds.campaign import offered, summary
 
 LISTED = 200  # campaigns, at most
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from decisionllm import journal as journals
 from decisionllm.datasets.auction import SMALLEST, shown, text_of
+from decisionllm.envs.auction import journal as journals
+from decisionllm.envs.auction.campaign import STEPS, Campaigns
 from decisionllm.schema import History
-from decisionllm.serving.cache import Cache
-from decisionllm.worlds.campaign import STEPS, Campaigns
+from decisionllm.serving.kv_cache import Cache
 
 FACTS = (
     "name",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "static"
 FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
 
 

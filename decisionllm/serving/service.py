@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decisionllm import journal as journals
+from decisionllm.envs.auction import journal as journals
 from decisionllm.schema import History
 from decisionllm.serving.batcher import Batcher, Full
 from decisionllm.serving.campaigns import Refused

@@ -1,0 +1,169 @@
+"""Public logs of many agents, as a Log: Vaults (OG-MARL), OMAR's folders of .npy, PyMARL's padded .h5.
+
+All three hold arrays of (steps, agents) for a fixed team and no word for who is still there. An agent that only ever has action 0
+from a step on, which is what a dead unit of SMAC has, or that terminated by itself, is gone: it has no row. One that has
+only action 0 and later a choice again is busy: its row is not to be imitated. What a team was paid for a step is the mean of its
+agents' rewards, which most files repeat for each of them. Sources: flashbax `vault.py`, OMAR (arXiv 2111.11188), PyMARL `episode_buffer.py`.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.datasets.formats.team_log import Log
+
+VAULT = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminals",
+    "truncations",
+    "infos.legals",
+    "infos.state",
+)  # the last two may lack
+PYMARL = ("obs", "actions", "reward", "terminated", "filled", "avail_actions", "state")
+
+
+def read_vault(folder):
+    """One Vault: a folder with `manifest.ocdbt`. Its rows of B are worlds of their own, and a world ends when all of its agents have.
+
+    Only steps before `vault_index` count; the last world of each row of B is left out if it did not end.
+    """
+    import tensorstore as ts  # pip install decisionllm[marl]
+
+    def opened(name):
+        store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}
+        return ts.open({"driver": "zarr", "kvstore": store}, read=True, open=True).result()
+
+    try:
+        told = json.loads((folder / "metadata.json").read_text())
+        if float(told["version"]) // 1 != 1:
+            raise ValueError(f"expected version 1 of the format, got {told['version']}")
+        there = told["structure_shape"].keys() | {f"infos.{name}" for name in told["structure_shape"].get("infos", ())}
+        length = int(opened("vault_index").read().result()[0])
+        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in VAULT if name in there}
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder}: not a readable Vault, perhaps cut ({error}); fetch it again") from error
+    if lacking := [name for name in VAULT[:5] if name not in there]:
+        raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(lacking)} not among {', '.join(sorted(there))}")
+    numbers = [columns[name] for name in ("observations", "infos.legals") if name in columns]
+    written = [column.reshape(*column.shape[:2], -1).any(2) for column in numbers]
+    if (blank := ~np.any(written, axis=0)).any() or not length:
+        lane, at = np.argwhere(blank)[0] if length else (0, 0)
+        raise ValueError(
+            f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), got nothing from here; it was cut while "
+            "it was written: fetch it again"
+        )
+    over = (columns["terminals"] != 0) | (columns["truncations"] != 0)
+    whole = over.all(2)  # (B, T)
+    kept = whole[:, ::-1].cumsum(1)[:, ::-1] > 0
+    flat = lambda name: columns[name][kept] if name in columns else None  # noqa: E731
+    return joint(
+        folder, np.cumsum(whole[kept]) - whole[kept], flat("observations"), flat("actions"), flat("rewards"), flat("terminals") != 0,
+        available=flat("infos.legals"), state=flat("infos.state"), repairs={"worlds cut at the end": int((~whole[:, -1]).sum())},
+    )  # fmt: skip
+
+
+def read_omar(folder, *, cut=25):
+    """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on for each agent, `cut` into worlds of so many steps."""
+    try:
+        agents = range(len(list(folder.glob("obs_*.npy"))))
+        parts = ([np.load(folder / f"{name}_{i}.npy") for i in agents] for name in ("obs", "acs", "rews"))
+        seen, taken, paid = (np.stack(part, 1) for part in parts)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i ({error})") from error
+    n = len(seen) - len(seen) % cut
+    if not n or not len(seen) == len(taken) == len(paid):
+        sizes = f"{len(seen)}, {len(taken)} and {len(paid)}"
+        raise ValueError(f"{folder}: expected as many steps in each array and at least {cut}, got {sizes}")
+    never = np.zeros(seen.shape[:2], bool)[:n]
+    left = {"steps cut at the end": len(seen) - n}
+    return joint(folder, np.arange(n) // cut, seen[:n], taken[:n], paid[:n], never, repairs=left)
+
+
+def read_pymarl(file):
+    """A PyMARL file: arrays of (worlds, time, agents, numbers), where `filled` says which steps are real.
+
+    As in PyMARL's learner, a world is over after its first `terminated`, and the last column, where nothing is done any more,
+    is no step unless a world terminated there.
+    """
+    import h5py
+
+    try:
+        with h5py.File(file) as source:
+            columns = {key: source[key][()] for key in PYMARL if key in source}
+    except OSError as error:
+        raise ValueError(f"{file}: not a readable HDF5 file, perhaps cut ({error}); fetch it again") from error
+    sizes = {key: column.shape[:2] for key, column in columns.items()}
+    if lacking := [key for key in PYMARL[:5] if key not in columns]:
+        raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
+    flag = lambda key: columns[key].reshape(sizes[key]) != 0  # noqa: E731
+    over, real = flag("terminated"), flag("filled")
+    real &= over.cumsum(1) - over == 0
+    real[:, -1] &= over[:, -1].any()
+    if (gap := real[:, 1:] & ~real[:, :-1]).any() or not real[:, 0].all():
+        world = np.argwhere(gap)[0, 0] if gap.any() else np.argmin(real[:, 0])
+        raise ValueError(f"{file}, world {world}: expected filled steps from the first on without a gap")
+    N = columns["obs"].shape[2]
+    flat = lambda key: columns[key][real] if key in columns else None  # noqa: E731
+    every = lambda column: np.repeat(column.reshape(*real.shape, 1)[real], N, 1)  # noqa: E731
+    return joint(
+        file, np.nonzero(real)[0], flat("obs"), flat("actions"), every(columns["reward"]), every(over),
+        available=flat("avail_actions"), state=flat("state"),
+    )  # fmt: skip
+
+
+def joint(path, group, observations, actions, rewards, terminals, *, available=None, state=None, repairs=None):
+    """A Log of s steps, worlds end to end: group (s,), observations (s, N, O), actions (s, N) or (s, N, A), rewards and terminals
+    (s, N), available (s, N, C), state (s, ...)."""
+    s, N = observations.shape[:2]
+    if not s:
+        raise ValueError(f"{path}: expected a world that ended, got none")
+    last = np.append(np.diff(group) != 0, True)
+    first = np.flatnonzero(np.append(True, last[:-1]))
+    world, row = np.cumsum(np.append(False, last[:-1])), np.arange(s)[:, None]
+    step = row[:, 0] - first[world]
+    discrete = actions.dtype.kind in "iu"
+    available = available != 0 if discrete and available is not None else None
+    choice = np.ones((s, N), bool) if available is None else ~available[..., 0] | (available.sum(2) > 1)
+    chose, died = np.where(choice, row, -1), np.where(terminals, row, s)
+    until = np.minimum(np.maximum.reduceat(chose, first), np.minimum.reduceat(died, first))[
+        world
+    ]  # (s, N), each agent's last row
+    there = row <= until
+    at, who = np.nonzero(there)
+    shared = (rewards == rewards[:, :1]).all()
+    steps = {"group": world, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
+             "truncated": last & ~terminals.all(1)}  # fmt: skip
+    agents = {"group": world[at], "step": step[at], "agent": who, "observation": observations[there].reshape(len(at), -1),
+              "acted": choice[there], "terminated": (row == until)[there] & ~last[at]}  # fmt: skip
+    if discrete:
+        agents["action"] = actions.reshape(s, N)[there]
+        limits = {"num_actions": int(agents["action"].max()) + 1 if available is None else available.shape[2]}
+    else:
+        agents["action_values"] = actions.reshape(s, N, -1)[there]
+        bound = np.maximum(1, np.abs(agents["action_values"]).max(0)).tolist()
+        limits = {"low": [-x for x in bound], "high": bound}
+    agents |= {} if available is None else {"available": available[there]}
+    agents |= {} if shared else {"reward": rewards[there]}
+    steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
+    found = {what: count for what, count in (repairs or {}).items() if count}
+    meta = {"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": found}
+    return Log(meta, steps, agents, str(path))
+
+
+def kind_of(path):
+    """Which reader a path wants: ours, vault, omar or pymarl."""
+    signs = {"ours": "meta.json", "vault": "manifest.ocdbt", "omar": "obs_0.npy"}
+    given = Path(path).expanduser()
+    if given.is_file() and given.suffix in (".h5", ".hdf5"):
+        return "pymarl"
+    kinds = [kind for kind, sign in signs.items() if (given / sign).is_file()]
+    if not kinds:
+        inner = sorted({str(file.parent.relative_to(given)) for sign in signs.values() for file in given.glob(f"*/**/{sign}")})
+        there = f"a folder of logs: choose {', '.join(inner)}" if inner else "no such thing"
+        raise FileNotFoundError(f"{path}: expected an .h5 file or a folder with {', '.join(signs.values())}, got {there}")
+    return kinds[0]

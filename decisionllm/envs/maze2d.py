@@ -1,0 +1,209 @@
+"""The Maze2D world: D4RL's ball in a maze in closed form, and the planner of its data protocol, one maze or thousands at once.
+
+Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two damped slides, pushed
+by two motors of gear 100, integrated by semi-implicit Euler. Its contacts with the unit boxes of the walls are MuJoCo's
+soft constraints with the default solver parameters; for one sphere they are a two-variable problem that is solved here
+exactly, so that no simulator is needed. `tests/test_worlds_maze2d.py` holds it against MuJoCo where that is installed.
+
+States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame is 0.2 off the walls':
+the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from decisionllm.config import one_of
+
+TIME_STEP = 0.01  # seconds
+MAX_SPEED = 5.0  # per axis, clipped before each step
+MASS = 4 / 3 * np.pi * 0.1**3 * 1000
+RADIUS = 0.1
+GEAR = 100.0
+FRAME = 0.2  # position + FRAME is in the frame of the walls, whose boxes are centred at integers
+GOAL_RADIUS = 0.5
+
+LAYOUTS = {
+    "open": "####### #OOOOO# #OOGOO# #OOOOO# #######",
+    "umaze": "##### #GOO# ###O# #OOO# #####",
+    "medium": "######## #OO##OO# #OO#OOO# ##OOO### #OO#OOO# #O#OO#O# #OOO#OG# ########",
+    "large": "############ #OOOO#OOOOO# #O##O#O#O#O# #OOOOOO#OOO# #O####O###O# #OO#O#OOOOO# ##O#O#O#O### #OO#OOO#OGO# ############",
+}
+
+
+@dataclass(frozen=True)
+class Maze:
+    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal; rows are parted by blanks."""
+
+    layout: str
+
+    @classmethod
+    def named(cls, name):
+        one_of("maze", name, LAYOUTS)
+        return cls(LAYOUTS[name])
+
+    @cached_property
+    def walls(self):
+        """(rows, columns) bool"""
+        return np.array([[cell == "#" for cell in row] for row in self.layout.split()])
+
+    @cached_property
+    def free_cells(self):
+        """(cells, 2) int, in row order"""
+        return np.argwhere(~self.walls)
+
+    @cached_property
+    def goal(self):
+        """(2,) int: the cell of the fixed goal, which is also its position"""
+        (goal,) = np.argwhere([[cell == "G" for cell in row] for row in self.layout.split()])
+        return goal
+
+    @cached_property
+    def _steps_to(self):
+        """The next cell of a shortest path, for every start (walls too) and goal: (rows, columns, goals, 2) int.
+
+        D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals; with one rewarded cell
+        that is the first move that shortens the distance.
+        """
+        moves = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)])
+        rows, columns = self.walls.shape
+        starts = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
+        after = starts[:, :, None] + moves  # (rows, columns, 5, 2)
+        inside = ((after >= 0) & (after < self.walls.shape)).all(-1)
+        after = np.where(inside[..., None], after, starts[:, :, None])
+        after = np.where(self.walls[after[..., 0], after[..., 1]][..., None], starts[:, :, None], after)
+        table = np.empty((rows, columns, len(self.free_cells), 2), int)
+        for g, goal in enumerate(self.free_cells):
+            distance = np.where((starts == goal).all(-1), 0, rows * columns)
+            for _ in range(rows * columns):
+                distance = np.minimum(distance, 1 + distance[after[..., 0], after[..., 1]].min(-1))
+            best = distance[after[..., 0], after[..., 1]].argmin(-1)
+            table[:, :, g] = np.take_along_axis(after, best[..., None, None], 2)[:, :, 0]
+        return table
+
+    @cached_property
+    def _goal_index(self):
+        index = np.full(self.walls.shape, -1)
+        index[tuple(self.free_cells.T)] = np.arange(len(self.free_cells))
+        return index
+
+    def reset(self, count, rng):
+        """(count, 4) float64: any free cell, the goal's too, at rest but for noise; D4RL's start."""
+        cells = self.free_cells[rng.integers(len(self.free_cells), size=count)]
+        return np.concatenate([cells + rng.uniform(-0.1, 0.1, (count, 2)), rng.normal(0, 0.1, (count, 2))], 1)
+
+    def step(self, states, actions, *, margin=0.002):
+        """One time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped to [-1, 1].
+
+        margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo >= 3.5 adds the margins
+        of both bodies, so that an unchanged model file behaves as 0.004 there.
+        """
+        shape = np.shape(states)
+        states = np.asarray(states, np.float64).reshape(-1, 4)
+        actions = np.asarray(actions, np.float64).reshape(-1, 2)
+        position, velocity = states[:, :2], np.clip(states[:, 2:], -MAX_SPEED, MAX_SPEED)
+        force = GEAR * np.clip(actions, -1, 1) - velocity  # the joints' damping is 1
+        self._push_walls(position, velocity, force, margin)
+        velocity = velocity + TIME_STEP / (MASS + TIME_STEP) * force  # damping is implicit in the new velocity
+        return np.concatenate([position + TIME_STEP * velocity, velocity], 1).reshape(shape)
+
+    def _push_walls(self, position, velocity, force, margin):
+        """Add the contact forces to `force`, in place. Up to three boxes touch: beside, above, and across the corner."""
+        reach = 0.5 - RADIUS - margin
+        cell = np.rint(position + FRAME).astype(int)
+        offset = position + FRAME - cell  # within [-0.5, 0.5]
+        near = np.abs(offset) > reach
+        rows = np.flatnonzero(near.any(1))
+        if not len(rows):
+            return
+        cell, offset, near = cell[rows], offset[rows], near[rows]
+        side = np.where(offset < 0, -1, 1)
+        to_face = 0.5 - np.abs(offset)  # (M, 2) distance to the plane between this cell and the next, per axis
+        zero = np.zeros(len(rows))
+        towards = np.stack([np.stack([to_face[:, 0], zero], 1), np.stack([zero, to_face[:, 1]], 1), to_face], 1)  # (M, 3, 2)
+        neighbour = cell[:, None] + side[:, None] * np.array([[1, 0], [0, 1], [1, 1]])
+        distance = np.linalg.norm(towards, axis=-1)
+        gap = distance - RADIUS
+        touching = self.walls[neighbour[..., 0], neighbour[..., 1]] & (gap < margin)
+        touching &= np.stack([near[:, 0], near[:, 1], near.all(1)], 1)
+        rows_touching = touching.any(1)
+        if not rows_touching.any():
+            return
+        rows, side, towards, distance, gap, touching = (
+            x[rows_touching] for x in (rows, side, towards, distance, gap, touching)
+        )
+        normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]  # from the wall to the ball
+
+        # MuJoCo's defaults: solref (0.02, 1), solimp (0.9, 0.95, 0.001, 0.5, 2)
+        depth = gap - margin
+        bend = np.minimum(np.abs(depth) / 0.001, 1)
+        impedance = 0.9 + 0.05 * np.where(bend <= 0.5, 2 * bend**2, 1 - 2 * (1 - bend) ** 2)
+        stiffness = np.where(touching, MASS * impedance / (1 - impedance), 0)
+        approach = (normal * velocity[rows, None]).sum(-1)
+        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2  # acceleration along the normal
+
+        # argmin over a of  m/2 |a - f/m|^2 + 1/2 sum_i D_i min(0, n_i a - wanted_i)^2, by Newton steps on the active set
+        push = force[rows]
+        acceleration = push / MASS
+        active = np.zeros_like(touching)
+        for _ in range(20):
+            now = touching & ((normal * acceleration[:, None]).sum(-1) < wanted)
+            if (now == active).all():
+                break
+            active = now
+            weight = np.where(active, stiffness, 0)
+            xx, yy = MASS + (weight * normal[..., 0] ** 2).sum(1), MASS + (weight * normal[..., 1] ** 2).sum(1)
+            xy = (weight * normal[..., 0] * normal[..., 1]).sum(1)
+            right = push + ((weight * wanted)[..., None] * normal).sum(1)
+            acceleration = np.stack([yy * right[:, 0] - xy * right[:, 1], xx * right[:, 1] - xy * right[:, 0]], 1)
+            acceleration /= (xx * yy - xy * xy)[:, None]
+        missing = np.maximum(wanted - (normal * acceleration[:, None]).sum(-1), 0)
+        force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
+
+
+def reward(positions, goal, *, dense=False):
+    """What the world pays at a position: 1 within 0.5 of the goal, or exp(-distance) if dense. (..., 2) -> (...)"""
+    distance = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
+    return np.exp(-distance) if dense else (distance <= GOAL_RADIUS).astype(np.float64)
+
+
+class Planner:
+    """D4RL's waypoint controller for N balls: a shortest path over cells, a noisy point in each, a PD controller between.
+
+    `act` answers with the actions and with what is solved: the ball has come within 0.1 of the middle of its goal cell.
+    D4RL also asks that the ball moved less than 0.1 in the last step; at speeds below 5.3 it always has.
+    """
+
+    def __init__(self, maze, count, rng):
+        self.maze, self.rng = maze, rng
+        self.goals = np.zeros((count, 2), int)
+        self.waypoints = np.zeros((count, len(maze.free_cells) + 1, 2))
+        self.leg = np.zeros(count, int)
+
+    def aim(self, rows, positions, goals):
+        """Plan afresh for these rows: (rows,) int, (rows, 2) positions, (rows, 2) int cells."""
+        maze = self.maze
+        cells = np.clip(np.rint(positions).astype(int), 0, np.array(maze.walls.shape) - 1)
+        target = maze._goal_index[goals[:, 0], goals[:, 1]]
+        if (target < 0).any():
+            raise ValueError(f"goal: expected free cells of the maze, got {goals[target < 0][0].tolist()}")
+        for leg in range(self.waypoints.shape[1]):
+            cells = maze._steps_to[cells[:, 0], cells[:, 1], target]
+            there = (cells == goals).all(1, keepdims=True)
+            self.waypoints[rows, leg] = cells - np.where(there, 0, self.rng.uniform(0, 0.2, cells.shape))
+            if there.all():
+                self.waypoints[rows, leg + 1 :] = goals[:, None]
+                break
+        self.goals[rows] = goals
+        self.leg[rows] = 0
+
+    def act(self, states):
+        """(N, 4) -> actions (N, 2) in [-1, 1], solved (N,) bool"""
+        position, velocity = states[:, :2], states[:, 2:]
+        everyone = np.arange(len(states))
+        solved = np.linalg.norm(position - self.goals, axis=1) < 0.1
+        target = np.where(solved[:, None], self.goals, self.waypoints[everyone, self.leg])
+        arrived = ~solved & (np.linalg.norm(position - target, axis=1) < 0.1)
+        self.leg = np.minimum(self.leg + arrived, self.waypoints.shape[1] - 1)
+        return np.clip(10 * (target - position) - velocity, -1, 1), solved

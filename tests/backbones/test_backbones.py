@@ -1,0 +1,366 @@
+"""Our own pass through the blocks is the library's, and every way to get a language model gives what it says."""
+
+import pytest
+import torch
+
+from decisionllm.backbones.build import Memory, drop, fingerprint, linear, pretrained
+from decisionllm.policy import checkpoint
+from decisionllm.registry import build, discover
+from decisionllm.schema import Spec
+from decisionllm.tokenizers.text import own_tokenizer
+from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, make_model, node
+
+SPEC = Spec(observation_dim=2, action_dim=1, horizon=10, low=(-1.0,), high=(1.0,))
+READS = slice(1, None, 3)  # the observation tokens of R o a R o a ...
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+FAMILIES = {
+    "Qwen2": {}, "Qwen3": {"head_dim": 16}, "Llama": {}, "Mistral": {}, "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "StableLm": {}, "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48}, "Gemma3Text": {"head_dim": 8},
+}  # fmt: skip
+UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
+both = pytest.mark.parametrize("backbone", BACKBONES)
+
+
+def trunk(backbone, **options):
+    return make_model(SPEC, backbone=backbone, backbone_options=options).backbone
+
+
+def write(folder, family="Qwen2", dtype=torch.float32):
+    """A model folder as people download it: random weights of a small model of this family, and a tokenizer."""
+    import transformers
+
+    sizes = FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(vocab_size=len(own_tokenizer()), **sizes)
+    transformers.AutoModel.from_config(config).to(dtype).save_pretrained(folder)
+    own_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def inputs(width, lengths=(6, 3, 1), index=(0, 2, 1, 0), n=7, seed=0):
+    """Tokens of four rows, and texts of these lengths: (B, n, D), (U, L), (U, L), (B,)"""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(len(index), n, width, generator=generator)
+    ids = torch.randint(900, (len(lengths), max(lengths)), generator=generator)
+    return tokens, ids, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], torch.tensor(index)
+
+
+def close(ours, plain, tolerance=2e-5):
+    torch.testing.assert_close(ours, plain, rtol=0, atol=tolerance * max(1.0, plain.abs().max().item()))
+
+
+def weights(module):
+    return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+
+@both
+@pytest.mark.parametrize("tune", ["full", "lora"])
+@pytest.mark.parametrize("lengths", [(6, 3, 1), (4, 4, 4), (5, 0, 2), (0, 0, 0)], ids=str)
+def test_our_pass_is_the_librarys(backbone, tune, lengths):
+    model = trunk(backbone, tune=tune, lora_rank=4)
+    assert model.layout is not None
+    given = inputs(model.width, lengths)
+    with torch.no_grad():
+        close(model(*given), model.plain(*given))
+
+
+@both
+@pytest.mark.parametrize("tune", ["full", "lora", "frozen"])
+def test_our_gradients_are_the_librarys(backbone, tune):
+    model = trunk(backbone, tune=tune, lora_rank=4)
+    tokens, *texts = inputs(model.width)
+    found = []
+    for read in (lambda x: model(x, *texts, reads=READS), lambda x: model.plain(x, *texts)[:, READS]):
+        x = tokens.clone().requires_grad_()
+        model.zero_grad()
+        hidden = read(x)
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        found.append(
+            {"tokens": x.grad} | {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+        )
+    ours, plain = found
+    assert (len(ours) == 1) == (tune == "frozen") and ours["tokens"].abs().max() > 0
+    for name, gradient in plain.items():
+        close(ours[name], gradient, 1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(discover()["backbone"]) - {"pretrained"}))
+def test_every_registered_size_is_read_as_the_library_reads_it(name):
+    model = build(node("backbone", name, layers=2), 0).eval()
+    given = inputs(model.width)
+    with torch.no_grad():
+        close(model(*given), model.plain(*given))
+
+
+@both
+def test_a_text_that_rows_share_is_read_as_if_each_had_its_own(backbone):
+    model = trunk(backbone)
+    tokens, ids, mask, index = inputs(model.width)
+    for texts, each in ((3, index), (1, 0 * index)):
+        with torch.no_grad():
+            shared = model(tokens, ids[:texts], mask[:texts], each)
+            close(shared, model(tokens, ids[each], mask[each], torch.arange(4)))
+
+
+@both
+def test_what_is_not_read_is_only_not_computed(backbone):
+    model = trunk(backbone)
+    given = inputs(model.width)
+    with torch.no_grad():
+        every = model(*given)
+        for reads in (READS, slice(-1, None), slice(0, 2)):
+            close(model(*given, reads=reads), every[:, reads])
+
+
+@both
+def test_an_outcome_depends_on_the_text_and_its_words_order(backbone):
+    model = trunk(backbone)
+    tokens, ids, mask, index = inputs(model.width, (6, 6, 6))
+    with torch.no_grad():
+        assert not torch.allclose(model(tokens, ids, mask, index), model(tokens, ids.flip(1), mask, index), atol=1e-2)
+
+
+@both
+def test_tokens_read_in_pieces_are_read_as_at_once(backbone):
+    """Rows that are at different places, then all together: what padding wrote is overwritten."""
+    model = trunk(backbone)
+    tokens, *texts = inputs(model.width, n=9)
+    with torch.inference_mode():
+        wanted = model(tokens, *texts)
+        memory = model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
+        filled = torch.tensor([0, 0, 0, 0])
+        close(model.extend(tokens[:, :3], memory, filled), wanted[:, :3])
+        some = torch.tensor([3, 1])
+        close(model.extend(tokens[some, 3:5], memory, filled[some] + 3, some), wanted[some, 3:5])
+        later = torch.tensor([3, 5, 3, 5])
+        pieces = torch.stack([tokens[i, t : t + 4] for i, t in enumerate(later)])
+        close(model.extend(pieces, memory, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
+
+
+def test_the_memory_of_some_rows_is_a_copy():
+    """But for a text that all share, which is viewed."""
+    memory = Memory([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
+    some = memory.rows(torch.tensor([2, 0]))
+    some.keys[0].fill_(1)
+    assert memory.keys[0].sum() == 0 and len(some.text_length) == 2
+    roomy = memory.with_room(3)
+    roomy.values[0].fill_(1)
+    assert memory.values[0].sum() == 0 and roomy.values[0].shape[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("backbone", "place"),
+    [("gpt2", "embd_pdrop"), ("gpt2", "attn_pdrop"), ("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")],
+)
+def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
+    """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
+    from transformers import AutoModel
+
+    from decisionllm.backbones.build import Backbone
+
+    monkeypatch.setattr(
+        torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x
+    )
+    config = trunk(backbone).config
+    setattr(config, place, 0.5)
+    config._attn_implementation = "eager"
+    model = Backbone(AutoModel.from_config(config), own_tokenizer(), "full")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+    given = inputs(model.width, (0, 0, 0))
+
+    def passed(read):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return read(*given)
+
+    model.eval()
+    quiet = passed(model)
+    close(quiet, passed(model.plain))
+    model.train()
+    close(passed(model), passed(model.plain))
+    assert not torch.allclose(passed(model), quiet, atol=1e-2)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    """A quarter of 40,000 ones, within five standard deviations; what is kept is scaled, and so are the gradients."""
+    torch.manual_seed(0)
+    x = torch.ones(400, 101)[:, 1:].requires_grad_()
+    y = drop(x, 0.25)
+    assert sorted(y.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert abs((y == 0).sum() - 10_000) < 5 * (40_000 * 0.25 * 0.75) ** 0.5
+    assert (y == 0).float().mean(0).min() > 0.15 and (y == 0).float().mean(1).max() < 0.45  # everywhere
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    torch.manual_seed(0)
+    assert torch.equal(drop(x, 0.25), y) and not torch.equal(drop(x, 0.25), y)
+    assert torch.equal(drop(x, 0.0), x) and not drop(x, 1.0).any()
+
+
+def test_an_adapters_map_is_what_peft_computes():
+    """Two maps at once, of other widths; merged or switched off, they are called as they are."""
+    model = trunk("qwen2", tune="lora", lora_rank=4)
+    attention = model.core.layers[0].self_attn
+    layers, x = (attention.q_proj, attention.v_proj), torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers)
+
+    def check():
+        with torch.no_grad():
+            for ours, layer in zip(linear(x, *layers), layers, strict=True):
+                close(ours, layer(x))
+
+    check()
+    with_adapter = linear(x, attention.q_proj)[0]
+    with model.model.disable_adapter():
+        check()
+        assert not torch.allclose(linear(x, attention.q_proj)[0], with_adapter, atol=1e-3)
+    model.model.merge_adapter()
+    check()
+    close(linear(x, attention.q_proj)[0], with_adapter)
+
+
+def test_weights_are_drawn_from_the_seed_alone_and_the_world_keeps_its_own_random_numbers():
+    torch.manual_seed(3)
+    first = build(node("backbone", "nano", layers=1, tune="lora"), 5)
+    here = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.rand(1) == here
+    same, other = (weights(build(node("backbone", "nano", layers=1, tune="lora"), seed)) for seed in (5, 6))
+    assert all(torch.equal(weight, same[name]) for name, weight in weights(first).items())
+    assert not torch.equal(
+        other["model.base_model.model.embed_tokens.weight"], same["model.base_model.model.embed_tokens.weight"]
+    )
+
+
+@pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
+def test_tune_says_what_is_trained(tune):
+    model = build(node("backbone", "nano", layers=1, tune=tune), 0)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {"lora_" in name for name, _ in model.named_parameters()} == ({True, False} if tune == "lora" else {False})
+    assert trained == {name for name, _ in model.named_parameters() if tune == "full" or "lora_" in name}
+
+
+def test_only_the_named_maps_are_adapted():
+    model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets="q_proj,v_proj"), 0)
+    adapted = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, _ in model.named_parameters() if "lora_" in name}
+    assert adapted == {"q_proj", "v_proj"}
+
+
+def test_the_fingerprint_is_of_what_is_frozen():
+    model = build(node("backbone", "nano", layers=1, tune="lora"), 0)
+    before = fingerprint(model)
+    with torch.no_grad():
+        next(weight for name, weight in model.named_parameters() if "lora_B" in name).add_(1)
+        assert fingerprint(model) == before
+        next(weight for name, weight in model.named_parameters() if "lora_" not in name).view(-1)[0] += 1
+        assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_any_family_is_read_from_its_folder(family, tmp_path):
+    """By our own pass if its blocks are understood, and else the plain way; a new adapter, and others' texts, change nothing."""
+    model = pretrained(0, folder=str(write(tmp_path, family))).eval()
+    assert (model.layout is not None) == (family in UNDERSTOOD)
+    bare = pretrained(0, folder=str(tmp_path), tune="frozen").eval()
+    tokens, ids, mask, index = inputs(model.width, (6, 3, 1))
+    with torch.no_grad():
+        every = bare.plain(tokens, ids, mask, index)
+        close(model(tokens, ids, mask, index), every)
+        close(bare(tokens[[2]], ids[[1], :3], mask[[1], :3], index[:1]), every[[2]])
+    assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
+
+
+def test_pretrained_weights_are_those_of_the_folder_and_random_ones_the_seeds(tmp_path):
+    from transformers import AutoModel
+
+    write(tmp_path)
+    saved = AutoModel.from_pretrained(tmp_path)
+    kept, drawn, again, other = (
+        pretrained(seed, folder=str(tmp_path), weights=source, tune="frozen")
+        for source, seed in (("pretrained", 0), ("random", 1), ("random", 1), ("random", 2))
+    )
+    assert all(torch.equal(weight, weights(saved)[name]) for name, weight in weights(kept.core).items())
+    assert weights(drawn).keys() == weights(kept).keys()
+    assert len({fingerprint(model) for model in (kept, drawn, again, other)}) == 3
+    assert fingerprint(drawn) == fingerprint(again)
+
+
+@pytest.mark.parametrize("source", ["pretrained", "random"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_type_of_the_numbers_is_the_one_asked_for(source, dtype, tmp_path):
+    """Whatever the folder holds: hubs hold bfloat16."""
+    folder = str(write(tmp_path, dtype=torch.bfloat16))
+    model = pretrained(0, folder=folder, weights=source, dtype=dtype, tune="frozen").eval()
+    assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
+    given = inputs(model.width)
+    with torch.no_grad():
+        close(model(*given).float(), model.plain(*given), 5e-2)
+
+
+def test_trying_a_model_out_leaves_it_in_the_mode_it_was_in(tmp_path):
+    assert build(node("backbone", "dt", layers=1), 0).model.training
+    assert not pretrained(0, folder=str(write(tmp_path)), tune="frozen").model.training
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, "backbone: expected backbone.folder=<local folder> or backbone.hub_id=.*, one of the two"),
+        ({"folder": "a", "hub_id": "b/c"}, ValueError, "one of the two"),
+        (
+            {"folder": "nowhere"},
+            FileNotFoundError,
+            "expected a model folder with config.json, or a run with run.json, found neither at nowhere",
+        ),
+        (
+            {"hub_id": "a/b"},
+            OSError,
+            r"backbone a/b: could not be loaded \(no network, or no such model; backbone.folder=... reads",
+        ),
+        ({"hub_id": "a/b", "weights": "some"}, ValueError, "backbone.weights: expected pretrained or random, got 'some'"),
+        ({"hub_id": "a/b", "dtype": "int3"}, ValueError, "backbone.dtype: expected float32, bfloat16 or float16, got 'int3'"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_clear_error(options, error, message):
+    with pytest.raises(error, match=message) as raised:
+        pretrained(0, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_trunk_of_a_run_is_a_backbone(tmp_path):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
+    policy, *_ = checkpoint.load(tmp_path / "a")
+    trunk = pretrained(0, folder=str(tmp_path / "a"), tune="frozen")
+    drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
+    ours, theirs, random = (dict(b.model.named_parameters()) for b in (trunk, policy.model.backbone, drawn))
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items()) and ours.keys() == theirs.keys()
+    assert any(not torch.equal(weight, random[name]) for name, weight in ours.items())
+    words = ("backbone=pretrained", f"backbone.folder={tmp_path}/a", "backbone.lora_rank=2", f"run={tmp_path}/b")
+    assert command("train", *LOOP, *words) == 0
+    adapted, *_ = checkpoint.load(tmp_path / "b")
+    assert adapted.model.backbone.tune == "lora" and fingerprint(adapted.model.backbone) == fingerprint(
+        pretrained(0, folder=str(tmp_path / "a"), lora_rank=2)
+    )
+    for folder, options in (("b", {}), ("a", {"weights": "random"})):
+        with pytest.raises(ValueError, match="expected weights=pretrained and a run with backbone.tune=full, got"):
+            pretrained(0, folder=str(tmp_path / folder), **options)
+    (tmp_path / "a" / "checkpoint" / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="could not be loaded .is the run trained"):
+        pretrained(0, folder=str(tmp_path / "a"))
+
+
+def test_an_incomplete_folder_says_so(tmp_path):
+    (write(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"could not be loaded \(is the folder complete\?\)"):
+        pretrained(0, folder=str(tmp_path))
+
+
+def test_sizes_that_the_library_cannot_read_are_an_error_at_once():
+    with pytest.raises(RuntimeError):
+        build(node("backbone", "nano", layers=1, kv_heads=3), 0)
+
+
+def test_an_unknown_way_of_tuning_is_refused():
+    with pytest.raises(ValueError, match="backbone.tune: expected lora, full or frozen, got 'half'"):
+        build(node("backbone", "nano", tune="half"), 0)

@@ -1,0 +1,567 @@
+"""AuctionNet's logs: a day worked by hand, the original's own conversion, every form a file may have, and every way it may be broken."""
+
+import ast
+import csv
+import gzip
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decisionllm.baselines.rules import mixture
+from decisionllm.data import card, data
+from decisionllm.datasets.auction import files, load, relabelled, save, similar, task_text
+from decisionllm.datasets.formats import auctionnet
+from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
+from decisionllm.datasets.store import prepare, write
+from decisionllm.envs.auction.campaign import FACTS, STATE, Campaigns, score
+from decisionllm.envs.auction.market import play
+from tests.conftest import episode, make_store, node
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+TRAFFIC_LOG, ITS_TRAJECTORIES = FIXTURES / "traffic_period-7.csv.gz", FIXTURES / "trajectories_period-7.csv.gz"
+TRAJECTORY_LOG = FIXTURES / "trajectories_periods_7_8.csv.gz"
+
+
+def traffic(period=3):
+    """The columns of a day of two advertisers, with one opportunity in even steps (value 0.1) and two in odd ones (0.1, 0.4).
+
+    Advertiser 0 bids 50 x value, holds a slot of the first one at a price of 2, and is shown in even steps; steps 0 and 2
+    convert. Advertiser 1 is shown twice, at a price of 2, and has no budget left from step 2 on.
+    """
+    rows = []
+    for t in range(48):
+        for pv, (value, market_price) in enumerate([(0.1, 1), (0.4, 3)][: 1 + t % 2]):
+            first, alive = pv == 0, t < 2
+            rows.append((period, 0, 0, 100, 10, t, 100 - 2 * -(-t // 2), pv, value, 0.01, 50 * value, first, first, 2 * first,
+                         first and t % 2 == 0, first and t in (0, 2), market_price, 0))  # fmt: skip
+            rows.append((period, 1, 5, 4, 5, t, max(4 - 2 * t, 0), pv, value, 0.01, 60 * value * alive, first and alive,
+                         2 * (first and alive), 2 * (first and alive), first and alive, 0, market_price, not alive))  # fmt: skip
+    return dict(zip(TRAFFIC, (list(map(float, column)) for column in zip(*rows, strict=True)), strict=True))
+
+
+def put(path, columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(columns)
+        rows.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def trajectories(tmp_path, period=3):
+    """The same day as the columns of a trajectory log."""
+    return auctionnet.convert(auctionnet.read(put(tmp_path / "source" / f"traffic-{period}.csv", traffic(period))))
+
+
+def episodes(path, **options):
+    return list(load(path=str(path), **options).episodes)
+
+
+def numbers(table, name):
+    """A column of text as an array; a state is the text of a tuple."""
+    if name not in ("state", "next_state"):
+        return np.array([float(x) for x in table[name]])
+    return np.array([ast.literal_eval(re.sub(r"np\.float64\(([^)]*)\)", r"\1", x)) for x in table[name] if x])
+
+
+def test_a_day_by_hand(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    first, second = episodes(path, facts="progress")
+    shown = dict(zip((*STATE, *FACTS), first.observations[2].tolist(), strict=True))
+    expected = {
+        "time left": 46 / 48, "budget left": 0.98, "bid": (5 + 12.5) / 2, "bid, last 3": (5 + 12.5) / 2,
+        "market price": (1 + 2) / 2, "value": (0.1 + 0.25) / 2, "conversion": (1 + 0) / 2, "won": (1 + 0.5) / 2,
+        "market price, last 3": 1.5, "value, last 3": 0.175, "conversion, last 3": 0.5, "won, last 3": 0.75,
+        "value now": 0.1, "volume now": 1, "volume, last 3": 3, "volume, all": 3,
+        "log budget": math.log(100), "target cpa": 10, "spend / target cpa": 0.2, "conversions": 1, "value exposed": 0.1,
+    }  # fmt: skip
+    assert shown == pytest.approx(expected), "means of the steps' means, and no price for what was not shown"
+    assert first.actions[:, 0].tolist() == pytest.approx([50.0] * 48)
+    assert first.rewards.tolist() == [1, 0, 1] + [0] * 45
+    assert len(second.rewards) == 3 and second.acted.tolist() == [True, True, False], "its budget was used up before step 2"
+    assert second.actions[:, 0].tolist() == pytest.approx([60, 60, 0])
+    assert second.observations[:, 1].tolist() == [1.0, 0.5, 0.0]
+    for one in (first, second):
+        assert (one.group, one.terminated, one.truncated, one.final_observation) == (3, False, True, None)
+    assert first.acted.all() and first.observations.shape == (48, 21)
+    assert auctionnet.read(path).done.tolist() == [[False] * 47 + [True], [False] * 2 + [True] * 46], "the day ends as well"
+
+
+def test_a_step_without_anything_of_value_is_not_imitated(tmp_path):
+    columns = traffic()
+    for i in range(144):
+        if columns["timeStepIndex"][i] == 4:
+            columns["pValue"][i] = columns["bid"][i] = 0.0
+    first, _ = episodes(put(tmp_path / "log.csv", columns))
+    assert np.flatnonzero(~first.acted).tolist() == [4] and first.actions[4] == 0, "no multiplier is known there"
+
+
+def test_a_day_may_go_on_after_the_budget(tmp_path):
+    _, whole = episodes(put(tmp_path / "log.csv", traffic()), until="day")
+    assert len(whole.rewards) == 48 and whole.acted.tolist() == [True] * 2 + [False] * 46
+
+
+def test_the_rewards_by_hand(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    pay = {returns: episodes(path, returns=returns)[0].rewards for returns in ("conversions", "value", "score")}
+    assert pay["value"].tolist() == pytest.approx([0.1, 0] * 24)
+    assert pay["score"].tolist() == pytest.approx([0.025, 0] * 24), "each 0.1 cost 2, a quarter of it is left at a limit of 10"
+    assert pay["conversions"].sum() == 2
+
+
+@pytest.mark.parametrize("path", [TRAFFIC_LOG, TRAJECTORY_LOG])
+def test_the_increments_of_the_score_add_up_to_the_days(path):
+    log = auctionnet.read(path)
+    days = [e.rewards.sum(dtype=np.float64) for e in episodes(path, returns="score", until="day")]
+    np.testing.assert_allclose(days, score(log.exposed_value.sum(1), log.spend, log.target_cpa), rtol=1e-5)
+    assert any((e.rewards < 0).any() for e in episodes(path, returns="score")), "a step can cost more than it brings"
+
+
+def test_the_conversion_is_the_originals():
+    made = auctionnet.convert(auctionnet.read(TRAFFIC_LOG))
+    with gzip.open(ITS_TRAJECTORIES, "rt") as file:
+        rows = list(csv.DictReader(file))
+    assert list(made) == list(rows[0])
+    assert [x is None for x in made["next_state"]] == [row["next_state"] == "" for row in rows]
+    for name, column in made.items():
+        assert len(column) == len(rows) == 6 * 48
+        theirs = {name: [row[name] for row in rows]}
+        tolerance = 0 if name == "done" else 1e-9
+        np.testing.assert_allclose(numbers(made, name), numbers(theirs, name), rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_trajectories_and_their_traffic_are_the_same_episodes():
+    for a, b in zip(*(episodes(p, facts="progress", returns="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True):
+        np.testing.assert_allclose(a.observations, b.observations, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(a.actions, b.actions, rtol=1e-6)
+        np.testing.assert_allclose(a.rewards, b.rewards, rtol=1e-4, atol=1e-7)
+        assert a.acted.tolist() == b.acted.tolist() and a.group == b.group
+
+
+def test_the_facts_are_those_that_campaigns_show_live():
+    log = auctionnet.read(TRAJECTORY_LOG)
+    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, facts="progress", until="day")]
+    live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
+    spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
+    for t in range(48):
+        np.testing.assert_allclose([rows[t] for rows in shown], live.facts(), rtol=1e-5, atol=1e-6)
+        live.record(
+            bid=zeros, market_price=zeros, value=zeros, conversion=zeros, won=zeros, volume=zeros, spend=spend[:, t],
+            conversions=log.conversions[:, t], exposed_value=log.exposed_value[:, t],
+        )  # fmt: skip
+
+
+def test_the_originals_features_average_the_first_three_steps_and_need_a_traffic_log(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    repaired, original = (episodes(path, features=f)[0].observations for f in ("repaired", "original"))
+    assert (repaired[:4] == original[:4]).all()
+    last = STATE.index("value, last 3")
+    assert repaired[4, last] == pytest.approx((0.25 + 0.1 + 0.25) / 3) and original[4, last] == pytest.approx(0.45 / 3)
+    with pytest.raises(ValueError, match="features=original needs a traffic log; a trajectory log holds the repaired"):
+        load(path=str(TRAJECTORY_LOG), features="original")
+
+
+def test_a_store_knows_its_campaigns_in_the_order_of_its_episodes(tmp_path):
+    source = load(path=str(put(tmp_path / "some.csv.gz", traffic())), text="informative")
+    store = write(tmp_path / "store", source)
+    assert store.info["name"] == "auction@some-periods-3" and store.info["env"] == "auction"
+    assert store.info["campaigns"] == [[3, 0, 0, 100.0, 10.0, 2.0], [3, 1, 5, 4.0, 5.0, 0.0]] and store.info["repairs"] == {}
+    assert store.spec.horizon == 48 and (store.spec.low, store.spec.high) == ((0.0,), (float(np.float32(60)),))
+    assert [store.tasks[i] for i in store.task] == [task_text(100, 10, 0), task_text(4, 5, 5)]
+    assert prepare(node("dataset", "auction", path=str(tmp_path / "some.csv.gz")), tmp_path / "home").lengths.tolist() == [
+        48,
+        3,
+    ]
+
+
+def test_the_real_logs_end_where_their_first_done_row_is():
+    with gzip.open(TRAJECTORY_LOG, "rt") as file:
+        rows = list(csv.DictReader(file))
+    assert [rows[48 * k]["done"] for k in range(16)] == ["0"] * 16 and len(rows) == 768
+    lengths = [next(t for t in range(48) if rows[48 * k + t]["done"] == "1") + 1 for k in range(16)]
+    assert [len(e.rewards) for e in episodes(TRAJECTORY_LOG)] == lengths and min(lengths) == 12
+    assert [e.group for e in episodes(TRAJECTORY_LOG)] == [7] * 8 + [8] * 8
+
+
+def test_the_texts(tmp_path):
+    tasks = {text: [e.task for e in episodes(TRAJECTORY_LOG, text=text)] for text in ("none", "constant", "informative", "shuffled")}  # fmt: skip
+    assert set(tasks["none"]) == {""} and set(tasks["constant"]) == {task_text()}
+    assert (
+        tasks["informative"][1]
+        == task_text(4350, 70, 0)
+        == (
+            "Auction, advertiser of category 0. Bid for impressions over one day of 48 steps. Get as many conversions as you can "
+            "within a large budget of 4350, at a strict cost limit of 70 for each."
+        )
+    )
+    assert "a small budget of 2000, at a loose cost limit of 130 " in task_text(2000, 130, 1)
+    assert "a medium budget of 2900, at a moderate cost limit of 100 " in task_text(2900, 100, 1)
+    for period in (slice(8), slice(8, 16)):
+        assert sorted(tasks["shuffled"][period]) == sorted(tasks["informative"][period]) != tasks["shuffled"][period]
+    assert tasks["shuffled"][:8] != tasks["shuffled"][8:], "or the text would still name the advertiser"
+    assert tasks["shuffled"] == [e.task for e in episodes(TRAJECTORY_LOG, text="shuffled")]
+
+
+def same(a, b):
+    for one, other in zip(a, b, strict=True):
+        assert all((getattr(one, f) == getattr(other, f)).all() for f in ("observations", "actions", "rewards", "acted"))
+        assert (one.group, one.task) == (other.group, other.task)
+
+
+def shuffled(columns, seed=0):
+    order = np.random.default_rng(seed).permutation(len(columns["budget"]))
+    return {name: [column[i] for i in order] for name, column in columns.items()}
+
+
+def test_the_order_of_columns_does_not_matter_nor_that_of_traffic_rows_nor_how_opportunities_are_counted(tmp_path):
+    plain = episodes(put(tmp_path / "a.csv", traffic()))
+    reordered = dict(reversed(traffic().items()))
+    same(plain, episodes(put(tmp_path / "b.csv", reordered | {"extra": [0] * 144})))
+    same(plain, episodes(put(tmp_path / "c.csv", traffic() | {"pvIndex": list(range(144))})))
+    for one, other in zip(plain, episodes(put(tmp_path / "d.csv", shuffled(traffic()))), strict=True):
+        np.testing.assert_allclose(one.observations, other.observations, rtol=1e-6)
+    columns = trajectories(tmp_path)
+    same(episodes(put(tmp_path / "e.csv", columns)), episodes(put(tmp_path / "f.csv", dict(reversed(columns.items())))))
+
+
+def test_both_texts_of_a_state_are_read(tmp_path):
+    columns = trajectories(tmp_path)
+    wrapped = [str(tuple(f"np.float64({x})" for x in ast.literal_eval(s))).replace("'", "") for s in columns["state"]]
+    assert wrapped[0].startswith("(np.float64(1.0), np.float64(1.0), ")
+    same(episodes(put(tmp_path / "a.csv", columns)), episodes(put(tmp_path / "b.csv", columns | {"state": wrapped})))
+
+
+def test_files_folders_and_patterns_of_several_periods(tmp_path):
+    for period in (2, 3, 5):
+        put(tmp_path / "logs" / f"period-{period}.csv{'.gz' if period == 3 else ''}", traffic(period))
+    put(tmp_path / "logs" / "readme.txt", {"a": []})
+    folder = load(path=str(tmp_path / "logs"))
+    assert [e.group for e in folder.episodes] == [2, 2, 3, 3, 5, 5] and folder.info["name"] == "auction@logs-periods-2-3,5"
+    assert [e.group for e in episodes(tmp_path / "logs" / "*.csv")] == [2, 2, 5, 5]
+    for periods, groups in (("2-3", [2, 2, 3, 3]), ("5,2", [2, 2, 5, 5]), (3, [3, 3])):
+        assert [e.group for e in episodes(tmp_path / "logs", periods=periods)] == groups
+    assert [f.name for f in files(path=str(tmp_path / "logs"))] == ["period-2.csv", "period-3.csv.gz", "period-5.csv"]
+    assert files(path="") == []
+    put(tmp_path / "logs" / "again.csv", traffic(5))
+    with pytest.raises(ValueError, match=r"period-5.csv: period 5 is in .*again.csv too"):
+        load(path=str(tmp_path / "logs"))
+    with pytest.raises(FileNotFoundError, match="nowhere: no log there; expected a file, a folder or a pattern of .csv"):
+        load(path=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".parquet"])
+def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys):
+    source, target = put(tmp_path / "log.csv", traffic()), tmp_path / "out" / f"trajectories{kind}"
+    config = {"dataset": node("dataset", "auction", path=str(source)), "home": str(tmp_path / "home"), "ahead": 0, "window": 4,
+              "seed": 0, "export": f"trajectories:{target}"}  # fmt: skip
+    data(config)
+    assert f"written: trajectories:{target}" in capsys.readouterr().out
+    same(episodes(source, until="day"), episodes(target, until="day"))
+    if kind == ".csv":
+        text = target.read_text()
+        assert "np." not in text and text.splitlines()[0] == ",".join(TRAJECTORIES)
+        row = text.splitlines()[1]
+        assert row.startswith('3.0,0.0,0.0,100.0,10.0,48.0,2.0,0.0,"(1.0, 1.0, 0.0,') and ',1.0,0.1,0,"(0.979' in row
+    with pytest.raises(FileExistsError, match="is there already"):
+        data(config)
+    assert [p.name for p in target.parent.iterdir()] == [target.name]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    config = {"dataset": node("dataset", "synthetic", episodes=6), "home": str(tmp_path / "home"), "ahead": 0, "window": 4,
+              "seed": 0, "export": f"trajectories:{tmp_path / 'x.csv'}"}  # fmt: skip
+    with pytest.raises(ValueError, match="export=trajectories: expected an auction dataset, got synthetic"):
+        data(config)
+    auction = node("dataset", "auction", path=str(TRAFFIC_LOG))
+    with pytest.raises(ValueError, match=r"x.json: expected a path that ends with .csv, .csv.gz, .parquet"):
+        data(config | {"dataset": auction, "export": f"trajectories:{tmp_path / 'x.json'}"})
+
+
+def test_a_log_read_in_many_pieces_is_the_same_and_its_rows_keep_their_numbers(tmp_path, monkeypatch):
+    a, b = put(tmp_path / "a.csv", traffic()), put(tmp_path / "b.csv", trajectories(tmp_path))
+    auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
+    whole = [episodes(path, until="day") for path in (a, b, tmp_path / "c.parquet")]
+    monkeypatch.setattr(auctionnet, "BLOCK", 1000)
+    for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
+        for one, other in zip(before, episodes(path, until="day"), strict=True):
+            np.testing.assert_allclose(one.observations, other.observations, rtol=1e-6)
+            assert (one.actions == other.actions).all() and (one.rewards == other.rewards).all()
+    for name, value, message in (
+        ("pValue", -1, "row 100, pValue: expected a number from 0, got -1"),
+        ("pValue", "x", "row 100, pValue: not a readable log"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(a, changed(traffic(), name, 100, value)))
+    for name, value, message in (
+        ("state", "(1.0, 0.5)", "row 80, state: expected 16 numbers"),
+        ("state", str((0.5,) * 15 + ("x",)), "row 80, state: expected 16 numbers"),
+        ("timeStepIndex", 0, "row 80, timeStepIndex: period 3, advertiser 1: expected step 31, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(b, changed(trajectories(tmp_path), name, 80, value)))
+
+
+def test_an_opportunity_without_a_number_is_left_out_and_counted(tmp_path):
+    columns = traffic()
+    row = next(i for i in range(144) if columns["timeStepIndex"][i] == 1 and columns["pvIndex"][i] == 1)
+    columns["bid"][row], columns["pValue"][row + 1] = "", "NaN"
+    store = write(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns)), until="day"))
+    assert store.info["repairs"] == {"rows without a number, left out": 2}
+    assert not any("campaigns" in line for line in card(store)), "which would be a line for each"
+    assert any(line == "  repairs      rows without a number, left out: 2" for line in card(store))
+    assert store.observations[1, [12, 13]].tolist() == [np.float32(0.1), 1], "without the opportunity of value 0.4"
+    assert store.observations[2, 15] == 2 and store.observations[3, 13] == 2
+
+
+def test_costs_that_the_budget_does_not_show_are_counted(tmp_path):
+    columns = traffic()
+    columns["cost"][0] = 3.0
+    log = auctionnet.read(put(tmp_path / "log.csv", columns))
+    assert log.repairs == {"steps whose costs are not what the budget fell by": 1}
+    assert log.remaining[0, :2].tolist() == [100, 98] and log.states[0, 1, 1] == 0.98 and log.spend[0] == 49
+    other = make_store(tmp_path / "other", [episode([1.0])])
+    assert not any("repairs" in line for line in card(other))
+
+
+def changed(columns, name, row, value):
+    """The columns with another value in this row, counted from 1."""
+    return columns | {name: [value if i == row - 1 else x for i, x in enumerate(columns[name])]}
+
+
+def rows(columns, chosen):
+    return {name: [column[i] for i in chosen] for name, column in columns.items()}
+
+
+IN_TRAFFIC = [
+    ("budget", 5, 0, r"row 5, budget: expected a number above 0, got 0"),
+    ("CPAConstraint", 5, 0, r"row 5, CPAConstraint: expected a number above 0, got 0"),
+    ("pValue", 5, -0.1, r"row 5, pValue: expected a number from 0, got -0.1"),
+    ("bid", 5, "inf", r"row 5, bid: expected a number from 0, got inf"),
+    ("bid", 5, "much", r"row 5, bid: not a readable log \(.*'much'\)"),
+    ("timeStepIndex", 5, 48, r"row 5, timeStepIndex: expected a step from 0 to 47, got 48"),
+    ("advertiserNumber", 5, 1.5, r"row 5, advertiserNumber: expected a whole number from 0, got 1.5"),
+    ("isExposed", 5, 2, r"row 5, isExposed: expected 0 or 1, got 2"),
+    ("remainingBudget", 5, 77, r"remainingBudget: period 3, advertiser 0: expected one value in step 1, got 77 and 98"),
+    ("budget", 5, 99, r", budget: period 3, advertiser 0: expected one value in step 1, got 99 and 100"),
+    ("advertiserCategoryIndex", 1, 4, r"advertiserCategoryIndex: period 3, advertiser 0: .* got 4 and, in step 1, 0"),
+]  # fmt: skip
+IN_TRAJECTORIES = [
+    ("budget", 5, 0, r"row 5, budget: expected a number above 0, got 0"),
+    ("budget", 5, "nan", r"row 5, budget: expected a number, got none"),
+    ("CPAConstraint", 5, 0, r"row 5, CPAConstraint: expected a number above 0, got 0"),
+    ("action", 5, -1, r"row 5, action: expected a number from 0, got -1"),
+    ("reward", 5, "", r"row 5, reward: expected a number, got none"),
+    ("reward", 5, "many", r"row 5, reward: not a readable log \(.*'many'\)"),
+    ("done", 5, 0.5, r"row 5, done: expected 0 or 1, got 0.5"),
+    ("timeStepIndex", 5, 7, r"row 5, timeStepIndex: period 3, advertiser 0: expected step 4, got 7"),
+    ("state", 5, "(1.0, 0.5)", r"row 5, state: expected 16 numbers, got \(1.0, 0.5\)"),
+    ("state", 5, "", r"row 5, state: expected 16 numbers, got "),
+    ("state", 5, str((0.5,) * 15 + ("x",)), r"row 5, state: expected 16 numbers, got \(0.5, .*'x'\)"),
+    ("state", 5, str((0.5,) * 15) + ", nan", r"row 5, state: expected 16 numbers from 0, got \(0.5, .*nan"),
+    ("state", 5, str((0.5,) * 15 + (-1,)), r"row 5, state: expected 16 numbers from 0, got \(0.5, .*-1\)"),
+    ("state", 5, str((1.0,) * 16), r"period 3, advertiser 0: expected a remaining budget that never grows, got 96 before step 3 and 100"),
+    ("realAllCost", 50, 7, r"realAllCost: period 3, advertiser 1: expected one value for the day, got 4 and, in step 1, 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row", "value", "message"), IN_TRAFFIC)
+def test_a_number_that_no_traffic_log_can_hold_is_named(tmp_path, name, row, value, message):
+    with pytest.raises(ValueError, match=r"log.csv.*" + message):
+        auctionnet.read(put(tmp_path / "log.csv", changed(traffic(), name, row, value)))
+
+
+@pytest.mark.parametrize(("name", "row", "value", "message"), IN_TRAJECTORIES)
+def test_a_number_that_no_trajectory_log_can_hold_is_named(tmp_path, name, row, value, message):
+    with pytest.raises(ValueError, match=r"log.csv.*" + message):
+        auctionnet.read(put(tmp_path / "log.csv", changed(trajectories(tmp_path), name, row, value)))
+
+
+def test_an_advertiser_without_a_budget_is_not_left_out_silently(tmp_path):
+    columns = traffic()
+    columns["budget"] = ["" if a == 1 else b for a, b in zip(columns["advertiserNumber"], columns["budget"], strict=True)]
+    message = "row 2, budget: expected a number, got none; so it is in every row of period 3, advertiser 1"
+    with pytest.raises(ValueError, match=message):
+        auctionnet.read(put(tmp_path / "log.csv", columns))
+    with pytest.raises(ValueError, match="expected rows with all their numbers, got none"):
+        auctionnet.read(put(tmp_path / "log.csv", traffic() | {"advertiserNumber": [""] * 144}))
+    early = ["" if t == 5 else b for t, b in zip(traffic()["timeStepIndex"], traffic()["bid"], strict=True)]
+    with pytest.raises(ValueError, match=r"advertiser 0: expected step 5, got 6 \(rows without a number, left out: 4\)"):
+        auctionnet.read(put(tmp_path / "log.csv", traffic() | {"bid": early}))
+
+
+def test_steps_that_are_missing_twice_or_out_of_order(tmp_path):
+    columns = trajectories(tmp_path)
+    order = list(range(96))
+    for chosen, message in (
+        ([*order[:20], *order[21:]], "row 21, timeStepIndex: period 3, advertiser 0: expected step 20, got 21"),
+        ([*order[:20], 21, 20, *order[22:]], "row 21, timeStepIndex: period 3, advertiser 0: expected step 20, got 21"),
+        ([*order[:20], *order[19:]], "row 21, timeStepIndex: period 3, advertiser 0: expected step 20, got 19"),
+        ([*order, *order], "row 97, timeStepIndex: period 3, advertiser 0: expected step 48, got 0"),
+        (order[:80], "log.csv: period 3, advertiser 1 has 32 steps, expected 48; the log is cut short"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(tmp_path / "log.csv", rows(columns, chosen)))
+    table = traffic()
+    for kept, message in (
+        (lambda t: t != 20, "log.csv, timeStepIndex: period 3, advertiser 0: expected step 20, got 21"),
+        (lambda t: t < 30, "log.csv: period 3, advertiser 0 has 30 steps, expected 48; the log is cut short"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(tmp_path / "log.csv", rows(table, [i for i in range(144) if kept(table["timeStepIndex"][i])])))
+
+
+def test_a_budget_that_grows_is_two_days_in_one(tmp_path):
+    columns = traffic()
+    for i in range(144):
+        if columns["advertiserNumber"][i] == 0 and columns["timeStepIndex"][i] >= 10:
+            columns["remainingBudget"][i] = 95.0
+    with pytest.raises(
+        ValueError, match="advertiser 0: expected a remaining budget that never grows, got 90 before step 9 and 95"
+    ):
+        auctionnet.read(put(tmp_path / "log.csv", columns))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "kind"), [(traffic, "leastWinningCost", "traffic"), (trajectories, "reward_continuous", "trajectory")]
+)
+def test_a_missing_or_renamed_column_is_named(tmp_path, make, name, kind):
+    columns = make() if make is traffic else make(tmp_path)
+    for table, told in (
+        ({k: v for k, v in columns.items() if k != name}, "nothing"),
+        ({"price" if k == name else k: v for k, v in columns.items()}, "price"),
+    ):
+        message = f"expected the columns of a {kind} log, {name} not among them; it has {told} besides the known ones"
+        with pytest.raises(ValueError, match=message):
+            auctionnet.read(put(tmp_path / "log.csv", table))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", b"", "x.csv: the file is empty; expected a header and rows"),
+        ("x.csv.gz", gzip.compress(b""), "the file is empty"),
+        ("x.csv.gz", b"not gzipped", r"x.csv.gz: not a readable log \(Not a gzipped file"),
+        ("x.csv", bytes(range(256)), "x.csv: not a readable log"),
+        ("x.csv", ",".join(TRAFFIC).encode() + b"\n", "x.csv: expected rows below the header, got none"),
+        ("x.csv", ",".join(TRAJECTORIES).encode() + b"\n", "x.csv: expected rows below the header, got none"),
+        ("x.csv", ",".join(TRAFFIC).encode() + b"\n1,2\n", r"x.csv, row 1: not a readable log \(Expected 18 columns, got 2"),
+        ("x.parquet", b"PAR1", "x.parquet: not a readable log"),
+        ("x.csv.gz", TRAFFIC_LOG.read_bytes()[:200_000], r"x.csv.gz: not a readable log \(Truncated compressed stream\)"),
+        ("x.csv.gz", TRAJECTORY_LOG.read_bytes()[:50_000], r"x.csv.gz: not a readable log \(Truncated compressed stream\)"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        auctionnet.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"),
+        ({"facts": "all"}, "dataset.facts: expected one of none, numbers, progress, got 'all'"),
+        ({"returns": "reward"}, "dataset.returns: expected one of conversions, value, score, got 'reward'"),
+        ({"features": "first"}, "dataset.features: expected one of repaired, original, got 'first'"),
+        ({"until": "end"}, "dataset.until: expected one of done, day, got 'end'"),
+        ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
+        ({"periods": "8-7"}, "dataset.periods: expected ranges that go up, got '8-7'"),
+        ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
+        ({"path": "", "behaviour": "kind"}, "behaviour: expected reference, dealt or held, got 'kind'"),
+    ],
+)
+def test_unknown_options_are_refused_with_the_known_ones(options, message):
+    with pytest.raises(ValueError, match=message):
+        load(**{"path": str(TRAJECTORY_LOG)} | options)
+
+
+def test_a_return_to_ask_for_is_that_of_days_with_about_the_same_budget_and_limit():
+    days = [[0, 0, 0, budget, limit, budget / 10 + limit] for budget in (100, 110, 1000, 1100) for limit in (10, 100)]
+    asked = similar(days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2)
+    assert asked.tolist() == [21, 210, 111]
+    assert similar(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [20]
+
+
+def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
+    store = write(tmp_path / "store", load(periods="3", behaviour="dealt", facts="progress", seed=5))
+    period = play(mixture("dealt", 3, seed=5), 3, seed=5)
+    assert store.info["name"] == "auction@market-dealt-seed5-periods-3" and len(store.lengths) == 48
+    for e in (0, 17, 47):
+        n = store.lengths[e]
+        assert n == (period.done[:, e].argmax() + 1)
+        np.testing.assert_allclose(store.episode(e).rewards, period.conversions[:n, e])
+        np.testing.assert_allclose(store.episode(e).actions[:, 0], period.multipliers[:n, e], rtol=1e-6)
+        np.testing.assert_allclose(store.episode(e).observations[:, :16], period.states[:n, e], rtol=1e-6)
+    save(tmp_path / "log.parquet", store)
+    again = episodes(tmp_path / "log.parquet", facts="progress")
+    for e, made in enumerate(again):
+        np.testing.assert_allclose(made.observations, store.episode(e).observations, rtol=1e-5, atol=1e-6)
+
+
+def test_behaviours_are_dealt_anew_in_each_period():
+    def seats(name, period, seed=0):
+        made = [None] * 48
+        for positions, bidder in mixture(name, period, seed=seed):
+            for i in positions:
+                made[i] = getattr(bidder, "name", type(bidder).__name__)
+        return made
+
+    assert seats("reference", 0) == seats("reference", 1)
+    assert sorted(seats("dealt", 0)) == sorted(seats("dealt", 1)) == sorted(seats("reference", 0))
+    assert seats("dealt", 0) != seats("dealt", 1) and seats("dealt", 0) == seats("dealt", 0) != seats("dealt", 0, seed=1)
+    held = seats("held", 0)
+    assert held.count("Constant") >= 24 and len(set(held)) > 4
+
+
+def test_what_is_shown_is_chosen_by_name(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    every, lean = (episodes(path, show=show, facts="progress")[0].observations for show in ("official", "lean"))
+    names = [*STATE, *FACTS]
+    kept = [names.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *FACTS)]
+    np.testing.assert_array_equal(lean, every[:, kept])
+    told = episodes(path, show="lean", facts="numbers")[0].observations
+    np.testing.assert_array_equal(told, lean[:, :7])
+    np.testing.assert_allclose(told[0, 5:], [math.log(100), 10], rtol=1e-6)
+
+
+def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
+    """Advertiser 0 spends 2 in each even step, of 100; as one with less, it ends where that is used up, in the middle of a step."""
+    path = put(tmp_path / "log.csv", traffic())
+    log = auctionnet.read(path)
+    days = relabelled(log, 60)
+    assert len(days.period) == 2 + 2 * 60
+    rows = [k for k in range(2, 122) if days.advertiser[k] == 0]
+    assert np.ptp(days.budget[rows]) > 50 and np.ptp(days.target_cpa[rows]) > 3
+    spent = lambda t: 2 * -(-t // 2)  # noqa: E731 before step t, if there is enough
+    for k in rows:
+        budget = days.budget[k]
+        expected = np.maximum([budget - spent(t) for t in range(48)], 0)
+        np.testing.assert_allclose(days.remaining[k], expected)
+        np.testing.assert_allclose(days.states[k, :, STATE.index("budget left")], expected / budget)
+        assert days.spend[k] == min(48, budget)
+        np.testing.assert_allclose(days.exposed_value[k, ::2], 0.1 * np.minimum(expected[::2] / 2, 1))
+        assert days.done[k].tolist() == [left < 0.1 for left in expected[:-1]] + [True]
+    np.testing.assert_array_equal(days.remaining[:2], log.remaining)
+
+
+def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path):
+    path = put(tmp_path / "log.csv", traffic())
+    source = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    made = list(source.episodes)
+    assert len(made) == 12 and source.info["name"].endswith("-relabelled-5") and len(source.info["campaigns"]) == 12
+    for e, (_, _, category, budget, target_cpa, earned) in zip(made, source.info["campaigns"], strict=True):
+        assert e.task == task_text(budget, target_cpa, category)
+        assert e.rewards.sum() == pytest.approx(earned, rel=1e-3)
+        np.testing.assert_allclose(e.observations[0, 5:], [math.log(budget), target_cpa], rtol=1e-6)
+    value = lambda e: next(k for k in source.info["campaigns"] if task_text(k[3], k[4], k[2]) == e.task)  # noqa: E731
+    first = made[2]
+    budget, target_cpa = value(first)[3:5]
+    bought, spend = 0.1 * min(24, budget / 2), min(48, budget)
+    assert first.rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
+    again = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    assert [e.task for e in again.episodes] == [e.task for e in made]
+    other = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=4)
+    assert [e.task for e in other.episodes] != [e.task for e in made]

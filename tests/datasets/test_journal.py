@@ -1,0 +1,116 @@
+"""A served journal as a dataset: what training reads is to the bit what the policy was shown, did and earned."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+
+from decisionllm.datasets.journal import load
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.eval.auction import Auction
+from decisionllm.serving.campaigns import Desk
+from tests.conftest import LOOP, NANO, command
+from tests.serving.test_auctionnet_strategy import OPTIONS, run
+
+POSITIONS = "0,9,20,31"
+
+
+def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
+    """Campaigns of a replayed day, served. -> what the policy was shown of each, what it answered, the world they were in."""
+    loaded = run(options)
+    env = Auction(1, periods="3", positions=positions, budgets="0.3", opportunities=2000, text="informative", **options)
+    env.reset(0)
+    desk, N, answer = Desk(loaded[0], loaded[1]["dataset"], Journal(path)), len(env.budgets), loaded[0].answer
+    shown, done, result = [[] for _ in range(N)], [[] for _ in range(N)], [None] * N
+
+    def watched(histories):
+        shown[now].append(histories[0].observations[-1].tolist())
+        return answer(histories)
+
+    loaded[0].answer = watched
+    who = zip(env.budgets.tolist(), env.target_cpa.tolist(), env.category.tolist(), strict=True)
+    ids = [desk.open(budget=b, target_cpa=c, category=int(k), name=f"campaign {i}") for i, (b, c, k) in enumerate(who)]
+    for step in range(steps):
+        value, volume = env.world.due(step)
+        for now in range(N):
+            coming = {"value": float(value[now]), "volume": float(volume[now])}
+            done[now].append(desk.tick(ids[now], index=step, result=result[now], coming=coming)["multiplier"])
+        brought = env.world.step(step, np.array([m[-1] for m in done]), env.campaigns.remaining)
+        env.campaigns.record(**brought)
+        result = [{name: float(np.broadcast_to(x, N)[i]) for name, x in brought.items()} for i in range(N)]
+    for now in range(N if close else 0):
+        desk.tick(ids[now], index=steps, result=result[now], coming=None)
+    desk.journal.close()
+    return shown, done, env
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {"show": "lean", "facts": "numbers", "returns": "value", "features": "original"}])
+def test_training_reads_to_the_bit_what_the_policy_was_shown_and_did(tmp_path, options):
+    shown, done, env = serve(tmp_path / "j.sqlite", options)
+    source = load(path=str(tmp_path / "j.sqlite"), text="told", **options)
+    episodes = list(source.episodes)
+    assert len(episodes) == 4 and source.spec.horizon == 48
+    for i, episode in enumerate(episodes):
+        asked = [row for row, meant in zip(episode.observations.tolist(), episode.acted, strict=True) if meant]
+        assert asked == shown[i] and len(asked) > 3, "the policy is asked while there is money"
+        assert episode.actions[:, 0].tolist() == np.float32(done[i]).tolist() and len(episode.rewards) == 48
+        assert episode.task == env.tasks[i] and episode.terminated == (env.campaigns.remaining[i] < 0.1) != episode.truncated
+    earned = env.campaigns.earned(options["returns"])
+    np.testing.assert_allclose([e.rewards.sum() for e in episodes], earned, rtol=1e-5)
+    assert [row[2:5] for row in source.info["campaigns"]] == [
+        list(x) for x in zip(env.category, env.budgets, env.target_cpa, strict=True)
+    ]
+    assert len({e.group for e in episodes}) == 4
+
+
+def test_a_step_belongs_to_an_episode_once_it_is_known_what_it_brought(tmp_path):
+    serve(tmp_path / "j.sqlite", steps=5, close=False)
+    with pytest.raises(
+        ValueError, match="expected campaigns that have ended, got 4 of which none has; dataset.unfinished=true takes"
+    ):
+        load(path=str(tmp_path / "j.sqlite"))
+    assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite"), unfinished=True).episodes] == [4] * 4
+    serve(tmp_path / "j.sqlite", steps=7, positions="3")
+    assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite")).episodes] == [7], "of those that have ended"
+    serve(tmp_path / "j.sqlite", steps=48, positions="3", close=False)
+    assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite")).episodes] == [7, 47], (
+        "nobody will ask about a 49th step"
+    )
+
+
+def test_a_fallback_is_not_to_be_imitated(tmp_path):
+    serve(tmp_path / "j.sqlite", positions="3")
+    (before,) = load(path=str(tmp_path / "j.sqlite")).episodes
+    with sqlite3.connect(tmp_path / "j.sqlite") as file:
+        file.execute("""UPDATE ticks SET answer = json_set(answer, '$.fallback', 'deadline') WHERE step = 2""")
+    (after,) = load(path=str(tmp_path / "j.sqlite")).episodes
+    assert before.acted[2] and np.flatnonzero(before.acted != after.acted).tolist() == [2]
+    assert before.actions.tolist() == after.actions.tolist()
+
+
+def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    serve("j.sqlite")
+    options = ["dataset=journal", "dataset.path=j.sqlite", "dataset.show=lean", "dataset.facts=numbers", "text=told"]
+    assert command("data", *options) == 0 and "4 in 4 groups, 192 steps" in capsys.readouterr().out
+    loop = [option for option in LOOP if not option.startswith("dataset")]
+    assert command("train", *options, *NANO, *loop, "run=runs/again", "held_out=0.25") == 0
+    assert (tmp_path / "runs" / "again" / "checkpoint").is_dir()
+    server = Journal("j.sqlite")  # one that runs: what is written lies beside the file
+    serve("j.sqlite", positions="3")
+    assert command("data", *options) == 0 and "5 in 5 groups, 240 steps" in capsys.readouterr().out
+    server.close()
+
+
+def test_what_is_no_journal_is_refused(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match="dataset.path: expected a journal that a server wrote, got .*no.sqlite: there is no such file"
+    ):
+        load(path=str(tmp_path / "no.sqlite"))
+    assert not (tmp_path / "no.sqlite").exists()
+    with sqlite3.connect(tmp_path / "other.sqlite") as file:
+        file.execute("CREATE TABLE notes (text)")
+    with pytest.raises(ValueError, match="journal: expected one of version 1, got another database"):
+        load(path=str(tmp_path / "other.sqlite"))
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, told, constant, informative, got 'shuffled'"):
+        load(path="j", text="shuffled")

@@ -1,0 +1,238 @@
+"""Public logs of many agents: Vaults that flashbax wrote, OMAR's folders, PyMARL's files; each against what went in."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from decisionllm.datasets import team as multiagent
+from decisionllm.datasets.formats import marl_archives as vault
+from decisionllm.datasets.store import write
+
+FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
+
+
+@pytest.fixture
+def vaults(tmp_path):
+    with tarfile.open(FIXTURE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def worlds(arrays):
+    """The whole worlds of each row of B, worked out step by step: a list of {column: (n, ...)}."""
+    over = (arrays["terminals"] != 0) | (arrays["truncations"] != 0)
+    found = []
+    for b in range(len(over)):
+        first = 0
+        for t in range(over.shape[1]):
+            if over[b, t].all():
+                found.append({name: column[b, first : t + 1] for name, column in arrays.items()})
+                first = t + 1
+    return found
+
+
+def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
+    wanted = worlds(np.load(vaults / "units.npz"))
+    log = vault.read_vault(vaults / "toy.vlt/units")
+    store = write(tmp_path / "store", multiagent.source(log))
+    assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
+    for g, world in enumerate(wanted):
+        rows = log.agents["group"] == g
+        keys = {(t, i) for t, i in zip(log.agents["step"][rows], log.agents["agent"][rows], strict=True)}
+        chosen = world["legals"].copy()
+        chosen[..., 0] = False
+        last = [max(t for t in range(len(chosen)) if chosen[t, i].any()) for i in range(3)]
+        assert keys == {(t, i) for i in range(3) for t in range(last[i] + 1)}  # the dead have no row
+        for row in np.flatnonzero(rows):
+            t, i = log.agents["step"][row], log.agents["agent"][row]
+            np.testing.assert_array_equal(log.agents["observation"][row], world["observations"][t, i])
+            np.testing.assert_array_equal(log.agents["available"][row], world["legals"][t, i])
+            assert log.agents["action"][row] == world["actions"][t, i]
+            assert log.agents["acted"][row] == chosen[t, i].any()  # the busy have a row that is not to be imitated
+        clock = log.steps["group"] == g
+        np.testing.assert_array_equal(log.steps["reward"][clock], world["rewards"][:, 0])
+        np.testing.assert_array_equal(log.steps["state"][clock], world["state"])
+        assert log.steps["terminated"][clock][-1] == world["terminals"][-1].all()
+        np.testing.assert_allclose(store.returns[store.group == g], world["rewards"][:, 0].sum(dtype=np.float64), atol=2e-6)
+
+
+def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
+    arrays = np.load(vaults / "points.npz")
+    log = vault.read_vault(vaults / "toy.vlt/points")
+    wanted = worlds(arrays)
+    assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()  # a rule for one agent cuts more
+    assert log.meta["repairs"] == {"worlds cut at the end": 1}
+    for g, world in enumerate(wanted):
+        own = [int(np.argmax(world["terminals"][:, i])) for i in range(3)]  # the step in which each terminated
+        for i in range(3):
+            rows = (log.agents["group"] == g) & (log.agents["agent"] == i)
+            assert log.agents["step"][rows].tolist() == list(range(own[i] + 1))
+            assert log.agents["terminated"][rows].tolist() == [t == own[i] < max(own) for t in range(own[i] + 1)]
+            np.testing.assert_array_equal(log.agents["action_values"][rows], world["actions"][: own[i] + 1, i])
+            np.testing.assert_array_equal(log.agents["reward"][rows], world["rewards"][: own[i] + 1, i])
+        np.testing.assert_allclose(log.steps["reward"][log.steps["group"] == g], world["rewards"].mean(1))
+    assert "available" not in log.agents  # a mask says nothing of continuous actions
+
+
+def test_rows_of_b_are_never_joined(vaults):
+    """Each row of B of this Vault ends with a world that is cut; what follows it in memory is another seed."""
+    arrays = np.load(vaults / "units.npz")
+    over = (arrays["terminals"] | arrays["truncations"]).all(2)
+    assert not over[:, -1].any()
+    log = vault.read_vault(vaults / "toy.vlt/units")
+    assert len(log.steps["group"]) == sum(np.flatnonzero(row)[-1] + 1 for row in over)
+    assert log.meta["repairs"] == {"worlds cut at the end": 2}
+
+
+def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
+    code = (
+        "import sys; from pathlib import Path; from decisionllm.datasets import vault; "
+        f"vault.read_vault(Path({str(vaults / 'toy.vlt/units')!r})); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_vault_that_was_cut_is_refused(vaults):
+    folder = vaults / "toy.vlt/units"
+    data = max((folder / "d").iterdir(), key=lambda file: file.stat().st_size)
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
+        vault.read_vault(folder)
+    data.unlink()
+    with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
+        vault.read_vault(folder)
+
+
+def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
+    import tensorstore as ts
+
+    folder = vaults / "toy.vlt/units"
+    store = {"driver": "ocdbt", "base": f"file://{folder}/", "path": "vault_index/"}
+    ts.open({"driver": "zarr", "kvstore": store}).result()[0].write(40).result()
+    with pytest.raises(
+        ValueError, match=r"units, row 0 of B, step 32: expected 40 steps \(vault_index\), got nothing from here"
+    ):
+        vault.read_vault(folder)
+
+
+def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
+    folder = vaults / "toy.vlt/units"
+    told = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps(told | {"version": 2.0}))
+    with pytest.raises(ValueError, match="expected version 1 of the format, got 2.0"):
+        vault.read_vault(folder)
+    for table in ("structure_shape", "structure_dtype"):
+        del told[table]["rewards"]
+    (folder / "metadata.json").write_text(json.dumps(told))
+    with pytest.raises(
+        ValueError, match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state"
+    ):
+        vault.read_vault(folder)
+
+
+def omar(folder, steps=53, N=2):
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    made = {
+        f"{name}_{i}": rng.uniform(-1, 1, (steps, *shape))
+        for i in range(N)
+        for name, shape in (("obs", (6,)), ("acs", (2,)), ("rews", ()))
+    }
+    for name, column in made.items():
+        np.save(folder / f"{name}.npy", column)
+    return made
+
+
+def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
+    made = omar(tmp_path / "seed_0_data")
+    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "seed_0_data")))
+    assert store.info["name"] == "team@seed_0_data" and store.info["repairs"] == {"steps cut at the end": 3}
+    assert store.group.tolist() == [0, 0, 1, 1] and store.agent.tolist() == [0, 1, 0, 1]
+    assert store.lengths.tolist() == [25] * 4 and store.truncated.all() and store.spec.horizon == 25
+    paid = (made["rews_0"] + made["rews_1"]) / 2
+    np.testing.assert_allclose(store.returns, np.repeat([paid[:25].sum(), paid[25:50].sum()], 2), rtol=1e-5)
+    for e, (first, i) in enumerate([(0, 0), (0, 1), (25, 0), (25, 1)]):
+        np.testing.assert_allclose(store.episode(e).observations, made[f"obs_{i}"][first : first + 25], rtol=1e-6)
+        np.testing.assert_allclose(store.episode(e).actions, made[f"acs_{i}"][first : first + 25], rtol=1e-6)
+    own = write(tmp_path / "own", multiagent.load(path=str(tmp_path / "seed_0_data"), returns="own"))
+    np.testing.assert_allclose(own.returns[1], made["rews_1"][:25].sum(), rtol=1e-5)
+
+
+def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
+    omar(tmp_path / "a")
+    (tmp_path / "a/rews_1.npy").unlink()
+    with pytest.raises(ValueError, match=r"a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i .*rews_1.npy"):
+        multiagent.load(path=str(tmp_path / "a"))
+    omar(tmp_path / "short", steps=20)
+    with pytest.raises(ValueError, match="expected as many steps in each array and at least 25, got 20, 20 and 20"):
+        multiagent.load(path=str(tmp_path / "short"))
+
+
+def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
+    """Worlds padded as PyMARL does: T steps, and one more column for what was seen at the end. The one of 5 ran into the clock."""
+    rng, E, N = np.random.default_rng(0), len(lengths), 2
+    columns = {"obs": rng.normal(size=(E, T + 1, N, 4)).astype(np.float32), "actions": rng.integers(1, 3, (E, T + 1, N, 1)),
+               "avail_actions": np.ones((E, T + 1, N, 3), np.int32), "reward": rng.normal(size=(E, T + 1, 1)).astype(np.float32),
+               "terminated": np.zeros((E, T + 1, 1), np.uint8), "filled": np.zeros((E, T + 1, 1), np.int64)}  # fmt: skip
+    for e, n in enumerate(lengths):
+        columns["filled"][e, : n + 1] = 1
+        columns["terminated"][e, n - 1] = n < T
+    if not last:
+        columns = {key: column[:, :T] for key, column in columns.items()}
+    columns |= changed
+    with h5py.File(file, "w") as target:
+        for key, column in columns.items():
+            if column is not None:
+                target[key] = column
+    return columns
+
+
+def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
+    made = pymarl(tmp_path / "3m.h5")
+    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "3m.h5")))
+    assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert store.terminated.tolist() == [True, True, False, False, True, True]
+    np.testing.assert_allclose(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], rtol=1e-5)
+    for e, (world, i, n) in enumerate([(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]):
+        np.testing.assert_array_equal(store.episode(e).observations, made["obs"][world, :n, i])
+        np.testing.assert_array_equal(store.episode(e).actions, made["actions"][world, :n, i])
+        np.testing.assert_array_equal(store.episode(e).rewards, made["reward"][world, :n, 0])
+
+
+def test_a_pymarl_file_without_the_column_after_the_end_keeps_its_last_step(tmp_path):
+    pymarl(tmp_path / "a.h5", lengths=(3, 4), T=4, last=False, filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
+           terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None])  # fmt: skip
+    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "a.h5")))
+    assert store.lengths.tolist() == [3, 3, 4, 4]
+
+
+def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
+    filled = np.array([[1, 0, 1, 1], [1, 1, 1, 1]])[..., None]
+    for name, message, options in (
+        ("gap", "gap.h5, world 0: expected filled steps from the first on without a gap", {"filled": filled}),
+        ("key", "expected PyMARL's keys, reward not among obs, actions, terminated, filled, avail_actions", {"reward": None}),
+        ("size", "expected as many worlds and steps under each key, got", {"filled": filled[:1]}),
+    ):
+        pymarl(tmp_path / f"{name}.h5", lengths=(3, 3), T=3, **options)
+        with pytest.raises(ValueError, match=message):
+            multiagent.load(path=str(tmp_path / f"{name}.h5"))
+    whole = (tmp_path / "gap.h5").read_bytes()
+    (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="cut.h5: not a readable HDF5 file, perhaps cut"):
+        multiagent.load(path=str(tmp_path / "cut.h5"))
+
+
+def test_a_folder_of_several_logs_says_which_there_are(vaults):
+    with pytest.raises(
+        FileNotFoundError, match="expected an .h5 file or a folder with .*, got a folder of logs: choose points, units"
+    ):
+        multiagent.load(path=str(vaults / "toy.vlt"))
+    with pytest.raises(FileNotFoundError, match="got no such thing"):
+        multiagent.load(path=str(vaults / "no.vlt"))

@@ -1,0 +1,73 @@
+"""Logs of simple_spread: who wrote them, what they pay, and that they are what the world did."""
+
+import numpy as np
+import pytest
+
+from decisionllm.datasets import spread
+from decisionllm.datasets.store import write
+from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
+
+
+def test_a_log_played_again_in_the_world_pays_the_same():
+    log = spread.generate("mixed", agents=4, groups=30, seed=2)
+    world = Spread(3 * spread.SEEDS + np.arange(30), 4)
+    seen, acted, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
+    for step in range(HORIZON):
+        assert (world.observe() == seen[:, step].reshape(120, -1)).all()
+        assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()
+
+
+@pytest.mark.parametrize("log", spread.LOGS)
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_every_log_is_a_store_of_teams(tmp_path, log, actions):
+    source = spread.load(log=log, groups=20, actions=actions, text="informative")
+    store = write(tmp_path / "store", source)
+    assert store.spec.layout == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6)) and store.spec.observation_dim == 40
+    assert store.spec.num_actions == (5 if actions == "discrete" else 0)
+    assert len(np.unique(store.group)) == 20 and "A team of" in store.tasks[0]
+    for g in range(20):
+        assert np.ptp(store.returns[store.group == g]) < 1e-4, "all of a team have one return"
+
+
+def test_qualities_are_told_apart_by_their_returns():
+    means = {}
+    for log in ("expert", "medium", "random", "convention", "mixed"):
+        returns = [e.rewards.sum() for e in spread.load(log=log, groups=300).episodes]
+        means[log] = np.mean(returns)
+    assert means["random"] + 7 < means["medium"] < means["convention"] < means["expert"]
+    assert means["mixed"] == pytest.approx((means["expert"] + means["medium"] + means["random"]) / 3, abs=0.8)
+
+
+def test_a_mixed_log_has_a_third_of_each_teacher_in_no_order():
+    log = spread.generate("mixed", groups=300)
+    kinds = log.agents["behaviour"].reshape(300, -1)
+    assert (kinds == kinds[:, :1]).all() and np.bincount(kinds[:, 0]).tolist() == [100, 100, 100]
+    assert len(np.unique(kinds[:6, 0])) > 1 and log.meta["behaviours"] == list(TEACHERS)
+
+
+def test_in_a_varying_log_a_tenth_of_the_teams_lose_one_who_is_then_seen_by_nobody():
+    log = spread.generate("varying", groups=200)
+    died = np.flatnonzero(log.agents["terminated"])
+    assert len(died) == 20 and (log.agents["step"][died] == HORIZON // 2).all()
+    sizes = np.diff(log.agents["observation_offsets"])
+    for row in died:
+        group, agent = log.agents["group"][row], log.agents["agent"][row]
+        mine = log.agents["group"] == group
+        assert not (mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)).any()
+        before, after = (sizes[mine & (log.agents["step"] == t)][0] for t in (0, HORIZON - 1))
+        assert before - after == 4  # a place, and what it did not say
+    assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(range(5))
+    stays = [e for e in spread.load(log="varying", groups=200).episodes if e.later]
+    assert len(stays) == 20 and all(len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.later < 0 for e in stays)
+
+
+def test_the_same_seed_is_the_same_log_and_another_is_not():
+    one, same, other = (spread.generate("expert", groups=5, seed=s).agents["observation"] for s in (0, 0, 1))
+    assert (one == same).all() and not (one == other)[:, 2].any()  # a position
+
+
+def test_a_wrong_option_is_refused_by_name():
+    with pytest.raises(ValueError, match="dataset.log: expected one of expert, medium.*got 'best'"):
+        spread.load(log="best")
+    with pytest.raises(ValueError, match="agents of 2 .. 16"):
+        spread.load(agents=1)

@@ -1,0 +1,519 @@
+"""A log of many agents becomes episodes: teams that vary, death and silence, what a team was paid after, and every bad row by name."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from decisionllm.data import data
+from decisionllm.datasets import team as multiagent
+from decisionllm.datasets import windows
+from decisionllm.datasets.store import prepare, write
+from decisionllm.datasets.team import Log, canonical, collect, layout, load, read, source
+from tests.conftest import node
+
+META = {"name": "toy", "horizon": 9, "task": "Hold the bridge.", "reward_rule": "one for each step that it stands.",
+        "types": {"guard": {"num_actions": 3, "role": "You carry a shield"}}}  # fmt: skip
+
+
+def blocks(n):
+    """Of a team of n: two numbers of one's own, then two of each other agent."""
+    return [["own", 2, 1], ["mate", 2, n - 1]]
+
+
+def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
+    """Worlds of `sizes` agents, whose team is paid 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
+
+    An observation is of the numbers of (group, step, agent), so that each row is known; actions count up.
+    """
+    rng, keys, seen = np.random.default_rng(0), [], []
+    for g, n in enumerate(sizes):
+        for t in range(steps):
+            for i in range(n):
+                if not any(g == h and i == j and a <= t < (b or steps) for h, j, a, b in gone):
+                    keys.append((g, t, i))
+                    seen.append(np.append([10 * g + t, i], rng.normal(size=2 * (n - 1))))
+    order = rng.permutation(len(keys))  # rows come in any order
+    keys, seen = np.array(keys)[order], [seen[k] for k in order]
+    last = {(g, i): a - 1 for g, i, a, b in gone if b is None}
+    agents = dict(zip(("group", "step", "agent"), keys.T, strict=True)) | {
+        "observation": np.concatenate(seen).astype(np.float32), "observation_offsets": np.cumsum([0, *map(len, seen)]),
+        "action": keys.sum(1) % 3, "available": np.ones((len(keys), 3), bool), "reward": keys[:, 2].astype(np.float32),
+        "acted": np.array([tuple(key) not in busy for key in keys.tolist()]),
+        "terminated": np.array([last.get((g, i)) == t for g, t, i in keys.tolist()]),
+    }  # fmt: skip
+    group, step = (x.ravel() for x in np.meshgrid(range(len(sizes)), range(steps), indexing="ij"))
+    clock = {
+        "group": group,
+        "step": step,
+        "reward": step + 1.0,
+        "terminated": np.zeros(len(step), bool),
+        "truncated": step == steps - 1,
+    }
+    observed = {str(2 * n): blocks(n) for n in sorted(set(sizes))}
+    types = {"guard": META["types"]["guard"] | {"observations": observed}}
+    return Log(META | {"types": types} | meta, clock, agents)
+
+
+def changed(log, table, row, **values):
+    """The same log, but for this row of a table, given by its key."""
+    columns = {name: column.copy() for name, column in getattr(log, table).items()}
+    names = ("group", "step", "agent")[: len(row)]
+    at = np.flatnonzero(np.all([columns[name] == k for name, k in zip(names, row, strict=True)], axis=0))
+    for name, value in values.items():
+        columns[name][at] = value
+    return replace(log, **{table: columns}), f"row {at[0] + 1} "
+
+
+def without(log, table, row):
+    columns = getattr(log, table)
+    names = ("group", "step", "agent")[: len(row)]
+    keep = ~np.all([columns[name] == k for name, k in zip(names, row, strict=True)], axis=0)
+    return replace(log, **{table: {name: column[keep] for name, column in columns.items()}})
+
+
+def even(log):
+    """The same with observations in one matrix, for worlds of one size."""
+    agents = {name: column for name, column in log.agents.items() if name != "observation_offsets"}
+    return replace(log, agents=agents | {"observation": log.agents["observation"].reshape(len(agents["group"]), -1)})
+
+
+def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
+    store = write(tmp_path / "s", source(toy()))
+    assert store.group.tolist() == [0] * 3 + [1] * 4 + [2] * 5 and store.agent.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
+    assert store.spec.layout == (("own", 2, 1), ("mate", 3, 6)) and store.spec.observation_dim == 2 + 6 * 3
+    for e in range(12):
+        g, i = store.group[e], store.agent[e]
+        episode = store.episode(e)
+        np.testing.assert_array_equal(episode.observations[:, :2], [[10 * g + t, i] for t in range(6)])
+        assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # who is there
+        np.testing.assert_array_equal(episode.actions[:, 0], (g + np.arange(6) + i) % 3)
+    window = windows.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
+    assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (64, 4, 20)
+
+
+def test_what_a_team_is_paid_after_a_death_is_a_part_of_every_return_to_go(tmp_path):
+    """Agent 1 of world 0 dies in its step 1: it saw 1 + 2 of 21, and all of 21 is its return."""
+    store = write(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
+    assert store.lengths.tolist() == [6, 2, 6, 6] and store.later.tolist() == [0, 18, 0, 0]
+    assert store.returns.tolist() == [21] * 4 and store.rewards[6:8].tolist() == [1, 2]
+    assert store.terminated.tolist() == [False, True, False, False] and store.truncated.tolist() == [True, False, True, True]
+    steps = windows.of_store(store)
+    assert steps.returns_to_go[6:8].tolist() == [21, 20]
+
+
+def test_a_team_return_is_that_of_the_world_whoever_dies(tmp_path):
+    rng = np.random.default_rng(1)
+    gone = [(g, i, int(rng.integers(1, 6)), None) for g in range(20) for i in range(3) if rng.random() < 0.7]
+    log = toy((4,) * 20, gone=gone)
+    paid = rng.normal(size=len(log.steps["step"])).astype(np.float32)
+    log = replace(log, steps=log.steps | {"reward": paid})
+    store = write(tmp_path / "s", source(log))
+    world = paid.reshape(20, 6).sum(1, dtype=np.float64)
+    np.testing.assert_allclose(store.returns, world[store.group], atol=1e-6)
+    living = np.add.reduceat(store.rewards, store.offsets[:-1])
+    assert np.abs(living - world[store.group]).max() > 0.5  # without what came later, it would not be
+
+
+def test_the_dead_have_no_row_and_the_busy_are_not_imitated(tmp_path):
+    store = write(tmp_path / "s", source(toy((3,), gone=[(0, 2, 4, None)], busy=[(0, 1, 0), (0, 2, 0)])))
+    assert store.lengths.tolist() == [6, 6, 4]
+    assert store.acted[:6].tolist() == [True, False, False, True, True, True] and store.acted[6:].all()
+    window = windows.cut(windows.of_store(store), np.array([0, 2]), np.array([0, 0]), 6)
+    assert window.imitated.tolist() == [[True, False, False, True, True, True], [True] * 4 + [False] * 2]
+    assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]  # the busy one still sees
+
+
+def test_who_comes_late_or_comes_back_has_an_episode_for_each_stay(tmp_path):
+    store = write(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
+    assert store.agent.tolist() == [0, 1, 1] and store.start.tolist() == [1, 0, 4] and store.lengths.tolist() == [5, 2, 2]
+    assert store.later.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [20, 21, 11]
+    assert not store.terminated.any()  # it left, or the clock ran out
+
+
+def test_an_action_that_was_not_recorded_is_not_imitated(tmp_path):
+    log, _ = changed(toy((2,)), "agents", (0, 3, 1), action=-1, available=[False, True, True])
+    agents = {name: column for name, column in log.agents.items() if name != "acted"}
+    store = write(tmp_path / "s", source(replace(log, agents=agents)))
+    assert np.flatnonzero(~store.acted).tolist() == [9] and store.actions[9] == 1  # shown as the first that was allowed
+    nobody, _ = changed(log, "agents", (0, 3, 1), available=False, acted=False)
+    assert write(tmp_path / "t", source(nobody)).action_masks is None  # where nobody chooses, nothing is forbidden
+
+
+def test_individual_rewards_are_ones_own_or_the_mean_of_the_whole_team(tmp_path):
+    log = toy((3,), gone=[(0, 2, 1, None)])  # agent i is paid i a step
+    own = write(tmp_path / "own", source(log, returns="own"))
+    assert own.returns.tolist() == [0, 6, 2] and own.later.tolist() == [0, 0, 0]
+    mean = write(tmp_path / "mean", source(log, returns="mean"))
+    np.testing.assert_allclose(mean.returns, (0 + 6 + 2) / 3, rtol=1e-6)
+    lacking = replace(log, steps={name: column for name, column in log.steps.items() if name != "reward"})
+    assert source(lacking).info["returns"] == "own"
+    with pytest.raises(ValueError, match="log, steps: expected a column reward, which returns=team needs, got none"):
+        source(lacking, returns="team")
+
+
+def test_the_other_team_is_a_part_of_the_world(tmp_path):
+    log = toy((4,))
+    side = log.agents["agent"] // 2
+    both = {name: np.concatenate([column, column]) for name, column in log.steps.items()} | {"team": np.repeat([0, 1], 6)}
+    both["reward"] = np.concatenate([log.steps["reward"], -log.steps["reward"]])
+    log = replace(log, agents=log.agents | {"team": side}, steps=both)
+    mine, theirs = (write(tmp_path / str(team), source(log, team=team)) for team in (0, 1))
+    assert mine.agent.tolist() == [0, 1] and mine.returns.tolist() == [21, 21]
+    assert theirs.agent.tolist() == [2, 3] and theirs.returns.tolist() == [-21, -21]
+    with pytest.raises(ValueError, match=r"dataset.team: expected one of \[0, 1\], the teams of log, got 2"):
+        source(log, team=2)
+    early = replace(log, steps={name: column[np.arange(12) != 11] for name, column in both.items()})
+    early.steps["truncated"][10] = True
+    with pytest.raises(ValueError, match=r"row 11 \(group 0, step 4, team 1\): expected the world to end for all of its teams"):
+        source(early)
+
+
+def test_observations_are_put_into_the_places_of_their_kind():
+    raw = np.array([[1, 2, 3, 4, 0, 0, 9, 5], [1, 2, 0, 0, 5, 6, 9, 5]], np.float32)
+    parts = [["own", 2, 1], ["tree", 2, 2], ["", 1, 1], ["own", 1, 1]]
+    shape = (("own", 4, 1), ("tree", 3, 3))
+    np.testing.assert_array_equal(
+        canonical(raw, parts, shape), [[1, 2, 5, 0, 1, 3, 4, 0, 0, 0, 0, 0, 0], [1, 2, 5, 0, 0, 0, 0, 1, 5, 6, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        canonical(raw[:, None], parts, shape)[:, 0], canonical(raw, parts, shape)
+    )  # any number of axes
+    typed = canonical(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
+    np.testing.assert_array_equal(typed[:, :4], [[1, 2, 0, 1], [1, 2, 1, 0]])
+
+
+def test_a_layout_has_room_for_the_capacity_or_for_what_was_seen():
+    types = {
+        "a": {"observations": {"8": [["own", 2, 1], ["tree", 2, 3]]}},
+        "b": {"observations": {"7": [["own", 5, 1], ["rock", 1, 2]]}},
+    }
+    assert layout({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
+    assert layout({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
+    for given, message in (
+        ([["own", 2, 1], ["rock", 2, 2]], "type c: expected rock entities of 1 numbers as elsewhere, got 2"),
+        ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as in the observation, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layout({"types": types | {"c": {"observations": {"6": given}}}}, 2)
+
+
+def test_types_with_other_sizes_and_other_actions_share_a_model(tmp_path):
+    log = toy((2, 3))
+    types = {"guard": META["types"]["guard"], "scout": {"num_actions": 2, "role": "You are fast"}}
+    scout = log.agents["group"] == 1
+    agents = log.agents | {"agent_type": scout.astype(np.int8), "action": log.agents["action"] % 2}
+    store = write(tmp_path / "s", source(replace(log, meta=log.meta | {"types": types}, agents=agents), text="informative"))
+    assert store.spec.layout == (("own", 8, 1),)  # six numbers at most, and which type it is
+    first, last = store.episode(0), store.episode(4)
+    np.testing.assert_array_equal(first.observations[:, 6:], [[1, 0]] * 6)
+    np.testing.assert_array_equal(last.observations[:, 6:], [[0, 1]] * 6)
+    assert (first.observations[:, 4:6] == 0).all() and (last.observations[:, 4:6] != 0).all()
+    assert first.action_masks.all() and last.action_masks[0].tolist() == [True, True, False]
+    assert "Role: You carry a shield." in first.task and "Role: You are fast." in last.task
+
+
+def test_a_text_says_what_it_is_told_to_say(tmp_path):
+    texts = {text: [e.task for e in source(toy((2, 3)), text=text).episodes] for text in multiagent.TEXTS}
+    assert texts["none"] == [""] * 5
+    told = "Hold the bridge. At most 9 steps. Reward: one for each step that it stands."
+    assert texts["constant"] == [f"toy. {told}"] * 5
+    assert texts["informative"] == [f"toy. A team of {n}. {told} Role: You carry a shield." for n in (2, 2, 3, 3, 3)]
+    assert texts["shuffled"] != texts["informative"] and sorted(texts["shuffled"]) == sorted(texts["informative"])
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"):
+        source(toy((2,)), text="goal")
+
+
+def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
+    from pyarrow import parquet
+
+    log = toy(gone=[(1, 2, 3, None)], busy=[(0, 1, 1)], behaviours=["calm", "wild"], note="ünïcode")
+    log, _ = changed(log, "agents", (0, 1, 1), action=-1, reward=np.nan)
+    log = replace(log, agents=log.agents | {"agent_type": 0 * log.agents["agent"], "behaviour": log.agents["group"] % 2},
+                  steps=log.steps | {"state": np.arange(36.0).reshape(18, 2), "won": log.steps["step"] == 5})  # fmt: skip
+    multiagent.write(tmp_path / "log", log)
+    again = read(tmp_path / "log")
+    nulls = parquet.read_table(tmp_path / "log/agents.parquet")
+    assert [nulls[name].null_count for name in ("action", "reward", "step")] == [1, 1, 0]
+    assert again.meta == {"format": 1} | json.loads(json.dumps(log.meta))
+    order = np.lexsort([log.agents[name] for name in ("agent", "step", "group")])
+    assert again.agents.keys() == log.agents.keys() and again.steps.keys() == log.steps.keys()
+    for name, column in log.agents.items():
+        if not name.startswith("observation"):
+            np.testing.assert_array_equal(again.agents[name], column[order], err_msg=name)
+    parts = np.split(log.agents["observation"], log.agents["observation_offsets"][1:-1])
+    np.testing.assert_array_equal(again.agents["observation"], np.concatenate([parts[k] for k in order]))
+    for name, column in log.steps.items():
+        np.testing.assert_array_equal(again.steps[name], column, err_msg=name)
+    before, after = (write(tmp_path / name, source(each)) for name, each in (("a", log), ("b", again)))
+    assert before.fingerprint == after.fingerprint
+
+
+def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
+    from pyarrow import parquet
+
+    monkeypatch.setattr("decisionllm.datasets.formats.team_log.ROWS", 10)
+    parts = [toy((2,)), toy((2, 2))]
+    parts[1].agents["group"] += 1
+    parts[1].steps["group"] += 1
+    multiagent.write(tmp_path / "log", (part for part in parts))
+    file = parquet.ParquetFile(tmp_path / "log/agents.parquet").metadata
+    assert [file.row_group(k).num_rows for k in range(file.num_row_groups)] == [10, 2, 10, 10, 4]
+    assert {file.row_group(k).column(0).compression for k in range(5)} == {"ZSTD"}
+    assert write(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(FileExistsError, match="log: is there already"):
+        multiagent.write(tmp_path / "log", parts)
+
+
+def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError):
+        multiagent.write(
+            tmp_path / "log", (toy((2,)) if k == 0 else (_ for _ in ()).throw(RuntimeError) and None for k in range(2))
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_continuous_actions_come_back_and_those_not_recorded_are_not_imitated(tmp_path):
+    log = toy((2,))
+    values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
+    values[3] = np.nan
+    agents = {name: column for name, column in log.agents.items() if name not in ("action", "available", "acted")}
+    types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
+    log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
+    multiagent.write(tmp_path / "log", log)
+    store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
+    order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
+    np.testing.assert_array_equal(store.actions, np.nan_to_num(values)[order])
+    assert (store.acted == (order != 3)).all() and store.spec.high == (1, 1) and store.spec.num_actions == 0
+    assert store.spec.layout == (("own", 4, 1),)
+
+
+BAD = {
+    "an agent that is not in steps": ("agents", (1, 5, 3), {"step": 6}, "expected a row of this group, step and team in the table of steps, got none"),
+    "a world that is not in steps": ("agents", (1, 5, 3), {"group": 7}, "expected a row of this group, step and team in the table of steps, got none"),
+    "a mask that forbids everything": ("agents", (0, 2, 1), {"available": False}, "available: expected an action that is allowed, got a mask that forbids every"),
+    "a mask that forbids the action": ("agents", (0, 2, 1), {"available": [True, True, True], "action": 0, "agent": 1}, None),
+    "the same key twice": ("agents", (0, 2, 1), {"agent": 0}, "expected one row for each group, step and agent, got a second one"),
+    "the same step twice": ("steps", (0, 2), {"step": 1}, "expected one row for each group, step and team, got a second one"),
+    "a step that is missing": ("steps", (0, 2), {"group": 9, "step": 0, "truncated": True}, "expected the steps of a world to count from 0 without a gap"),
+    "an end before the end": ("steps", (1, 2), {"terminated": True}, "expected the world's last step, since it ended here, got another one"),
+    "a world that does not end": ("steps", (2, 5), {"truncated": False}, "expected terminated or truncated on a world's last step; if the log was cut"),
+    "a row after a death": ("agents", (2, 2, 4), {"terminated": True}, "terminated: expected no row of this agent in the next step, got one"),
+    "an action out of range": ("agents", (2, 2, 4), {"action": 3}, "action: expected an index below 3, got 3"),
+    "no action though it acted": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since acted is true, got -1"),
+    "a reward that is no number": ("steps", (2, 2), {"reward": np.nan}, "reward: expected a finite number, got nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_row_that_cannot_be_is_refused_by_file_row_and_key(tmp_path, what):
+    table, key, values, message = BAD[what]
+    if message is None:
+        values, message = {"available": [True, True, True]}, "available: forbids the recorded action"
+        taken = (key[0] + key[1] + key[2]) % 3
+        values["available"][taken] = False
+    log, row = changed(toy(), table, key, **values)
+    with pytest.raises(ValueError, match=message) as error:
+        source(log)
+    assert f"log, {table}, {row}" in str(error.value) or "second one" in message or "gap" in message
+    multiagent.write(tmp_path / "bad", log)
+    with pytest.raises(ValueError, match=message) as error:
+        load(path=str(tmp_path / "bad"))
+    assert f"{tmp_path / 'bad'}, {table}, row " in str(error.value)
+
+
+def test_more_agents_than_there_is_room_for_are_refused():
+    with pytest.raises(
+        ValueError,
+        match=r"agents, row \d+ \(group 2, step 0, agent 0\): expected at most 4 agents in a team, got 5; raise dataset.capacity",
+    ):
+        source(toy(), capacity=4)
+
+
+def test_a_world_longer_than_the_horizon_is_refused():
+    with pytest.raises(ValueError, match=r"steps, row 6 \(group 0, step 5\): expected at most 5 steps \(the horizon\), got 6"):
+        source(toy((2,), horizon=5))
+
+
+def test_observations_of_other_sizes_need_blocks_or_another_type():
+    log = toy((2, 3))
+    types = {"guard": META["types"]["guard"]}
+    with pytest.raises(
+        ValueError,
+        match=r"\(group 1, step 0, agent 0\): observation: expected 4 numbers, got 6; say the blocks of each length of type guard",
+    ):
+        source(replace(log, meta=log.meta | {"types": types}))
+    flat = source(even(replace(toy((3,)), meta=log.meta | {"types": types})))
+    assert flat.spec.layout == (("own", 6, 1),)
+    broken = even(toy((3,)))
+    broken.agents["observation"][7, 2] = np.inf
+    with pytest.raises(
+        ValueError, match=r"agents, row 8 \(group 0, step \d, agent \d\): observation: expected finite numbers, got \[.*inf"
+    ):
+        source(broken)
+
+
+def test_columns_that_do_not_fit_are_refused_by_name():
+    log = toy((2,))
+    for table, columns, message in (
+        ("steps", {"terminated": None}, "log, steps: expected columns .*; lacking terminated, unknown none"),
+        ("agents", {"colour": log.agents["step"]}, "log, agents: expected columns .*; lacking none, unknown colour"),
+        ("steps", {"truncated": 1 * log.steps["truncated"]}, "log, steps, truncated: expected true and false, got int64"),
+        ("agents", {"action": log.agents["action"][1:]}, "log, agents, action: expected 12 rows, got 11"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(log, **{table: {k: v for k, v in (getattr(log, table) | columns).items() if v is not None}})
+    with pytest.raises(ValueError, match="expected meta to have types and horizon, got name"):
+        replace(log, meta={"name": "x"})
+    with pytest.raises(ValueError, match="agents, available: expected 3 actions, got 2"):
+        source(replace(log, agents=log.agents | {"available": np.ones((12, 2), bool)}))
+
+
+def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    log = even(toy((2,)))
+    multiagent.write(tmp_path / "log", log)
+    file = tmp_path / "log/agents.parquet"
+    table, whole = parquet.read_table(file), file.read_bytes()
+
+    def refused(message):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / "log")
+
+    steps = table["step"].to_pylist()
+    parquet.write_table(table.set_column(1, "step", pa.array([*steps[:4], None, *steps[5:]], pa.int32())), file)
+    refused("agents.parquet, row 5, step: expected a number of int32, got none")
+    parquet.write_table(table.set_column(1, "step", pa.array([2**40] * 12)), file)
+    refused("agents.parquet, step: expected int32, got int64")
+    parquet.write_table(table.append_column("agent_type", pa.array(["guard"] * 11 + ["thief"])), file)
+    refused("agents.parquet, row 12, agent_type: expected one of guard, as meta.json says")
+    file.write_bytes(whole[: len(whole) // 2])
+    refused("agents.parquet: not a readable Parquet file, perhaps cut")
+    (tmp_path / "log/meta.json").write_text('{"format": 2}')
+    refused("meta.json: expected format 1, got 2")
+    (tmp_path / "log/meta.json").write_text("{")
+    refused("meta.json: expected JSON that describes a log")
+
+
+def test_a_foreign_table_is_read_with_its_own_lists_and_further_columns(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    log = toy((2, 2))
+    multiagent.write(tmp_path / "log", log)
+    file = tmp_path / "log/agents.parquet"
+    table = parquet.read_table(file)
+    lists = {"observation": pa.list_(pa.float64()), "available": pa.list_(pa.bool_())}
+    for name, kind in lists.items():
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+    parquet.write_table(
+        table.append_column("colour", pa.array(["red"] * 24)).take(np.random.default_rng(0).permutation(24)), file
+    )
+    assert write(tmp_path / "a", load(path=str(tmp_path / "log"))).fingerprint == write(tmp_path / "b", source(log)).fingerprint
+
+
+def test_a_json_file_says_more_of_a_log(tmp_path):
+    multiagent.write(tmp_path / "log", toy((2,)))
+    more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
+    (tmp_path / "more.json").write_text(json.dumps(more))
+    told = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
+    assert "Hold the gate." in next(iter(told.episodes)).task and "Role: You stand still." in next(iter(told.episodes)).task
+    assert told.spec.layout == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
+    with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
+        load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
+
+
+def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
+    log, _ = changed(toy((2, 3), gone=[(1, 2, 2, None)], busy=[(0, 0, 0)]), "agents", (0, 1, 0), available=[False, True, True])
+    multiagent.write(tmp_path / "log", log)
+    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "home": str(tmp_path), "ahead": 0, "window": 3, "seed": 0,
+              "export": f"team:{tmp_path / 'copy'}"}  # fmt: skip
+    data(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "5 in 2 groups, 26 steps" in said
+    assert "agents 2 in 83.3 %, 3 in 16.7 % of the 12 joint steps" in said
+    assert "stays 0.0 % begin late, 20.0 % are paid for after their end" in said
+    # joint actions: world 0 has (t, t + 1) twice over; world 1 begins with threes, then (t + 1, t + 2), as world 0 one step on
+    assert "joint action 5 different, 83.3 % of steps repeat one" in said
+    assert "joint both 12 different, 0.0 % of steps repeat one" in said
+    assert f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are not to be imitated" in said
+    assert read(tmp_path / "copy").meta == read(tmp_path / "log").meta
+
+
+def test_a_log_that_was_written_again_is_read_again(tmp_path):
+    multiagent.write(tmp_path / "log", toy((2,)))
+    dataset = node("dataset", "team", path=str(tmp_path / "log"))
+    first = prepare(dataset, tmp_path)
+    assert prepare(dataset, tmp_path).path == first.path
+    meta = tmp_path / "log/meta.json"
+    meta.write_text(meta.read_text() + " ")
+    assert prepare(dataset, tmp_path).path != first.path
+
+
+class Meadow:
+    """A parallel world of PettingZoo's kind: two wolves and a sheep, which is caught in step 1; all is over in step 3."""
+
+    possible_agents = ["wolf_0", "wolf_1", "sheep_0"]
+
+    def __init__(self, *, masked=False, by_clock=True):
+        self.masked, self.by_clock = masked, by_clock
+
+    def action_space(self, agent):
+        from gymnasium.spaces import Discrete
+
+        return Discrete(2 if agent == "sheep_0" else 4)
+
+    def reset(self, seed=None):
+        self.agents, self.step_now, self.seed = list(self.possible_agents), 0, seed
+        return self.seen(), {agent: {} for agent in self.agents}
+
+    def seen(self):
+        numbers = {agent: np.full((1, 2 + agent.startswith("wolf")), self.step_now + self.seed) for agent in self.agents}
+        mask = {agent: np.arange(self.action_space(agent).n) != 1 for agent in self.agents}
+        return {
+            agent: {"observation": numbers[agent], "action_mask": mask[agent]} if self.masked else numbers[agent]
+            for agent in self.agents
+        }
+
+    def step(self, actions):
+        assert actions.keys() == set(self.agents)
+        there, t = self.agents, self.step_now
+        self.step_now += 1
+        terminated = {agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3) for agent in there}
+        truncated = dict.fromkeys(there, t == 3 and self.by_clock)
+        self.agents = [agent for agent in there if not (terminated[agent] or truncated[agent])]
+        return (
+            self.seen(),
+            {agent: 1.0 + t if agent == "wolf_0" else -1.0 for agent in there},
+            terminated,
+            truncated,
+            dict.fromkeys(there, {}),
+        )
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
+    log = collect(Meadow(masked=masked), lambda observations, infos: dict.fromkeys(observations, 0), episodes=2, seed=5,
+                  teams={"wolf": 0, "sheep": 1}, task="Catch the sheep.")  # fmt: skip
+    multiagent.write(tmp_path / "log", log)
+    store = write(tmp_path / "s", load(path=str(tmp_path / "log"), returns="team", text="informative"))
+    assert store.agent.tolist() == [0, 1, 0, 1] and store.lengths.tolist() == [4] * 4 and store.truncated.all()
+    assert store.returns.tolist() == [(1 + 2 + 3 + 4 - 4) / 2] * 4 and store.spec.horizon == 4 and store.spec.num_actions == 4
+    np.testing.assert_array_equal(store.observations[:4, :3], np.repeat([[5], [6], [7], [8]], 3, 1))
+    assert store.tasks[0].startswith("log.") is False and "Catch the sheep. At most 4 steps. Role: wolf." in store.tasks[0]
+    assert (store.action_masks is not None) == masked and (
+        not masked or store.action_masks[0].tolist() == [True, False, True, True]
+    )
+    sheep = write(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
+    assert sheep.terminated.all() and sheep.lengths.tolist() == [2, 2] and sheep.returns.tolist() == [-2, -2]
+    assert sheep.later.tolist() == [0, 0]
+
+
+def test_a_world_that_is_played_ends_by_the_clock_or_by_itself():
+    for by_clock in (True, False):
+        log = collect(Meadow(by_clock=by_clock), lambda observations, infos: dict.fromkeys(observations, 0), episodes=1)
+        assert log.steps["truncated"].tolist() == [False, False, False, by_clock]
+        assert log.steps["terminated"].tolist() == [False, False, False, not by_clock]

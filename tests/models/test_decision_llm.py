@@ -1,0 +1,303 @@
+"""What the whole model promises, on two architectures: invisible padding, causality, units, and what is trained."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.datasets import windows
+from decisionllm.datasets.windows import collate
+from decisionllm.models.decision_llm import DecisionLLM, Normalizer, masked_mean
+from decisionllm.registry import build
+from decisionllm.schema import Spec
+from decisionllm.tokenizers import text
+from tests.conftest import BACKBONES, make_model, node
+
+CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=20, low=(-2.0, 0.0), high=(2.0, 1.0))
+DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=20, num_actions=4)
+TASKS = ["Walk to the goal in the north.", "Walk to the goal in the south, and do it within 20 steps.", ""]
+both = pytest.mark.parametrize("backbone", BACKBONES)
+
+
+def steps(spec, lengths):
+    """Episodes of these lengths, every number drawn; the e-th one is the start of the same episode whatever its length."""
+
+    def drawn(e, n):
+        rng, N = np.random.default_rng(e), spec.horizon
+        observations, returns = rng.normal(size=(N, spec.observation_dim)), rng.normal(size=N)
+        chosen, pushed = rng.integers(4, size=(N, 1)), rng.uniform(size=(N, 2))
+        return [part[:n].astype(np.float32) for part in (observations, chosen if spec.num_actions else pushed, returns)]
+
+    numbers = (np.concatenate(parts) for parts in zip(*(drawn(e, n) for e, n in enumerate(lengths)), strict=True))
+    end = np.cumsum(lengths)
+    return windows.Steps(*numbers, end - lengths, end)
+
+
+def make_batch(spec, lengths, T, tasks=("",), index=None):
+    """The first T steps of episodes of these lengths; row i has the text tasks[index[i]], or the first one."""
+    rows = np.arange(len(lengths))
+    window = windows.cut(steps(spec, lengths), rows, 0 * rows, T)
+    return collate(window, text.encode(text.own_tokenizer(), tasks), 0 * rows if index is None else np.array(index))
+
+
+@torch.no_grad()
+def said(model, batch, rows=slice(None)):
+    """Hidden states of these rows' observations."""
+    return model.read(batch)[rows]
+
+
+def same(a, b):
+    return torch.allclose(a, b, atol=1e-4)
+
+
+@both
+@pytest.mark.parametrize("tasks", [("",), TASKS])
+def test_padding_changes_nothing(backbone, tasks):
+    """Five steps alone, and in a batch with longer episodes, longer texts, and room for ten."""
+    model = make_model(CONTINUOUS, backbone=backbone)
+    alone = make_batch(CONTINUOUS, [5], 5, tasks[:1])
+    padded = make_batch(CONTINUOUS, [5, 9, 7], 10, tasks, [i % len(tasks) for i in range(3)])
+    assert same(said(model, padded)[0, :5], said(model, alone)[0])
+
+
+@both
+def test_whatever_padding_holds_the_loss_is_the_same(backbone):
+    model, batch = make_model(CONTINUOUS, backbone=backbone), make_batch(CONTINUOUS, [5, 2], 6, TASKS, [0, 1])
+    real, trash = batch.mask[..., None], 1e3
+    noise = replace(
+        batch, observations=batch.observations.where(real, trash), actions=batch.actions.where(real, trash),
+        returns_to_go=batch.returns_to_go.where(batch.mask, -trash), timesteps=batch.timesteps.where(batch.mask, 7),
+        text_ids=batch.text_ids.where(batch.text_mask, 300),
+    )  # fmt: skip
+    assert not batch.text_mask.all() and not batch.mask.all()
+    with torch.no_grad():
+        torch.testing.assert_close(model(noise)["nll"], model(batch)["nll"])
+
+
+def test_the_loss_weighs_every_real_step_alike():
+    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
+    with torch.no_grad():
+        each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
+        torch.testing.assert_close(model(batch)["nll"], (each[0].sum() + each[1, :2].sum()) / 8)
+
+
+def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
+    model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
+    acted = batch.mask.clone()
+    acted[0, 2:5] = False
+    with torch.no_grad():
+        each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
+        wanted = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
+        torch.testing.assert_close(model(replace(batch, acted=acted))["nll"], wanted)
+        nothing = model(replace(batch, acted=torch.zeros_like(acted)))
+        assert nothing["nll"] == 0
+
+
+def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
+    model = make_model(CONTINUOUS, dynamics=True, returns="none")
+    batch = replace(make_batch(CONTINUOUS, [3, 2], 4), rewards=torch.arange(8.0).view(2, 4))
+    model.normalizer.change_scale.fill_(2.0)
+    model.normalizer.reward_mean.fill_(1.0)
+    model.normalizer.reward_scale.fill_(4.0)
+    with torch.no_grad():
+        first = batch.until(-1)
+        now = model.normalizer.observations(first.observations)
+        change, reward = model.dynamics(model.read(first), now, model.normalizer.actions(first.actions))
+        terms = model(batch)
+        wanted = (batch.observations[:, 1:] - batch.observations[:, :-1]) / 2
+        pairs = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+        torch.testing.assert_close(terms["change"], (change - wanted)[pairs].square().mean())
+        torch.testing.assert_close(terms["reward"], (reward - (first.rewards - 1) / 4)[first.mask].square().mean())
+
+
+def test_what_can_be_reached_is_an_expectile_of_returns_that_were_not_told():
+    model, batch = make_model(CONTINUOUS, expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
+    model.normalizer.return_mean.fill_(1.0)
+    model.normalizer.return_scale.fill_(2.0)
+    with torch.no_grad():
+        told = torch.tensor([True, False, True, False])
+        hidden, terms = model.read(batch, told), model(batch)
+        short = (batch.returns_to_go - 1) / 2 - model.reach(hidden)[..., 0]
+        each = torch.where(short > 0, 0.9, 0.1) * short**2
+        torch.testing.assert_close(terms["reach"], (each[1, :2].sum() + each[3, 0]) / 3)
+        assert not torch.equal(model.read(batch, ~told), hidden)
+        other = replace(batch, returns_to_go=batch.returns_to_go + 1)
+        torch.testing.assert_close(model.read(other, told)[~told], hidden[~told], rtol=0, atol=0)  # of these nothing is seen
+        assert (model.read(other, told)[told] != hidden[told]).any()
+
+
+def test_an_evenly_running_clock_is_predicted_as_one():
+    model = make_model(CONTINUOUS, dynamics=True)
+    changes = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    changes[:, 1] = -0.25
+    model.normalizer.fit_dynamics(changes, np.arange(50.0))
+    with torch.no_grad():
+        model.dynamics.change[-1].weight.zero_()
+        model.dynamics.change[-1].bias.zero_()
+        after, _ = model.imagine(torch.zeros(1, model.backbone.width), torch.zeros(1, 3), torch.zeros(1, 2))
+    np.testing.assert_allclose(after[0], changes.mean(0), rtol=1e-5)
+    assert abs(model.normalizer.change_scale[1] - 1) < 1e-5  # a constant stays in its unit
+
+
+def after(batch, name, t):
+    """The batch with one of its parts changed from step t on."""
+    part = getattr(batch, name).clone()
+    part[:, t:] = (part[:, t:] + 1) % 4 if name == "actions" else part[:, t:] + 1
+    return replace(batch, **{name: part})
+
+
+@both
+@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize("returns", ["told", "none"])
+def test_an_action_sees_neither_itself_nor_the_future(backbone, spec, returns):
+    """What is changed at step 3 is first seen at step 3 if it is a return or an observation, and at step 4 if an action."""
+    head = "discrete" if spec.num_actions else "gaussian"
+    model, batch = make_model(spec, backbone=backbone, head=head, returns=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
+    before = said(model, batch)
+    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "told" else [])):
+        now = said(model, after(batch, name, 3))
+        assert same(now[:, :first], before[:, :first])
+        assert not any(same(now[:, t], before[:, t]) for t in range(first, 6))
+
+
+@both
+def test_the_past_is_seen(backbone):
+    model, batch = make_model(CONTINUOUS, backbone=backbone), make_batch(CONTINUOUS, [6], 6)
+    for name in ("observations", "actions", "returns_to_go"):
+        part = getattr(batch, name).clone()
+        part[:, 0] += 1
+        assert not same(said(model, replace(batch, **{name: part}))[:, 5], said(model, batch)[:, 5])
+
+
+@both
+def test_the_text_changes_the_action(backbone):
+    model, rows = make_model(CONTINUOUS, backbone=backbone), [0, 1, 2]
+    batch = make_batch(CONTINUOUS, [4], 4)
+    told = [make_batch(CONTINUOUS, [4], 4, TASKS, [i]) for i in rows]
+    actions = [model.head(said(model, one)).mode for one in told]
+    assert same(said(model, told[2]), said(model, batch))  # an empty text is no text
+    assert not any(torch.allclose(actions[i], actions[j], atol=1e-3) for i in rows for j in rows if i < j)
+
+
+@both
+def test_each_row_reads_its_own_text(backbone):
+    model = make_model(CONTINUOUS, backbone=backbone)
+    mixed = said(model, make_batch(CONTINUOUS, [4, 4, 4, 4], 4, TASKS, [1, 0, 1, 2]))
+    for row, task in enumerate((1, 0, 1, 2)):
+        alone = make_batch(CONTINUOUS, [4] * 4, 4, TASKS, [task] * 4)
+        assert same(said(model, alone)[row], mixed[row])
+
+
+def test_without_returns_they_are_not_read():
+    model, batch = make_model(CONTINUOUS, returns="none"), make_batch(CONTINUOUS, [6], 6)
+    other = replace(batch, returns_to_go=batch.returns_to_go + 5)
+    with torch.no_grad():
+        assert torch.equal(model(other)["nll"], model(batch)["nll"])
+    assert model.tokens(batch).shape[1] == 12 and model.tokenizer.returns is None
+
+
+@both
+@pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
+def test_only_adapters_and_new_parts_are_trained(backbone, tune):
+    """And each of them is: a parameter that gets no gradient is one that is not used."""
+    model = make_model(CONTINUOUS, backbone=backbone, backbone_options={"tune": tune, "lora_rank": 4})
+    sum(model(make_batch(CONTINUOUS, [6, 6], 6, TASKS, [0, 1])).values()).backward()
+    trained = {
+        name: tune == "full" or not name.startswith("backbone.") or "lora_" in name for name, _ in model.named_parameters()
+    }
+    assert {name: weight.grad is not None and bool(weight.grad.any()) for name, weight in model.named_parameters()} == trained
+
+
+def test_an_adapter_changes_nothing_at_first():
+    plain = build(node("backbone", "nano", width=32, layers=1, heads=2, inner=48, tune="frozen"), 0)
+    adapted = build(node("backbone", "nano", width=32, layers=1, heads=2, inner=48, tune="lora"), 0)
+    ids = torch.arange(4)[None]
+    inputs = torch.randn(1, 5, 32), ids, ids >= 0, torch.zeros(1, dtype=torch.long)
+    torch.testing.assert_close(adapted(*inputs), plain(*inputs))
+
+
+def test_units_go_there_and_back():
+    units = Normalizer(CONTINUOUS)
+    actions = torch.tensor([[-2.0, 0.0], [2.0, 1.0], [1.0, 0.25]])
+    torch.testing.assert_close(units.actions(actions), torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.5, -0.5]]))
+    torch.testing.assert_close(units.raw_actions(units.actions(actions)), actions)
+
+
+def test_an_action_beyond_the_bounds_is_the_bound():
+    assert Normalizer(CONTINUOUS).raw_actions(torch.tensor([[-7.0, 1.5]])).tolist() == [[-2, 1]]
+
+
+def test_a_discrete_action_has_no_unit():
+    units, chosen = Normalizer(DISCRETE), torch.tensor([[0.0], [3.0]])
+    assert torch.equal(units.actions(chosen), chosen) and torch.equal(units.raw_actions(chosen), chosen)
+
+
+def test_observations_and_returns_are_standardised_by_hand():
+    """Observations 0 and 4: mean 2, deviation 2. Returns 10, 20 and 30: mean 20."""
+    units = Normalizer(Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,)))
+    units.fit(np.array([[0, 7], [4, 7], [0, 7], [4, 7]], np.float32), np.array([10, 20, 30, 20], np.float32))
+    seen, wanted = torch.tensor([[4.0, 7.0], [8.0, 9.0]]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
+    torch.testing.assert_close(units.observations(seen), wanted, rtol=1e-4, atol=0)
+    torch.testing.assert_close(units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5]))
+
+
+def test_a_return_beyond_what_training_saw_is_read_as_the_nearest():
+    units = Normalizer(CONTINUOUS)
+    units.fit(np.zeros((3, 3), np.float32), np.array([10, 20, 30], np.float32))
+    nearest = units.returns_to_go(torch.tensor([10.0, 30.0]))
+    assert torch.equal(units.returns_to_go(torch.tensor([-1e6, 1e6])), nearest)
+
+
+def test_units_that_were_never_seen_to_vary_stay_finite():
+    units = Normalizer(CONTINUOUS)
+    units.fit(np.full((4, 3), 0.1, np.float32), np.full(4, 0.1, np.float32))
+    assert units.observations(torch.full((1, 3), 0.1)).abs().max() < 1e-6
+    assert units.returns_to_go(torch.tensor([0.1, 5.0])).tolist() == [0, 0]
+
+
+def test_the_scaler_is_saved_with_the_weights():
+    old, new = make_model(CONTINUOUS), make_model(CONTINUOUS, seed=1)
+    old.normalizer.fit(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))
+    new.load_state_dict(old.state_dict())
+    batch = make_batch(CONTINUOUS, [4], 4)
+    assert torch.equal(said(new, batch), said(old, batch))
+
+
+def test_a_masked_mean_is_over_what_is_real():
+    values = torch.tensor([[1.0, 2, 9], [3, torch.nan, torch.inf]])
+    assert masked_mean(values, torch.tensor([[True, True, False], [True, False, False]])) == 2
+
+
+@pytest.mark.parametrize(("head", "spec"), [("gaussian", CONTINUOUS), ("bins", CONTINUOUS), ("discrete", DISCRETE)])
+@pytest.mark.parametrize("decode", ["mode", "mean", "sample"])
+def test_an_action_is_chosen_in_raw_units(head, spec, decode):
+    model = make_model(spec, head=head)
+    hidden = model.read(make_batch(spec, [6] * 5, 6))[:, -1].detach()
+    chosen = model.choose(hidden, None, decode=decode, generator=torch.Generator().manual_seed(0))
+    distribution = model.head(hidden[:, None])
+    wanted = distribution.sample(torch.Generator().manual_seed(0)) if decode == "sample" else getattr(distribution, decode)
+    assert torch.equal(chosen, model.normalizer.raw_actions(wanted[:, 0]))
+    if not spec.num_actions:
+        assert (chosen >= torch.tensor(spec.low)).all() and (chosen <= torch.tensor(spec.high)).all()
+
+
+def test_a_masked_action_is_never_chosen():
+    model = make_model(DISCRETE, head="discrete")
+    hidden = model.read(make_batch(DISCRETE, [6] * 50, 6))[:, -1].detach()
+    masks = torch.tensor([False, True, False, True]).expand(50, 4)
+    for decode in ("mode", "sample"):
+        chosen = model.choose(hidden, masks, decode=decode, generator=torch.Generator().manual_seed(0))
+        assert set(chosen.flatten().tolist()) <= {1, 3}
+
+
+def test_the_loss_of_masked_actions_is_that_of_the_allowed_ones_alone():
+    model, batch = make_model(DISCRETE, head="discrete"), make_batch(DISCRETE, [6], 6)
+    only = torch.nn.functional.one_hot(batch.actions[..., 0].long(), 4).bool()  # nothing else is allowed: nothing to learn
+    with torch.no_grad():
+        assert model(replace(batch, action_masks=only))["nll"] == 0 < model(batch)["nll"]
+
+
+def test_an_unknown_way_with_returns_is_refused():
+    with pytest.raises(ValueError, match="returns: expected told or none, got 'sometimes'"):
+        DecisionLLM(CONTINUOUS, None, None, returns="sometimes")

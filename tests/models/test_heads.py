@@ -1,0 +1,208 @@
+"""Distributions over the next action, worked by hand, and what every registered head must be able to do."""
+
+import pytest
+import torch
+
+from decisionllm.models.heads import Bins, BinsHead, Discrete, DiscreteHead, Gaussian, GaussianHead, PointerHead
+from decisionllm.registry import build, discover
+from decisionllm.schema import Spec
+from tests.conftest import node
+
+CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
+DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
+AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, layout=(("own", 1, 1), ("enemy", 1, 2)))
+HEADS = [(name, {}) for name in discover()["head"]] + [("bins", {"chained": True, "num_bins": 9})]
+
+
+def made(name, options, width=8, seed=0):
+    torch.manual_seed(seed)
+    return build(node("head", name, **options), width, spec_of(name))
+
+
+def spec_of(name):
+    return {"discrete": DISCRETE, "pointer": AIMED}.get(name, CONTINUOUS)
+
+
+def answer(head, hidden):
+    """What the head says, of two targets where it points at them."""
+    targets = torch.randn(2, 8, generator=generator()).expand(*hidden.shape[:2], 2, 8)
+    return head(hidden, None, targets) if hasattr(head, "targets") else head(hidden)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def by_hand(*probabilities):
+    """Independent bins with these probabilities a dimension: B = T = 1."""
+    logits = torch.tensor(probabilities).log()[None, None]
+    return Bins(lambda chosen: logits, logits.shape[-1], 1)
+
+
+def test_the_gaussian_is_squared_error_up_to_constants():
+    mean, actions = torch.randn(2, 3, 2, generator=generator()), torch.randn(2, 3, 2, generator=generator(1))
+    halves = 2 * 0.5**2 * (Gaussian(mean, 0.5).log_prob(actions) - Gaussian(mean, 0.5).log_prob(mean))
+    torch.testing.assert_close(halves, -(actions - mean).square().sum(-1))
+
+
+def test_the_gaussian_is_a_density_in_nats():
+    one = Gaussian(torch.tensor([[[0.2, -0.4]]]), 0.5)
+    normal = torch.distributions.Normal(one.mean, 0.5)
+    action = torch.tensor([[[0.9, 0.1]]])
+    torch.testing.assert_close(one.log_prob(action), normal.log_prob(action).sum(-1))
+
+
+def test_gaussian_samples_have_its_mean_and_deviation():
+    drawn = Gaussian(torch.tensor([0.2, -0.4]).expand(1, 20_000, 2), 0.5).sample(generator())
+    torch.testing.assert_close(drawn.mean((0, 1)), torch.tensor([0.2, -0.4]), atol=0.02, rtol=0)
+    torch.testing.assert_close(drawn.std((0, 1)), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
+
+
+def test_a_squashed_mean_stays_between_the_bounds():
+    hidden = 100 * torch.randn(2, 3, 8, generator=generator())
+    torch.manual_seed(0)
+    assert GaussianHead(8, CONTINUOUS)(hidden).mean.abs().max() <= 1
+    assert GaussianHead(8, CONTINUOUS, squash=False)(hidden).mean.abs().max() > 1
+
+
+def test_bins_by_hand():
+    """Three bins at -1, 0 and 1, each one unit wide."""
+    two = by_hand([0.2, 0.5, 0.3], [0.1, 0.1, 0.8])
+    assert two.log_prob(torch.tensor([[[0.1, 0.9]]])).exp().item() == pytest.approx(0.5 * 0.8)
+    assert two.log_prob(torch.tensor([[[-3.0, -0.6]]])).exp().item() == pytest.approx(0.2 * 0.1)
+    assert two.mode.tolist() == [[[0, 1]]]
+    torch.testing.assert_close(two.mean, torch.tensor([[[0.1, 0.7]]]))
+
+
+def test_bins_of_half_the_width_are_twice_as_dense():
+    assert by_hand([0.25] * 5).log_prob(torch.zeros(1, 1, 1)).exp().item() == pytest.approx(0.25 / 0.5 / 1.25)
+
+
+def grid(K):
+    """Every pair of bins, as actions (1, K K, 2)."""
+    line = torch.linspace(-1, 1, K)
+    return torch.cartesian_prod(line, line)[None]
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_bins_are_a_distribution(chained):
+    """Over all bins the density times their size sums to 1."""
+    head = made("bins", {"chained": chained, "num_bins": 5})
+    hidden = 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 25, 8)
+    density = head(hidden).log_prob(grid(5)).exp()
+    assert density.std() > 0.1  # not all the same
+    assert (density * 0.5**2).sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_samples_come_as_often_as_their_probability(chained):
+    head = made("bins", {"chained": chained, "num_bins": 3})
+    with torch.no_grad():
+        head.out.weight.mul_(3)
+        hidden = 2 * torch.randn(1, 1, 8, generator=generator())
+        expected = head(hidden.expand(1, 9, 8)).log_prob(grid(3))[0].exp()
+        drawn = head(hidden.expand(1, 20_000, 8)).sample(generator())[0]
+    frequency = torch.stack([(drawn == pair).all(1).float().mean() for pair in grid(3)[0]])
+    torch.testing.assert_close(frequency, expected, atol=0.015, rtol=0)
+
+
+def test_a_chained_dimension_sees_those_before_it_and_neither_itself_nor_later_ones():
+    spec = Spec(observation_dim=3, action_dim=3, horizon=10, low=(-1.0,) * 3, high=(1.0,) * 3)
+    torch.manual_seed(0)
+    logits = BinsHead(8, spec, num_bins=5, chained=True)(torch.randn(1, 1, 8)).logits
+    with torch.no_grad():
+        before = logits(torch.tensor([[[0, 1, 2]]]))
+        others = [logits(torch.tensor([[other]])) for other in ([3, 1, 2], [0, 3, 2], [0, 1, 3])]
+        changed = [((other - before).abs() > 1e-4).any(-1)[0, 0].tolist() for other in others]
+    assert changed == [[False, True, True], [False, False, True], [False, False, False]]
+
+
+def test_the_chained_mode_takes_each_dimension_in_the_light_of_those_before():
+    """The second dimension wants to be where the first is: P(b | a) is 0.8 for b = a."""
+
+    def logits(chosen):
+        first = torch.tensor([0.4, 0.6]).log()
+        after = torch.eye(2)[chosen[..., 0]] * 0.6 + 0.2 if chosen is not None else torch.full((1, 1, 2), 0.5)
+        return torch.stack([first.expand(after.shape), after.log()], 2)
+
+    pair = Bins(logits, 2, 2)
+    assert pair.mode.tolist() == [[[1, 1]]]
+    torch.testing.assert_close(pair.mean, torch.tensor([[[0.2, 0.6]]]))  # each the mean given the mode before it
+    assert pair.log_prob(torch.tensor([[[-1.0, 1.0]]])).exp().item() == pytest.approx(0.4 * 0.2 / 2**2)
+
+
+def test_a_forbidden_action_has_no_probability():
+    masks = torch.tensor([True, False, True, False]).expand(1, 500, 4)
+    one = made("discrete", {})(torch.randn(1, 500, 8, generator=generator()), masks)
+    probability = Discrete(one.logits[:, :1]).log_prob(torch.arange(4.0).view(1, 4, 1)).exp()[0]
+    assert probability[1] == probability[3] == 0
+    assert (probability[0] + probability[2]).item() == pytest.approx(1)
+    assert set(one.sample(generator()).unique().tolist()) == {0, 2}
+    assert not set(one.mode.unique().tolist()) & {1, 3}
+
+
+def test_discrete_by_hand():
+    one = Discrete(torch.tensor([[[0.1, 0.2, 0.7]]]).log())
+    assert one.mode.item() == one.mean.item() == 2
+    assert one.log_prob(torch.tensor([[[1.0]]])).exp().item() == pytest.approx(0.2)
+    drawn = Discrete(one.logits.expand(1, 20_000, 3)).sample(generator())
+    torch.testing.assert_close(drawn.flatten().long().bincount() / 20_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.015, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), HEADS)
+def test_every_head_answers_alike_and_repeats_a_seed(name, options):
+    head, A = made(name, options), spec_of(name).action_dim
+    one = answer(head, torch.randn(2, 3, 8, generator=generator()))
+    assert one.mode.shape == one.mean.shape == one.sample(generator()).shape == (2, 3, A)
+    assert one.log_prob(one.sample(generator())).shape == (2, 3)
+    assert torch.isfinite(one.log_prob(one.mode)).all()
+    assert torch.equal(one.sample(generator(1)), one.sample(generator(1)))
+    assert not torch.equal(one.sample(generator(1)), one.sample(generator(2)))
+
+
+@pytest.mark.parametrize(("name", "options"), HEADS)
+def test_the_mode_is_the_likeliest_of_many(name, options):
+    one = answer(made(name, options), 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 200, 8))
+    if not options.get("chained"):  # whose mode is taken one dimension after the other
+        assert (one.log_prob(one.sample(generator())) <= one.log_prob(one.mode) + 1e-5).all()
+
+
+@pytest.mark.parametrize(("name", "options"), HEADS)
+def test_every_head_fits_a_constant(name, options):
+    head = made(name, options)
+    wanted = torch.tensor([2.0] if spec_of(name).num_actions else [0.5, -0.75]).expand(4, 1, -1)
+    hidden = torch.randn(4, 1, 8, generator=generator())
+    optimizer = torch.optim.Adam(head.parameters(), 0.05)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (-answer(head, hidden).log_prob(wanted).mean()).backward()
+        optimizer.step()
+    torch.testing.assert_close(answer(head, hidden).mode, wanted, atol=0.05, rtol=0)
+
+
+def test_a_head_for_other_actions_than_the_data_has_says_which_to_take():
+    for name in ("gaussian", "bins"):
+        with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, the data has 4 discrete ones"):
+            build(node("head", name), 8, DISCRETE)
+    for spec in (DISCRETE, CONTINUOUS):
+        with pytest.raises(ValueError, match="head=pointer: expected discrete actions, .* got . actions and kind '', of none"):
+            PointerHead(8, spec)
+    with pytest.raises(ValueError, match="got 4 actions and kind 'ally', of enemy"):
+        PointerHead(8, AIMED, kind="ally")
+    with pytest.raises(ValueError, match="head=discrete: expected discrete actions, the data has continuous ones"):
+        DiscreteHead(8, CONTINUOUS)
+
+
+def test_a_pointed_action_is_about_its_own_target_and_no_other():
+    """The last two of four actions are aimed at the first and the second target."""
+    head, hidden = made("pointer", {}), torch.randn(1, 1, 8, generator=generator())
+    targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
+    logits = head(hidden, None, targets).logits[0, 0]
+    raw = torch.stack([logits[2] - logits[0], logits[3] - logits[0]])  # the plain ones are about none
+    for k in (0, 1):
+        (slope,) = torch.autograd.grad(raw[k], targets, retain_graph=True)
+        assert slope[0, 0, k].abs().max() > 1e-3 and slope[0, 0, 1 - k].abs().max() < 1e-7
+    with torch.no_grad():
+        swapped = head(hidden, None, targets.flip(2)).logits[0, 0]
+        torch.testing.assert_close(swapped, logits[[0, 1, 3, 2]])
+        assert head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2] == -torch.inf

@@ -1,0 +1,308 @@
+"""Checkpoints: what is loaded acts as what was saved, what does not fit is refused in one line, a failed save loses nothing."""
+
+import json
+import os
+import resource
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from decisionllm.__main__ import configs
+from decisionllm.backbones.build import fingerprint
+from decisionllm.policy import checkpoint
+from decisionllm.policy.policy import Policy
+from decisionllm.schema import History, Spec
+from tests.conftest import LOOP, NANO, SMALL, command, node
+
+SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -2.0), high=(1.0, 2.0))
+BACKBONES = {
+    f"{name} {tune}": node("backbone", name, **sizes, tune=tune)
+    for name, sizes in (("nano", SMALL["qwen2"]), ("dt", SMALL["gpt2"]))
+    for tune in ("full", "lora", "frozen")
+}
+
+
+def config(backbone="nano lora", **options):
+    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
+    return defaults | {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "window": 6} | options
+
+
+def trained(path, config):
+    """A run directory whose model has moved everything it trains; the model."""
+    model = checkpoint.make_model(config, SPEC).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    model.normalizer.fit(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))
+    facts = {"spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    (path / "run.json").write_text(json.dumps(facts))
+    checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
+    return model
+
+
+def histories():
+    rng = np.random.default_rng(5)
+    pasts = (0, 4, 12)
+    return [History(rng.normal(size=(t + 1, 2)), rng.uniform(-1, 1, (t, 2)), rng.normal(size=t), task="east") for t in pasts]
+
+
+def edit(file, change):
+    """Change a YAML, JSON or safetensors file of a run."""
+    read, write = {
+        ".yaml": (lambda: yaml.safe_load(file.read_text()), lambda new: file.write_text(yaml.safe_dump(new))),
+        ".json": (lambda: json.loads(file.read_text()), lambda new: file.write_text(json.dumps(new))),
+        ".safetensors": (lambda: load_file(file), lambda new: save_file(new, file)),
+    }[file.suffix]
+    content = read()
+    change(content)
+    write(content)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("head", ["gaussian", "bins"])
+def test_saved_and_loaded_the_policy_acts_the_same(backbone, head, tmp_path):
+    model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
+    loaded, _, _ = checkpoint.load(tmp_path / "run")
+    assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
+    expected = Policy(model, 6, 3, 30.0).act(histories())
+    with pytest.raises(ValueError, match="device: expected auto, cpu or cuda, got 'tpu'"):
+        checkpoint.load(tmp_path / "run", device="tpu")
+    assert np.array_equal(loaded.act(histories()), expected)
+    untrained = Policy(checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
+    assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
+
+
+@pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])
+def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
+    model = trained(tmp_path / "run", config(backbone))
+    files = {file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")}
+    kept = [tensor for tensors in files.values() for tensor in tensors.values()]
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in kept)
+    wanted = [*(weight for weight in model.parameters() if weight.requires_grad), *model.normalizer.buffers(), torch.ones(3)]
+    assert sum(tensor.numel() for tensor in kept) == sum(tensor.numel() for tensor in wanted)
+
+
+def test_a_run_directory_holds_no_pickle(tmp_path):
+    assert command("train", *LOOP, *NANO, "backbone.tune=lora", f"run={tmp_path}/run") == 0
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".yaml", ".json", ".jsonl", ".safetensors", ".md"}
+    for file in files:  # each is what its name says
+        (load_file(file) if file.suffix == ".safetensors" else file.read_text(encoding="utf-8"))
+
+
+def half(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+ADAPTER = "checkpoint/adapter/adapter_model.safetensors"
+WRONG = {  # fmt: off
+    "another width": (
+        "config.yaml",
+        lambda c: c["backbone"].update(width=64),
+        "expected .*64.*; it was trained with other sizes",
+    ),
+    "more layers": (
+        "config.yaml",
+        lambda c: c["backbone"].update(layers=3),
+        "not this model's weights; missing: .*another backbone",
+    ),
+    "another architecture": ("config.yaml", lambda c: c.update(backbone=BACKBONES["dt lora"]), "not this model's weights"),
+    "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
+    "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
+    "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
+    "another embedding": ("config.yaml", lambda c: c.update(embedding="mlp"), "not this model's weights"),
+    "without returns": ("config.yaml", lambda c: c.update(returns="none"), "unknown: tokenizer.returns"),
+    "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
+    "another observation": (
+        "run.json",
+        lambda f: f["spec"].update(observation_dim=3),
+        "normalizer.* is .2,., expected .3,.",
+    ),
+    "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
+    "no normaliser": (
+        "checkpoint/model.safetensors",
+        lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
+        "missing: normalizer",
+    ),
+    "no adapter": (ADAPTER, lambda t: t.clear(), "missing: base_model"),
+    "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
+    "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
+    "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
+    "damaged facts": ("run.json", half, "run.json is damaged or missing"),
+    "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
+    "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
+    "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),
+}  # fmt: on
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
+    file, change, message = WRONG[name]
+    trained(tmp_path / "run", config())
+    change(tmp_path / "run" / file) if change in (half, Path.unlink, shutil.rmtree) else edit(tmp_path / "run" / file, change)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
+        checkpoint.load(tmp_path / "run")
+    assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
+
+
+def test_a_run_older_than_a_key_does_what_it_did(tmp_path):
+    trained(tmp_path / "run", config())
+    before = checkpoint.load(tmp_path / "run")[0].act(histories())
+    edit(tmp_path / "run" / "config.yaml", lambda c: [c.pop(key) for key in checkpoint.OLDER])
+    assert np.array_equal(checkpoint.load(tmp_path / "run")[0].act(histories()), before)
+    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
+    assert checkpoint.OLDER.items() <= defaults.items()  # or an old run would go on as another
+
+
+@pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
+def test_a_damaged_optimiser_is_one_clear_error(name, tmp_path, capsys):
+    words = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
+    assert command(*words) == 0
+    half(tmp_path / "run" / "checkpoint" / name)
+    assert command(*words) == 1
+    assert f"{name} is damaged or missing" in capsys.readouterr().err
+
+
+WRITES = ((Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (shutil, "rmtree"), (checkpoint, "save_file"))
+
+
+class Killed(BaseException):
+    """The end of the process: nothing that runs after it may be needed."""
+
+
+def test_a_save_killed_at_any_write_and_the_next_one_too_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
+    run, left = tmp_path / "run", []
+    model = trained(run, config("nano full"))
+
+    def mortal(operation):
+        def run_or_die(*arguments, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return operation(*arguments, **options)
+
+        return run_or_die
+
+    def save(number, operations):
+        """Save a checkpoint that is this number all over, and die after so many operations. -> whether it came through"""
+        left[:] = [operations]
+        model.head.out.bias.data.fill_(number)
+        with monkeypatch.context() as patch, suppress(Killed):
+            for owner, name in WRITES:
+                patch.setattr(owner, name, mortal(getattr(owner, name)))
+            checkpoint.save(run, model, {"moment": torch.full((3,), number)}, {"step": number})
+            return True
+        return False
+
+    def found():
+        parts = [
+            checkpoint.content(checkpoint.find(run) / name)
+            for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
+        ]
+        numbers = {float(parts[0]["head.out.bias"][0]), float(parts[1]["moment"][0]), float(parts[2]["step"])}
+        assert len(numbers) == 1, numbers
+        return numbers.pop()
+
+    numbers, whole = count(1.0), [0.0]
+
+    def attempt(operations):
+        number = next(numbers)
+        came_through = save(number, operations)
+        assert found() in ({number} if came_through else {whole[0], number})
+        whole[0] = found()
+
+    attempt(99)
+    all_of_them = 99 - left[0]
+    for first in range(all_of_them):
+        attempt(first)
+        if checkpoint.find(run).name != "checkpoint":  # between the renames: the next save starts from the old one
+            for second in range(all_of_them):
+                attempt(99)
+                attempt(first)
+                attempt(second)
+    attempt(99)
+    assert all_of_them > 6 and {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
+
+
+@contextmanager
+def full_disk(path):
+    """No file may grow beyond 4 kB: what the system answers then is what a full disk answers, but for its number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def read_only(path):
+    """Nothing can be written under this folder, not even by root, who becomes nobody for the while."""
+    root = os.geteuid() == 0
+    for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
+        folder.chmod(0o555)
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
+            folder.chmod(0o755)
+
+
+@pytest.fixture
+def open_folder():
+    """A temporary folder that nobody can look into: pytest's own are closed to all but their owner."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("trouble", [full_disk, read_only])
+def test_what_cannot_be_written_is_one_clear_error_and_the_last_checkpoint_stays(trouble, open_folder):
+    model = trained(open_folder / "run", config("nano full"))
+    before = {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    with (
+        trouble(open_folder / "run"),
+        pytest.raises(OSError, match="checkpoint: could not be written .* the checkpoint before it is kept"),
+    ):
+        checkpoint.save(open_folder / "run", model, {"moment": torch.zeros(3)}, {"step": 2})
+    assert before == {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    checkpoint.load(open_folder / "run")
+
+
+def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
+    words = ("train", *LOOP, *NANO, f"run={tmp_path}/runs/a", f"home={tmp_path}/data")
+    assert command("data", "dataset=synthetic", "dataset.episodes=40", f"home={tmp_path}/data") == 0
+    with full_disk(tmp_path):
+        assert command(*words) == 1
+    said = capsys.readouterr().err
+    assert "could not be written" in said and said.count("\n") == 1 and f"{tmp_path}/runs/a" in said
+
+
+def test_a_run_where_nobody_may_write_fails_in_one_line(capsys):
+    assert command("train", *LOOP, *NANO, "run=/sys/kernel/runs/a") == 1  # closed to root too, absent on other systems
+    said = capsys.readouterr().err
+    assert "could not be written" in said and said.count("\n") == 1 and "/sys/kernel/runs/a" in said
+
+
+def test_versions_are_told_where_there_is_no_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert checkpoint.versions()["commit"] is None and checkpoint.versions()["torch"] == torch.__version__

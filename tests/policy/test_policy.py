@@ -1,0 +1,351 @@
+"""A session that keeps keys and values answers what `Policy.act` answers by reading every window afresh."""
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.backbones.build import pretrained
+from decisionllm.datasets.windows import collate, cut, of_histories
+from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.policy.policy import Policy, Session
+from decisionllm.schema import History, Spec
+from decisionllm.tokenizers import text
+from tests.backbones.test_backbones import write
+from tests.conftest import make_policy, node
+
+CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=15, low=(-2.0, 0.0), high=(2.0, 1.0))
+DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=15, num_actions=4)
+TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps.", "", "Walk to the goal in the north."]
+
+
+class World:
+    """N episodes of drawn observations, rewards and masks, whatever is done; it writes its own records of them."""
+
+    def __init__(self, spec, tasks=TASKS, targets=(3.0, -1.0, 0.5, 3.0), steps=15, seed=0):
+        rng, N = np.random.default_rng(seed), len(tasks)
+        self.tasks, self.targets = list(tasks), list(targets)[:N]
+        self.observations = rng.normal(size=(N, steps, spec.observation_dim)).astype(np.float32)
+        self.rewards = rng.normal(size=(N, steps)).astype(np.float32)
+        self.masks = rng.random((N, steps, spec.num_actions)) < 0.6 if spec.num_actions else None
+        if spec.num_actions:
+            self.masks[..., 0] |= ~self.masks.any(-1)
+        self.actions = np.zeros((N, steps, spec.action_dim), np.float32)
+
+    def history(self, i, t):
+        told = {"target_return": self.targets[i], "task": self.tasks[i]}
+        masks = None if self.masks is None else self.masks[i, : t + 1]
+        return History(self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], action_masks=masks, **told)
+
+    def seen(self, rows, t):
+        """What the rows see at step t, as `Session.act` takes it."""
+        brought, masks = self.rewards[rows, t - 1] if t else None, None if self.masks is None else self.masks[rows, t]
+        return self.observations[rows, t], brought, masks
+
+
+def play(policy, world, session, rows, begin=0, end=15):
+    """Act by the session in these rows; every action must be that of the plain path."""
+    for t in range(begin, end):
+        wanted = policy.act([world.history(i, t) for i in rows])
+        actions = session.act(*world.seen(rows, t))
+        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {t}")
+        world.actions[rows, t] = wanted
+        session.actions[:, t] = wanted
+    return world.actions
+
+
+def from_folder(folder, **options):
+    torch.manual_seed(0)
+    return Policy(DecisionLLM(CONTINUOUS, pretrained(0, folder=str(folder), **options), node("head", "gaussian")), 6, 3, 3.0)
+
+
+def agree(policy, spec, tasks=TASKS):
+    world = World(spec, tasks)
+    if policy.target_return is None:  # what can be reached, but for one who asks for a number
+        world.targets = [None, 0.5, None, None][: len(tasks)]
+    return play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(len(tasks)))
+
+
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("tune", ["full", "lora"])
+@pytest.mark.parametrize("returns", ["told", "none"])
+def test_the_cached_session_is_the_plain_policy(backbone, tune, returns):
+    """Episodes of 15 steps in windows of 6, of which 3 leave at once."""
+    actions = agree(make_policy(CONTINUOUS, backbone=backbone, returns=returns, backbone_options={"tune": tune}), CONTINUOUS)
+    assert actions.std(1).min() > 0.01  # it does not always do the same
+
+
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (6, 1), (6, 6), (5, 2), (15, 15), (40, 3)])
+def test_it_is_so_for_every_window_and_stride(window, stride):
+    agree(make_policy(CONTINUOUS, window=window, stride=stride), CONTINUOUS)
+
+
+@pytest.mark.parametrize("tasks", [["", ""], TASKS[:1] * 3, TASKS[1:2]], ids=["none", "one shared", "one alone"])
+def test_it_is_so_for_texts_that_are_shared_or_missing(tasks):
+    agree(make_policy(CONTINUOUS), CONTINUOUS, tasks)
+
+
+WAYS = [{"ahead": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"head": "bins", "decode": "mean"}]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_it_is_so_for_every_way_to_train(options):
+    agree(make_policy(CONTINUOUS, **options), CONTINUOUS)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(6, 3), (6, 6), (1, 1), (15, 15)])
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+def test_it_is_so_where_what_can_be_reached_is_asked_for(window, stride, backbone):
+    agree(
+        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, expectile=0.9), CONTINUOUS
+    )
+
+
+def test_what_can_be_reached_is_what_the_model_says_of_a_window_without_returns():
+    policy, world = make_policy(CONTINUOUS, target_return=None, expectile=0.9, window=15, stride=7), World(CONTINUOUS)
+    world.targets = [None] * 4
+    policy.model.normalizer.return_range.copy_(torch.tensor([-9.0, 9.0]))
+    asked = []
+    tokens = policy.model.tokens
+
+    def watch(batch, told=None):
+        asked.append((batch.returns_to_go.clone(), told))
+        return tokens(batch, told)
+
+    policy.model.tokens = watch
+    policy.act([world.history(i, 4) for i in range(4)])
+    (_, told), (returns, everybody) = asked
+    assert not told.any() and everybody is None
+    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)  # of no matter: it is not told
+    window = cut(steps, np.arange(4), np.zeros(4, int), 5)
+    batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
+    with torch.no_grad():
+        wanted = policy.model.reachable(policy.model.read(batch, told))
+    torch.testing.assert_close(returns, wanted)
+    assert wanted.std() > 0.01
+
+
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+def test_it_is_so_for_discrete_actions_and_no_forbidden_one_is_taken(backbone):
+    policy, world = make_policy(DISCRETE, backbone=backbone, head="discrete"), World(DISCRETE)
+    actions = play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(4))
+    assert np.take_along_axis(world.masks, actions.astype(int), 2).all()
+    assert len(np.unique(actions)) > 1
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "OPT"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_is_so_for_models_from_a_folder_understood_or_not(family, dtype, tmp_path):
+    policy = from_folder(write(tmp_path, family), dtype=dtype)
+    if dtype == "float32":
+        agree(policy, CONTINUOUS)
+    else:  # sixteen bits round otherwise in another order: the same to within a hundredth
+        world = World(CONTINUOUS)
+        session = policy.begin(world.tasks, 15, world.targets)
+        for t in range(15):
+            wanted = policy.act([world.history(i, t) for i in range(4)])
+            np.testing.assert_allclose(session.act(*world.seen(np.arange(4), t)), wanted, atol=0.05)
+            world.actions[:, t] = session.actions[:, t]
+
+
+def test_samples_are_the_same_under_the_same_seed():
+    world, drawn = World(CONTINUOUS), []
+    for cached in (True, False):
+        policy = make_policy(CONTINUOUS, head="bins", decode="sample")
+        policy.generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(int(cached))  # of no matter
+        session = policy.begin(world.tasks, 15, world.targets)
+        for t in range(8):
+            if cached:
+                actions = session.act(*world.seen(np.arange(4), t))
+            else:
+                actions = policy.act([world.history(i, t) for i in range(4)])
+            world.actions[:, t] = actions
+            drawn.append(actions)
+    np.testing.assert_array_equal(drawn[:8], drawn[8:])
+    assert len({actions.tobytes() for actions in drawn[:8]}) > 4
+
+
+@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_episodes_that_have_begun_at_different_times_are_taken_up(spec):
+    """Pasts of 0, 9, 4 and 2 steps, in windows of 6: each row is at its own place, some windows longer than others."""
+    policy = make_policy(spec, head="discrete" if spec.num_actions else "gaussian")
+    world, now = World(spec), np.array([0, 9, 4, 2])
+    world.actions[:] = np.random.default_rng(1).integers(2, size=world.actions.shape)
+    session = policy.begin(world.tasks, 15, world.targets)
+    session.resume([world.history(i, t) for i, t in enumerate(now)])
+    rows = np.arange(4)
+    for step in range(6):
+        wanted = policy.act([world.history(i, t) for i, t in enumerate(now)])
+        rewards = np.where(now > 0, world.rewards[rows, now - 1], 0)
+        masks = None if world.masks is None else world.masks[rows, now]
+        actions = session.act(world.observations[rows, now], rewards if step else None, masks)
+        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {step}")
+        world.actions[rows, now] = session.actions[rows, now] = wanted
+        now = now + 1
+
+
+@pytest.mark.parametrize("family", ["ours", "OPT"])
+def test_episodes_that_end_leave_and_the_others_go_on(family, tmp_path):
+    policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
+    world = World(CONTINUOUS)
+    session = policy.begin(world.tasks, 15, world.targets)
+    play(policy, world, session, np.arange(4), 0, 4)
+    session.keep(np.array([True, False, True, True]))
+    play(policy, world, session, np.array([0, 2, 3]), 4, 8)
+    session.keep(np.array([2, 1]))
+    play(policy, world, session, np.array([3, 2]), 8, 10)
+    session.keep(np.array([0]))
+    play(policy, world, session, np.array([3]), 10, 15)
+
+
+def test_episodes_may_leave_before_anything_was_decided_and_one_may_go_on_alone():
+    policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
+    session = policy.begin(world.tasks, 15, world.targets)
+    session.keep(np.array([2, 1]))
+    play(policy, world, session, np.array([2, 1]), 0, 4)
+    for end in (6, 8):
+        session.keep(np.array([-1]))
+        play(policy, world, session, np.array([1]), end - 2, end)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(6, 3), (3, 3), (1, 1)])
+def test_deciding_again_changes_nothing(window, stride):
+    """A decision that is asked for twice, as after a lost answer, is the same, and so is what follows."""
+    policy, world = make_policy(CONTINUOUS, window=window, stride=stride), World(CONTINUOUS)
+    session, rows = policy.begin(world.tasks, 15, world.targets), np.arange(4)
+    for t in range(8):
+        wanted = policy.act([world.history(i, t) for i in rows])
+        session.see(*world.seen(rows, t))
+        for _ in range(2):
+            np.testing.assert_allclose(session.decide(), wanted, atol=2e-4, err_msg=f"step {t}")
+        session.did(wanted)
+        world.actions[:, t] = wanted
+
+
+def test_a_session_tells_the_histories_that_it_was_told():
+    policy, world = make_policy(DISCRETE, head="discrete"), World(DISCRETE)
+    session = policy.begin(world.tasks, 15, world.targets)
+    play(policy, world, session, np.arange(4), 0, 5)
+    session.see(*world.seen(np.arange(4), 5))
+    again = policy.begin(world.tasks, 15, world.targets).resume(session.histories())
+    again.see(*world.seen(np.arange(4), 5))
+    for i, told in [*enumerate(session.histories()), *enumerate(again.histories())]:
+        wanted = world.history(i, 5)
+        assert (told.task, told.target_return) == (wanted.task, wanted.target_return)
+        for name in ("observations", "actions", "rewards", "action_masks"):
+            np.testing.assert_allclose(getattr(told, name), getattr(wanted, name))
+
+
+def test_the_policy_decides_as_it_is_told_to():
+    world = World(CONTINUOUS)
+    made = {decode: make_policy(CONTINUOUS, head="bins", decode=decode) for decode in ("mode", "mean", "sample")}
+    actions = {decode: policy.act([world.history(i, 3) for i in range(4)]) for decode, policy in made.items()}
+    assert not any(np.allclose(actions[a], actions[b]) for a, b in (("mode", "mean"), ("mode", "sample"), ("mean", "sample")))
+
+
+def test_a_history_asks_for_its_own_return_or_for_the_policys():
+    policy, world = make_policy(CONTINUOUS, target_return=3.0), World(CONTINUOUS)
+    act = lambda target: policy.act([History(world.observations[0, :1], np.zeros((0, 2)), np.zeros(0), target)])  # noqa: E731
+    np.testing.assert_array_equal(act(None), act(3.0))
+    assert not np.allclose(act(None), act(-3.0), atol=1e-3)
+    first = policy.begin([""], 15).act(world.observations[:1, 0])
+    np.testing.assert_allclose(first, act(3.0), atol=2e-4)
+
+
+def test_what_was_received_is_taken_off_unless_returns_count_ahead():
+    """Having received 2 of 5 is the same as asking for 3 of nothing received, but for a return of the next steps."""
+    for ahead, alike in ((0, True), (4, False)):
+        policy, world = make_policy(CONTINUOUS, window=1, stride=1, ahead=ahead), World(CONTINUOUS)
+        past = world.observations[0, :2], np.zeros((1, 2), np.float32)
+        one = policy.act([History(*past, np.array([2.0]), target_return=5.0)])
+        other = policy.act([History(*past, np.array([0.0]), target_return=3.0)])
+        assert np.allclose(one, other, atol=1e-5) == alike
+
+
+def test_a_decision_is_that_of_its_row_whoever_else_decides():
+    policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
+    histories = [world.history(i, t) for i, t in enumerate((7, 0, 3, 5))]
+    together = policy.act(histories)
+    for i, history in enumerate(histories):
+        np.testing.assert_allclose(policy.act([history]), together[[i]], atol=2e-4)
+
+
+def test_nothing_older_than_the_window_is_seen():
+    policy, world, other = make_policy(CONTINUOUS, window=6, stride=3), World(CONTINUOUS), World(CONTINUOUS)
+    other.observations[:, :3] += 1
+    act = lambda world, t: policy.act([world.history(0, t)])  # noqa: E731
+    assert not np.allclose(act(world, 5), act(other, 5), atol=1e-3)  # steps 0 .. 5
+    np.testing.assert_array_equal(act(world, 6), act(other, 6))  # steps 3 .. 6
+
+
+def test_without_timesteps_an_episode_may_be_longer_than_any_of_training():
+    short = Spec(observation_dim=3, action_dim=2, horizon=4, low=(-2.0, 0.0), high=(2.0, 1.0))
+    agree(make_policy(short, timesteps="none"), short)
+
+
+def test_what_a_policy_cannot_read_is_refused_by_name():
+    policy, world = make_policy(CONTINUOUS), World(CONTINUOUS, steps=16)
+    with pytest.raises(ValueError, match="history 1: expected observations of 3 and actions of 2 numbers.*got 4 and 2"):
+        policy.act([world.history(0, 1), History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0))])
+    with pytest.raises(ValueError, match=r"history 0: expected at most 15 steps \(the horizon\), got 16"):
+        policy.act([world.history(0, 15)])
+    with pytest.raises(ValueError, match="horizon: expected at most 15 steps.*got 16. Train with timesteps=none"):
+        policy.begin([""], 16)
+    session = policy.begin(["", ""], 1)
+    with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
+        session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
+    session.act(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"):
+        session.act(np.zeros((2, 3)), np.zeros(2))
+
+
+def test_a_policy_that_cannot_act_is_refused():
+    with pytest.raises(ValueError, match="decode: expected mode, mean or sample, got 'greedy'"):
+        make_policy(CONTINUOUS, decode="greedy")
+    for stride in (0, 7):
+        with pytest.raises(ValueError, match=rf"stride: expected 1 \.\. 6 \(the window\), got {stride}"):
+            make_policy(CONTINUOUS, window=6, stride=stride)
+
+
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "expectile": 0.9}, {"head": "discrete"}], ids=str)
+def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
+    spec = DISCRETE if "head" in options else CONTINUOUS
+    policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
+    if policy.target_return is None:
+        world.targets = [None, 0.5, None, None]
+    session, rng = policy.begin(world.tasks, 15, world.targets), np.random.default_rng(0)
+    while (now < 15).any():
+        rows = np.flatnonzero((now < 15) & (rng.random(4) < 0.5)) if now.sum() >= 12 else np.arange(4)
+        rows = rng.permutation(rows)
+        if len(rows):
+            wanted = policy.act([world.history(i, now[i]) for i in rows])
+            masks = None if world.masks is None else world.masks[rows, now[rows]]
+            session.see(world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows)
+            np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}")
+            session.did(wanted, rows)
+            world.actions[rows, now[rows]] = wanted
+            now[rows] += 1
+
+
+@pytest.mark.parametrize("family", ["ours", "OPT"])
+def test_a_row_may_be_given_to_another_episode_with_another_text(family, tmp_path):
+    policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
+    world, other = (
+        World(CONTINUOUS),
+        World(CONTINUOUS, ["Go south, and then on to the goal.", "", "", TASKS[0]], (None, 0, 9, 1), seed=1),
+    )
+    session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
+    for rows, t in (([0, 2], 0), ([1], 5)):
+        session.resume([world.history(i, t) for i in rows], rows)
+    other.actions[:] = 0.5
+    for step in range(8):
+        if step == 3:  # row 2 is taken from one who is under way
+            session.resume([other.history(0, 7)], [2])
+        of = [(world, 0, step), (world, 1, 5 + step), (world, 2, step) if step < 3 else (other, 0, 4 + step)]
+        wanted = policy.act([w.history(i, t) for w, i, t in of])
+        brought = [w.rewards[i, t - 1] if t else 0 for w, i, t in of]
+        actions = session.act(np.stack([w.observations[i, t] for w, i, t in of]), np.array(brought))
+        np.testing.assert_allclose(actions, wanted, atol=2e-4, err_msg=f"step {step}")
+        session.actions[np.arange(3), session.now - 1] = wanted
+        for (w, i, t), action in zip(of, wanted, strict=True):
+            w.actions[i, t] = action

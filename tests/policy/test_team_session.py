@@ -1,0 +1,450 @@
+"""Teams: windows of a group, one list of tokens a team, members asked in turn, and a game that shows whether they can agree."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.datasets import permutation, store, windows
+from decisionllm.datasets.team_windows import TeamSampler
+from decisionllm.policy.policy import Policy
+from decisionllm.policy.team_session import TeamSession
+from decisionllm.schema import Episode, History, Spec
+from decisionllm.tokenizers import text
+from decisionllm.tokenizers.team import POOL
+from tests.conftest import NANO, command, make_model
+
+DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=12, num_actions=4)
+CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=12, low=(-2.0, 0.0), high=(2.0, 1.0))
+TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps."]
+
+
+def made(spec, stays, seed=0):
+    """Groups of agents that stay from a step to before another: [[(0, 5), (2, 4)], ...] -> episodes; a team's reward is 1 a step."""
+    rng, episodes = np.random.default_rng(seed), []
+    for g, group in enumerate(stays):
+        whole = max(end for _, end in group)
+        for agent, (start, end) in enumerate(group):
+            n = end - start
+            chosen = rng.integers(4, size=(n, 1)) if spec.num_actions else rng.uniform(size=(n, 2))
+            masks = np.ones((n, 4), bool) if spec.num_actions else None
+            episodes.append(Episode(
+                rng.normal(size=(n, 3)).astype(np.float32), chosen.astype(np.float32), np.ones(n, np.float32), group=g,
+                action_masks=masks, agent=agent, start=start, later=float(whole - end), task=TASKS[agent % 2],
+            ))  # fmt: skip
+    return episodes
+
+
+def sampler(path, spec, stays, chosen=None, **options):
+    log = store.write(path, store.Source(spec, made(spec, stays), {"name": "test"}))
+    chosen = np.arange(len(log.lengths)) if chosen is None else chosen
+    return TeamSampler(windows.of_store(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options), log
+
+
+def batch_of(window, log):
+    tasks = [*log.tasks, text.of_team(log.tasks)]  # as a sampler's
+    return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.told)
+
+
+def rows(window, wanted):
+    """A window of these rows alone."""
+    return replace(window, **{name: part[wanted] for name, part in vars(window).items() if part is not None})
+
+
+STAYS = [[(0, 6)] * 3, [(0, 6), (2, 5), (0, 3), (0, 6)], [(0, 4), (0, 6), (1, 6), (3, 6), (0, 2)]]
+
+
+def test_a_window_holds_all_of_a_group_over_the_same_steps_of_their_world(tmp_path):
+    draw, log = sampler(tmp_path / "s", DISCRETE, STAYS)
+    seen = set()
+    for step in range(8):
+        window = draw(step)
+        for team in range(window.team[-1] + 1):
+            members = rows(window, window.team == team)
+            (group,) = set(log.group[members.episodes])
+            begin = {
+                int(t) for row, here in zip(members.timesteps - np.arange(4), members.mask, strict=True) for t in row[here]
+            }
+            assert len(begin) == 1  # one clock
+            begin = begin.pop()
+            assert sorted(log.agent[members.episodes]) == [
+                agent for agent, (start, end) in enumerate(STAYS[group]) if start < begin + 4 and end > begin
+            ]
+            for e, here, row, t, togo in zip(
+                members.episodes, members.mask, members.observations, members.timesteps, members.returns_to_go, strict=True
+            ):
+                start, end = STAYS[group][log.agent[e]]
+                assert here.tolist() == [start <= begin + i < end for i in range(4)]
+                np.testing.assert_array_equal(row[here], log.episode(e).observations[t[here] - start])
+                assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]  # the team's, the dead's too
+            assert len(set(members.identity)) == len(members.identity) and members.identity.max() < POOL
+            told = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
+            assert {draw.tasks[i] for i in members.told} == {text.of_team(told)}, "those who are not there now, too"
+            seen.add((int(group), begin))
+        assert window.team.tolist() == sorted(window.team) and len(set(window.team)) == 16
+    assert seen == {(g, t) for g in range(3) for t in range(6)}
+
+
+def test_windows_of_teams_are_a_function_of_seed_and_step(tmp_path):
+    draw, _ = sampler(tmp_path / "s", DISCRETE, STAYS)
+    again, _ = sampler(tmp_path / "s", DISCRETE, STAYS)
+    other, _ = sampler(tmp_path / "s", DISCRETE, STAYS, seed=1)
+    for name, part in vars(draw(3)).items():
+        np.testing.assert_array_equal(part, getattr(again(3), name) if part is not None else part)
+    assert not np.array_equal(draw(3).episodes, other(3).episodes) and not np.array_equal(draw(3).episodes, draw(4).episodes)
+
+
+def test_members_stand_in_another_order_and_have_other_names_in_each_window(tmp_path):
+    draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], batch_size=200)
+    window = draw(0)
+    orders = {tuple(row) for row in log.agent[window.episodes].reshape(-1, 3).tolist()}
+    assert len(orders) == 6 and set(window.identity) == set(range(POOL))
+    for order, agents in (("given", [0, 1, 2]), ("reverse", [2, 1, 0])):
+        fixed, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], order=order)
+        assert (
+            fixed(0).identity.reshape(-1, 3).tolist() == log.agent[fixed(0).episodes].reshape(-1, 3).tolist() == [agents] * 16
+        )
+
+
+def test_half_of_the_windows_are_parted_into_teams_of_one(tmp_path):
+    draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
+    window = draw(0)
+    assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
+    assert (window.told[:24] == log.task[window.episodes[:24]]).all() and len(set(window.told[:24])) == 2
+    assert {draw.tasks[i] for i in window.told[24:]} == {text.of_team(TASKS)}
+
+
+def test_members_are_left_out_at_random_but_never_all(tmp_path):
+    draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], drop_agents=0.5, batch_size=2000)
+    sizes = np.bincount(draw(0).team)
+    assert len(sizes) == 2000
+    np.testing.assert_allclose(np.bincount(sizes, minlength=4) / 2000, [0, 0.25, 0.5, 0.25], atol=0.05)
+
+
+def test_members_that_were_not_chosen_are_seen_and_not_imitated(tmp_path):
+    draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], chosen=[1])
+    window = draw(0)
+    assert set(window.episodes) == {0, 1, 2} and window.mask.any(1).all()
+    np.testing.assert_array_equal(window.imitated, window.mask & (window.episodes == 1)[:, None])
+
+
+def test_an_agent_that_comes_back_is_the_same_one(tmp_path):
+    first, again, other = made(DISCRETE, [[(0, 2), (3, 6), (0, 6)]])
+    log = store.write(tmp_path / "s", store.Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"}))
+    window = TeamSampler(windows.of_store(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
+    for team in range(40):
+        names = dict(zip(*(part[window.team == team] for part in (window.episodes, window.identity)), strict=True))
+        assert 2 in names and (len(names) < 3 or names[0] == names[1] != names[2])
+
+
+def test_teams_that_no_model_could_read_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"group 1: expected at most 16 agents \(the identities there are\), got 17"):
+        sampler(tmp_path / "a", DISCRETE, [[(0, 2)] * 3, [(0, 2)] * 17])
+    with pytest.raises(
+        ValueError, match="episode 1: expected it to end within the horizon of 12 steps.*begins at step 9 and has 4"
+    ):
+        sampler(tmp_path / "b", DISCRETE, [[(0, 2), (9, 13)]])
+    with pytest.raises(ValueError, match="order: expected random, given, reverse, got 'up'"):
+        sampler(tmp_path / "c", DISCRETE, STAYS, order="up")
+
+
+# the list of tokens, and what is seen where
+
+
+def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
+    """A batch of one window of each group, from its beginning."""
+    draw, log = sampler(path, model_spec, stays, T=6, order="given", **options)
+    everybody = np.arange(len(log.lengths))
+    window = windows.cut(draw.steps, everybody, -draw.start, 6)
+    window = replace(
+        window, timesteps=(window.timesteps + draw.start[:, None]) * window.mask, team=log.group, identity=draw.number,
+        told=draw.told[log.group],
+    )  # fmt: skip
+    return window, log
+
+
+def joint(spec=DISCRETE, **options):
+    return make_model(spec, head="discrete" if spec.num_actions else "gaussian", execution="joint", **options)
+
+
+@torch.no_grad()
+def test_a_step_is_a_return_what_each_sees_and_then_a_question_to_each(tmp_path):
+    window, log = drawn(tmp_path / "s")
+    model, batch = joint(), batch_of(window, log)
+    tokens, places, _ = model.team_tokens(batch)
+    here = [[sum(start <= t < end for start, end in group) for t in range(6)] for group in STAYS]
+    for g, n in enumerate(here):
+        begin = np.cumsum([0, *(2 * m + 1 for m in n)])
+        for row, (start, end) in zip(np.flatnonzero(log.group == g), STAYS[g], strict=True):
+            for t in range(start, end):
+                nth = sum(a <= t < b for a, b in STAYS[g][: log.agent[row]])
+                assert places[row, t] == begin[t] + 1 + n[t] + nth
+    assert tokens.shape[1] == max(sum(2 * m + 1 for m in n) for n in here)  # who is not there leaves no token
+    assert (tokens[0, 6 * 7 :] == 0).all() and (tokens[0, : 6 * 7] != 0).any(1).all()
+    alone, places, _ = model.team_tokens(replace(batch, team=None, identity=None))
+    assert alone.shape[:2] == (12, 6 * 3) and places[0].tolist() == [2, 5, 8, 11, 14, 17]
+
+
+@pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+@torch.no_grad()
+def test_teams_of_three_four_and_five_share_a_batch_and_padding_moves_nothing(backbone, spec, tmp_path):
+    window, log = drawn(tmp_path / "s", spec)
+    model = joint(spec, backbone=backbone)
+    together = model.read(batch_of(window, log))
+    assert np.bincount(window.team).tolist() == [3, 4, 5]
+    for g in range(3):
+        mine = window.team == g
+        alone = model.read(batch_of(rows(window, mine), log))
+        real = torch.from_numpy(window.mask[mine])
+        assert (together[torch.from_numpy(mine)] - alone)[real].abs().max() < 1e-4
+
+
+@torch.no_grad()
+def moved(model, batch, name, at):
+    """How far each row's hidden states move when this part changes at these (row, step)."""
+    part = getattr(batch, name).clone()
+    part[at] = (part[at] + 1) % 4 if name == "actions" else part[at] + 1
+    return (model.read(replace(batch, **{name: part})) - model.read(batch)).abs().amax(-1)
+
+
+def test_a_member_knows_what_all_see_and_what_those_before_it_do_and_nothing_later(tmp_path):
+    """Three members, six steps; the second one's part of step 2 changes. Rows: members; columns: steps."""
+    window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
+    model, batch = joint(), batch_of(window, log)
+    seen = moved(model, batch, "observations", (1, 2))
+    assert (seen[:, :2] == 0).all() and (seen[:, 2:] > 1e-5).all()
+    done = moved(model, batch, "actions", (1, 2))
+    assert (done[:, :2] == 0).all() and (done[:2, 2] == 0).all()  # the first and itself, when they are asked
+    assert (done[2, 2] > 1e-5).all() and (done[:, 3:] > 1e-5).all()
+    paid = moved(model, batch, "returns_to_go", (1, 2))
+    assert (paid[:, :2] == 0).all() and (paid[:, 2:] > 1e-6).all()
+
+
+def test_alone_nobody_sees_another(tmp_path):
+    """Teams of one, of the same weights: whatever the others see, do or are paid, not one bit moves."""
+    window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
+    model, batch = joint(), batch_of(replace(window, team=np.arange(3)), log)
+    for name in ("observations", "actions", "returns_to_go"):
+        change = moved(model, batch, name, (1, 2))
+        assert (change[[0, 2]] == 0).all() and change[1, 3] > 1e-6
+
+
+@torch.no_grad()
+def test_an_agent_alone_is_the_same_in_a_batch_of_teams_and_by_itself(tmp_path):
+    window, log = drawn(tmp_path / "s")
+    model = joint()
+    parted = replace(window, team=np.arange(len(window.team)))
+    together = model.read(batch_of(parted, log))
+    for row in range(len(window.team)):
+        here = torch.from_numpy(window.mask[row])
+        alone = model.read(batch_of(rows(parted, [row]), log))
+        assert (alone[0] - together[row])[here].abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_what_was_not_acted_is_not_told_and_has_no_weight(tmp_path):
+    window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
+    acted = window.mask.copy()
+    acted[1, 2] = False
+    model, batch = joint(), batch_of(replace(window, acted=acted), log)
+    assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(model, batch, "actions", (1, 1)).max() > 1e-5
+    each = -model.head(model.read(batch), batch.action_masks).log_prob(batch.actions)
+    torch.testing.assert_close(model(batch)["nll"], each[batch.acted].mean())
+    other = batch.actions.clone()
+    other[1, 2] = (other[1, 2] + 1) % 4
+    assert model(replace(batch, actions=other))["nll"] == model(batch)["nll"]
+
+
+def test_past_actions_can_be_hidden_from_those_who_took_them(tmp_path):
+    window, log = drawn(tmp_path / "s", stays=[[(0, 6)]])
+    batch = batch_of(window, log)
+    assert moved(joint(), batch, "actions", (0, 2))[0, 3:].min() > 1e-6
+    assert (moved(joint(hide_actions=1.0), batch, "actions", (0, 2)) == 0).all()
+    half = joint(hide_actions=0.5)
+    assert moved(half, batch, "actions", (0, 2))[0, 3:].min() > 1e-6  # when it acts
+    half.train()
+    first = half.read(batch)
+    assert not torch.equal(first, half.read(batch))
+
+
+# acting
+
+
+class World:
+    """Teams of 3, 1, 4 and 2 whose members see drawn numbers and end at drawn steps."""
+
+    def __init__(self, spec, seed=0, steps=10):
+        rng = np.random.default_rng(seed)
+        self.groups = np.array([0, 2, 0, 1, 2, 2, 3, 0, 2, 3])  # not side by side
+        self.tasks = [TASKS[i % 2] for i in range(len(self.groups))]  # within a team too
+        self.ends = np.array([10, 3, 6, 10, 10, 6, 2, 10, 8, 4])
+        N = len(self.groups)
+        self.observations = rng.normal(size=(N, steps, 3)).astype(np.float32)
+        self.rewards = rng.normal(size=(4, steps)).astype(np.float32)[self.groups]
+        self.masks = rng.random((N, steps, 4)) < 0.6
+        self.masks[..., 0] |= ~self.masks.any(-1)
+        self.masks = self.masks if spec.num_actions else None
+
+    def play(self, session):
+        """Every action, (N, steps, A), zeros where an agent had ended."""
+        N, steps = self.observations.shape[:2]
+        alive, actions = np.arange(N), np.zeros((N, steps, session.actions.shape[-1]), np.float32)
+        for t in range(steps):
+            masks = None if self.masks is None else self.masks[alive, t]
+            actions[alive, t] = session.act(self.observations[alive, t], self.rewards[alive, t - 1] if t else None, masks)
+            goes_on = self.ends[alive] > t + 1
+            if not goes_on.all():
+                session.keep(goes_on)
+            alive = alive[goes_on]
+        return actions
+
+
+def policy_of(model, window=5, stride=2, **options):
+    return Policy(model, window, stride, 3.0, **{"execution": "joint", "order": "random"} | options)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(5, 2), (1, 1), (3, 3), (20, 10)])
+@pytest.mark.parametrize(("backbone", "returns"), [("qwen2", "told"), ("gpt2", "none")])
+def test_cached_decoding_of_teams_is_the_plain_one(window, stride, backbone, returns):
+    for spec in (DISCRETE, CONTINUOUS):
+        world, played = World(spec), []
+        policy = policy_of(joint(spec, backbone=backbone, returns=returns), window, stride)
+        for cached in (True, False):
+            played.append(world.play(TeamSession(policy, world.tasks, 10, None, world.groups, cached=cached)))
+        np.testing.assert_allclose(played[0], played[1], atol=2e-4)
+        assert np.median(played[0].std(1)) > 0.1  # they do not always do the same
+        if spec is DISCRETE:
+            here = np.arange(10) < world.ends[:, None]
+            assert np.take_along_axis(world.masks, played[0].astype(int), 2)[here].all()
+
+
+@pytest.mark.parametrize("order", ["given", "reverse"])
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
+    """What a session decides, read again as a training window of the log that it made, is the mode at each step."""
+    model, world = joint(spec), World(spec)
+    policy = policy_of(model, 10, 5, order=order)
+    returns = np.array([world.rewards[world.groups == g][0, : world.ends[world.groups == g].max()].sum() for g in range(4)])
+    session = TeamSession(policy, world.tasks, 10, returns[world.groups], world.groups)
+    actions = world.play(session)
+    episodes = []
+    for i, g in enumerate(world.groups):
+        n = world.ends[i]
+        episodes.append(Episode(
+            world.observations[i, :n], actions[i, :n], world.rewards[i, :n], group=int(g), task=world.tasks[i],
+            action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, later=float(returns[g] - world.rewards[i, :n].sum()),
+        ))  # fmt: skip
+    log = store.write(tmp_path / "log", store.Source(spec, episodes, {"name": "test"}))
+    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
+    window = draw(0)
+    begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(200)])
+    window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
+    assert set(log.group[window.episodes]) == {0, 1, 2, 3}
+    batch = batch_of(window, log)
+    with torch.no_grad():
+        mode = model.normalizer.raw_actions(model.head(model.read(batch), batch.action_masks).mode)
+    np.testing.assert_allclose(mode[batch.mask], batch.actions[batch.mask], atol=2e-4)
+
+
+def test_alone_a_session_is_the_policy_that_reads_histories():
+    """The same weights in execution per agent: no groups are needed, and each row is a team of one."""
+    for spec in (DISCRETE, CONTINUOUS):
+        world = World(spec)
+        world.ends[:] = 10
+        policy = policy_of(joint(spec), execution="per_agent", order="given")
+        actions = world.play(policy.begin(world.tasks, 10))
+        for t in (0, 4, 7):
+            histories = [
+                History(o[: t + 1], a[:t], r[:t], None, task, None if world.masks is None else world.masks[i, : t + 1])
+                for i, (o, a, r, task) in enumerate(zip(world.observations, actions, world.rewards, world.tasks, strict=True))
+            ]
+            np.testing.assert_allclose(policy.act(histories), actions[:, t], atol=2e-4)
+
+
+def test_teams_do_not_see_each_other_and_a_member_that_has_ended_is_still_remembered():
+    model, world, other = joint(CONTINUOUS), World(CONTINUOUS), World(CONTINUOUS)
+    other.observations[world.groups == 0] += 1
+    other.observations[1, 1] += 1  # of group 2, gone from step 3 on
+    play = lambda w: w.play(policy_of(model, 10, 5).begin(w.tasks, 10, None, w.groups))  # noqa: E731
+    changed = np.abs(play(world) - play(other)).max(-1) > 1e-4
+    assert not changed[[3, 6, 9]].any() and changed[[0, 2, 7], 0].all()
+    assert not changed[[4, 5, 8], 0].any() and changed[4, 3:].any()
+
+
+def test_what_cannot_act_as_a_team_is_refused():
+    with pytest.raises(ValueError, match="execution=joint: needs a model trained with execution=joint or both"):
+        policy_of(make_model(DISCRETE, head="discrete"))
+    with pytest.raises(ValueError, match="execution=joint: expected the groups of the agents, the env names none"):
+        policy_of(joint()).begin([""], 5)
+    with pytest.raises(ValueError, match=r"groups: expected at most 16 agents in a team.*got 17"):
+        policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
+    with pytest.raises(ValueError, match="execution, order: .* got 'both' and 'random'"):
+        policy_of(joint(), execution="both")
+    with pytest.raises(ValueError, match="execution=joint: expected neither an expectile nor dynamics"):
+        joint(expectile=0.9)
+    with pytest.raises(ValueError, match="hide_actions: expected a share within 0 .. 1, got 2"):
+        joint(hide_actions=2)
+    session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
+    with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
+        session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
+    session.act(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"):
+        session.act(np.zeros((2, 3)), np.zeros(2))
+
+
+# the game
+
+GAME = ("head=discrete", "returns=none", "timesteps=none", "window=1", "batch_size=64", "warmup=50", "lr=0.01", "steps=300",
+        "log_every=100", "validation_batches=1", "precision=no", "device=cpu", "tracker=none", "dataset=permutation")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    """Two trainings on games of three: with both executions in random orders, and joint in one order."""
+    path = tmp_path_factory.mktemp("games")
+    for name, words in {"both": ["execution=both"], "fixed": ["execution=joint", "order=given"]}.items():
+        assert command("train", *GAME, *NANO, *words, f"name={name}", f"run={path}/{name}", f"home={path}/data") == 0
+    return path
+
+
+def agreed(run, out, *words):
+    assert command("evaluate", f"run={run}", f"out={out}", "episodes=2000", "report=false", "decode=sample", *words) == 0
+    row = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
+    return row["score"], row["policy"], row["execution"]
+
+
+def test_agents_that_are_asked_in_turn_agree_and_those_that_choose_alone_cannot(games, tmp_path):
+    score, name, execution = agreed(games / "both", tmp_path)
+    assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, unless told otherwise
+    score, name, execution = agreed(games / "both", tmp_path, "execution=per_agent")
+    assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
+
+
+def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_changed_in_training(games, tmp_path):
+    scores = {
+        (run, order): agreed(games / run, tmp_path, f"order={order}")[0]
+        for run in ("both", "fixed") for order in ("given", "reverse")
+    }  # fmt: skip
+    assert scores["both", "given"] - scores["both", "reverse"] < 1 and scores["both", "reverse"] >= 97
+    assert scores["fixed", "given"] >= 97 and scores["fixed", "reverse"] < 60
+
+
+def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_taken(tmp_path):
+    words = ("dataset.agents=2-4", "dataset.games=200", "execution=both", "steps=2")
+    assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
+    assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
+    with pytest.raises(ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"):
+        permutation.load(agents="5-2")
+
+
+def test_micro_batches_part_no_team_and_equal_the_whole_batch(tmp_path):
+    lines = []
+    for parts in (1, 4):
+        words = (f"accumulate={parts}", "steps=3", "log_every=1", "execution=both", "dataset.agents=2-4", "batch_size=16")
+        assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0
+        lines.append([json.loads(line) for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()])
+    for one, other in zip(*lines, strict=True):
+        assert other["nll"] == pytest.approx(one["nll"], rel=1e-5)

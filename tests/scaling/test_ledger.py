@@ -1,0 +1,244 @@
+"""The ledger: every run once, whoever is killed; two drivers do not meet; what was edited is refused."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from decisionllm.scaling import executors, ledger
+
+SPAWN = multiprocessing.get_context("spawn")
+with executors.here({}) as (start, workers, _):
+    HERE = start, workers
+
+
+def note(folder, job):
+    """A short run that leaves a line of its own in a book that all share."""
+    time.sleep(job["seconds"])
+    with (folder.parent.parent / "book").open("a") as book:
+        book.write(f"{job['i']}\n")
+    return {"square": job["i"] ** 2}
+
+
+def fail(folder, job):
+    print("it went well so far")
+    raise ValueError(f"run {job['i']} is unlucky")
+
+
+def die(folder, job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill(folder, job):
+    """What a full disk does: the result cannot be written."""
+    (folder / f".done.json-{os.getpid()}").mkdir()
+    return {}
+
+
+def jobs(n, seconds=0.0):
+    return [{"i": i, "seconds": seconds} for i in range(n)]
+
+
+def book(root):
+    path = Path(root).parent / "book"
+    return sorted(int(line) for line in path.read_text().splitlines()) if path.exists() else []
+
+
+def driver(root, n, seconds, workers):
+    ledger.drive(root, ledger.plan(root, jobs(n, seconds)), note, executors.process, workers)
+
+
+def until(condition, timeout=60):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout, "it did not come"
+        time.sleep(0.02)
+
+
+def test_a_run_has_a_folder_a_state_and_a_result(tmp_path):
+    names = ledger.plan(tmp_path, jobs(3))
+    assert names == ledger.plan(tmp_path, jobs(3)) and len(set(names)) == 3
+    assert ledger.plan(tmp_path, [{"seconds": 0.0, "i": 1}]) == [names[1]]  # the order of keys says nothing
+    assert set(ledger.status(tmp_path, names).values()) == {"planned"}
+    with ledger.claim(tmp_path / names[0]) as ours:
+        assert ours and ledger.state(tmp_path / names[0]) == "running"
+        assert not ledger.attempt(tmp_path / names[0], note)
+    assert ledger.attempt(tmp_path / names[1], lambda folder, job: {"square": job["i"] ** 2})
+    assert not ledger.attempt(tmp_path / names[1], note)
+    assert list(ledger.status(tmp_path, names).values()) == ["planned", "done", "planned"]
+    assert ledger.result(tmp_path / names[1])["square"] == 1
+
+
+def test_a_failed_run_says_why_and_is_taken_again_when_asked(tmp_path):
+    names = ledger.plan(tmp_path, jobs(2))
+    assert ledger.attempt(tmp_path / names[1], fail)
+    failure = ledger.result(tmp_path / names[1])
+    assert failure["reason"] == "ValueError: run 1 is unlucky" and "unlucky" in failure["lines"][-1]
+    assert (tmp_path / names[1] / "log.txt").read_text() == "it went well so far\n"
+    assert not ledger.attempt(tmp_path / names[1], fail)  # not by itself
+    assert ledger.retry(tmp_path, names) == [names[1]]
+    assert list(ledger.status(tmp_path, names).values()) == ["planned", "planned"]
+
+
+def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path):
+    (name,) = ledger.plan(tmp_path, jobs(1))
+    assert ledger.attempt(tmp_path / name, lambda folder, job: {"loss": {1, 2}})
+    assert "not JSON serializable" in ledger.result(tmp_path / name)["reason"]
+
+
+def test_a_folder_whose_maker_was_killed_before_it_said_what_is_to_be_done_is_planned(tmp_path):
+    name, _ = ledger.encode(jobs(1)[0])
+    (tmp_path / name).mkdir()
+    (tmp_path / name / ".job.json-123").touch()
+    assert ledger.status(tmp_path, [name]) == {name: "planned"}
+    (tmp_path / name / "done.json").touch()
+    with pytest.raises(FileNotFoundError, match="expected a planned run, found none"):
+        ledger.status(tmp_path, [name])
+
+
+def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
+    names = ledger.plan(tmp_path, jobs(2))
+    ledger.attempt(tmp_path / names[0], lambda folder, job: {"loss": 1.0})
+    done = tmp_path / names[0] / "done.json"
+    done.write_text(done.read_text().replace("1.0", "0.5"))
+    with pytest.raises(ValueError, match="done.json was edited or is damaged"):
+        ledger.result(tmp_path / names[0])
+    path = tmp_path / names[1] / "job.json"
+    path.write_text(json.dumps({"i": 7}))
+    before = sorted(tmp_path.rglob("*"))
+    for call in (lambda: ledger.plan(tmp_path, jobs(5)), lambda: ledger.status(tmp_path, names)):
+        with pytest.raises(ValueError, match="job.json was edited: it is not the run that its folder is named after"):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_killed_driver_and_a_killed_worker_lose_nothing_and_repeat_nothing(tmp_path):
+    root = tmp_path / "study"
+    first = SPAWN.Process(target=driver, args=(root, 60, 0.05, 2))
+    first.start()
+    until(lambda: len(book(root)) >= 10)
+    os.kill(first.pid, signal.SIGKILL)
+    first.join()
+    names = ledger.plan(root, jobs(60, 0.05))
+    until(lambda: "running" not in ledger.status(root, names).values())  # its workers end what they began, and go
+    assert 10 <= len(book(root)) < 60
+    done = len(book(root))
+    killed = []
+
+    def kill_one(states):
+        if not killed and len(book(root)) > done + 5:
+            holders = [name for name, state in states.items() if state == "running"]
+            for name in holders[:1]:
+                killed.append(int((root / name / "begun").read_text().split()[0]))
+                os.kill(killed[0], signal.SIGKILL)
+
+    assert set(ledger.drive(root, names, note, executors.process, 2, progress=kill_one).values()) == {"done"}
+    assert killed and set(book(root)) == set(range(60))
+    begun = sum(len((root / name / "begun").read_text().splitlines()) for name in names)
+    assert begun <= 61, "only what the killed worker had in hand was begun again"
+
+
+def test_two_drivers_never_run_one_twice(tmp_path):
+    root = tmp_path / "study"
+    drivers = [SPAWN.Process(target=driver, args=(root, 200, 0.0, 2)) for _ in range(2)]
+    for process in drivers:
+        process.start()
+    for process in drivers:
+        process.join(120)
+        assert process.exitcode == 0
+    assert book(root) == list(range(200))
+
+
+def test_a_run_that_kills_its_workers_is_given_up(tmp_path):
+    names = ledger.plan(tmp_path, jobs(1))
+    assert ledger.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
+    assert "its worker died 3 times" in ledger.result(tmp_path / names[0])["reason"]
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_driver_and_loses_only_that_run(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(1))
+    with pytest.raises(OSError, match="a worker could not write there"):
+        ledger.drive(tmp_path, names, fill, executors.process, 1)
+    assert "IsADirectoryError" in capfd.readouterr().err and ledger.state(tmp_path / names[0]) == "planned"
+    assert ledger.drive(tmp_path, names, note, *HERE) == {names[0]: "done"}
+
+
+def overflow(folder, job):
+    with open("/dev/full", "w") as file:
+        file.write("a checkpoint")
+
+
+def test_a_run_that_finds_the_disk_full_is_not_at_fault(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(3))
+    with pytest.raises(OSError, match=r"disk full\?\); make room, and the same command goes on"):
+        ledger.drive(tmp_path, names, overflow, *HERE)
+    assert set(ledger.status(tmp_path, names).values()) == {"planned"} and "No space left on device" in capfd.readouterr().err
+    assert not any((tmp_path / name / "begun").read_text() for name in names if (tmp_path / name / "begun").exists())
+
+
+def stranger(call):
+    """Starts a worker that sees another file in the driver's place, as on a file system that shares no locks."""
+    root, names, run, driver, cwd = call.args
+    shutil.copy(driver, other := f"{driver}-copy")
+    return HERE[0](partial(ledger.work, root, names, run, other, cwd))
+
+
+def test_a_machine_that_does_not_see_our_locks_works_on_nothing(tmp_path):
+    names = ledger.plan(root := tmp_path / "study", jobs(2))
+    with pytest.raises(OSError, match="does not see the locks of this machine"):
+        ledger.drive(root, names, note, stranger, 1)
+    assert not book(root) and set(ledger.status(root, names).values()) == {"planned"}
+
+
+def test_a_worker_that_cannot_begin_is_an_error_and_not_tried_for_ever(tmp_path, capfd):
+    names = ledger.plan(tmp_path, jobs(1))
+    with pytest.raises(OSError, match="a worker could not work"):
+        ledger.drive(tmp_path, names, note, lambda call: executors.process(partial(ledger.work, "too few")), 1)
+    assert "missing 4 required positional arguments" in capfd.readouterr().err
+
+
+def test_a_worker_ends_with_its_driver(tmp_path):
+    """It does what it has in hand, and no more."""
+    names, alive = ledger.plan(tmp_path / "study", jobs(3)), tmp_path / "alive"
+    with alive.open("w") as driver:
+        fcntl.flock(driver, fcntl.LOCK_EX)
+
+        def run(folder, job):
+            fcntl.flock(driver, fcntl.LOCK_UN)
+            return note(folder, job)
+
+        assert ledger.work(tmp_path / "study", names, run, alive, tmp_path) == 0
+    assert len(book(tmp_path / "study")) == 1
+
+
+def test_an_interruption_is_no_attempt(tmp_path):
+    def interrupted(folder, job):
+        raise KeyboardInterrupt
+
+    names = ledger.plan(tmp_path, jobs(1))
+    for _ in range(ledger.ATTEMPTS + 1):
+        with pytest.raises(KeyboardInterrupt):
+            ledger.drive(tmp_path, names, interrupted, *HERE)
+    assert ledger.drive(tmp_path, names, note, *HERE) == {names[0]: "done"}
+    assert [path.name for path in tmp_path.glob(".driver*")] == []
+
+
+def test_a_driver_waits_for_what_another_works_on(tmp_path):
+    names, seen = ledger.plan(tmp_path, jobs(2)), []
+    with ledger.claim(tmp_path / names[0]):
+
+        def look(states):
+            seen.append(states[names[0]])
+            if len(seen) > 20:
+                raise TimeoutError
+
+        with pytest.raises(TimeoutError):
+            ledger.drive(tmp_path, names, note, executors.process, 1, progress=look)
+    assert set(seen) == {"running"}

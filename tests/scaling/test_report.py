@@ -1,0 +1,119 @@
+"""The report of a study: what was planted in study.json is what the page says."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decisionllm.scaling import law
+from decisionllm.scaling import report as study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55)
+SIZES = {"30k": 3e4, "150k": 1.5e5, "600k": 6e5, "2500k": 2.5e6, "10000k": 1e7}
+
+
+def planted(loss_of=TRUE, noise=0.005, **changes):
+    """A study.json of 80 runs whose losses follow a law; the score falls with loss."""
+    rng, runs = np.random.default_rng(0), []
+    for (size, N), fraction, mixture, seed in product(SIZES.items(), (0.01, 0.1, 0.3, 1.0), ("0", "0.5"), (0, 1)):
+        D, loss = 1e6 * fraction * (0.5 if mixture == "0.5" else 1), 0.0
+        loss = float(loss_of(N, D) * np.exp(noise * rng.normal()))
+        runs.append({
+            "run": f"{len(runs):016x}", "state": "done", "size": size, "fraction": fraction, "mixture": mixture, "seed": seed, "lr": 1e-3,
+            "held_out": loss + 0.45, "floor": 0.45, "action_error": 0.3, "score": 100 / (1 + float(np.exp(3 * (loss - 1)))), "low": 0, "high": 1,
+            "parameters": int(N), "trained": int(N), "non_embedding": int(N), "data_steps": int(D), "steps": 100, "tokens": 1000,
+            "flops": 6 * N * 1000, "train_seconds": 1.0, "quality": 1.3 if mixture == "0.5" else 1.0, "converged": None,
+            "curve": [[50, loss + 1, loss + 1], [100, loss, loss]],
+        })  # fmt: skip
+    node = {"name": "planted", "budget": {"rule": "steps"}, "lr": {"rule": "sweep"}}
+    tuned = {size: {"0.0001": 9.0, "0.001": 1.0, "0.01": 9.0} for size in SIZES}
+    return {"study": node, "versions": {}, "flops": "6 N a token", "tuned": tuned, "runs": runs} | changes
+
+
+def report(folder, found):
+    study.write(folder, found, say=lambda text: None)
+    said = json.loads((folder / "study.json").read_text())
+    return said["fits"], " ".join([*said["said"]["laws"], *said["said"]["findings"], *said["said"]["tuning"]])
+
+
+def test_a_planted_law_is_told_with_its_intervals_and_what_it_misses(tmp_path):
+    fits, said = report(tmp_path, planted())
+    low, high = fits["law"]["intervals"]["alpha"]
+    assert low <= TRUE.alpha <= high and abs(fits["left_out"]["missed"]) < 0.02
+    for words in (
+        "falls with parameters",
+        "falls with data",
+        "the law misses its losses by",
+        "Score against loss: rises as loss falls",
+    ):
+        assert words in said
+    assert "held-out loss, 100% of the data: 10000k against 30k: -" in said and "the best size is 10000k" in said
+    assert "learning rate 0.001, by held-out loss on the smallest data" in said and "the edge of what" not in said
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(study.CAPTIONS)
+
+
+def test_a_crossover_is_seen(tmp_path):
+    """The largest size is the worst on the least data."""
+    worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
+    _, said = report(tmp_path, planted(worse))
+    assert "1% of the data: the best size is 2500k" in said and "100% of the data: the best size is 10000k" in said
+
+
+def test_noise_is_reported_as_no_trend(tmp_path):
+    fits, said = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
+    assert fits["law"] is None and said.count("no trend: loss does not fall") == 2 and "No law is fitted" in said
+    assert not (tmp_path / "contours.png").exists()
+
+
+def test_runs_that_only_tuned_are_in_the_table_and_not_in_the_fit(tmp_path):
+    found = planted()
+    found["runs"].append(found["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
+    assert len(study.rows(found)) == 80
+    report(tmp_path, found)
+    assert 'href="tuned/"' in (tmp_path / "report.html").read_text()
+
+
+def test_a_study_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected at least one run of the grid that is done, found none"):
+        study.write(tmp_path, planted(runs=[]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_best_size_is_told_of_the_first_quality_alone(tmp_path):
+    """Where the others are not of every size, their mean would be of other data."""
+    found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
+    for run in found["runs"]:
+        run["held_out"] += 5.0 * (run["mixture"] == "0.5")
+    found["runs"] = [run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")]
+    _, said = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: the best size is 2500k" in said or "the best size is 10000k" in said
+    assert (
+        "loss, 100% of the data: the best size is 30k" not in said
+        and "loss, 100% of the data: the best size is 150k" not in said
+    )
+
+
+def test_a_size_that_was_run_once_is_not_compared(tmp_path):
+    found = planted()
+    found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
+    _, said = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: 2500k against 30k" in said and "10000k against" not in said
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
+def test_a_published_study_is_reported_again_without_its_runs(name, tmp_path):
+    published = json.loads((STUDIES / name / "study.json").read_text())
+    study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
+    again = json.loads((tmp_path / "study.json").read_text())
+    verdicts = [[text.rpartition(": ")[2] for text in found["said"]["findings"]] for found in (published, again)]
+    assert verdicts[0] == verdicts[1] and len(verdicts[0]) > 3
+    assert (published["fits"]["law"] is None) == (again["fits"]["law"] is None)
+    assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in (STUDIES / name).glob("*.png")}
+    assert name in (STUDIES / "README.md").read_text() and all(run["state"] == "done" for run in published["runs"])
+
+
+def test_there_are_published_studies():
+    assert len(list(STUDIES.glob("*/study.json"))) >= 1

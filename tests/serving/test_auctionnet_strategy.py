@@ -1,0 +1,238 @@
+"""The policy as a bidder of AuctionNet's simulator: in our market and in a replay it bids what an evaluation of the same policy bids."""
+
+import numpy as np
+import pytest
+
+from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.eval.auction import Auction
+from decisionllm.eval.rollout import rollout
+from decisionllm.schema import Spec
+from decisionllm.serving.app import create_app
+from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
+from tests.conftest import make_policy
+from tests.eval.test_auction import always
+from tests.serving.test_http import CARD, serving
+
+SEAT, PERIOD = 9, "3"
+OPTIONS = {"show": "official", "facts": "progress", "returns": "score", "features": "repaired"}
+
+
+def world(protocol, budget=1.0, options=OPTIONS, text="informative"):
+    return Auction(
+        1, protocol=protocol, periods=PERIOD, positions=str(SEAT), budgets=budget, opportunities=2000, text=text, **options
+    )
+
+
+def run(options=OPTIONS, text="informative"):
+    """A policy with random weights, in the units of a day of this advertiser; what a run says of its data."""
+    (day,) = rollout(always(60.0), world("replay", options=options), seed=0)
+    policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (300.0,)), target_return=20.0)
+    policy.model.normalizer.fit(day.observations, np.cumsum(day.rewards[::-1])[::-1])
+    return policy, {"dataset": options | {"text": text}}, {}
+
+
+def who(env):
+    return float(env.budgets[0]), "ours", float(env.target_cpa[0]), int(env.category[0])
+
+
+def strategy_for(env, loaded):
+    return DecisionLLMBiddingStrategy(*who(env), run=loaded)
+
+
+class Seat:
+    """The strategy in its seat of our market: it is handed what AuctionNet's simulator hands its agents, and nothing else."""
+
+    def __init__(self, market, strategy, skip=()):
+        self.market, self.strategy, self.skip, self.settle = market, strategy, skip, market.settle
+        self.history, self.asked = [[], [], [], [], []], []
+        market.settle, market.roster = self.keep, [*market.roster, (np.array([SEAT]), self)]
+
+    def act(self, states, seats):
+        values, sigmas = self.market.values[:, SEAT], self.market.sigmas[:, SEAT]
+        self.strategy.remaining_budget = seats.remaining[0]
+        bids = 60.0 * values if seats.step in self.skip else self.strategy.bidding(seats.step, values, sigmas, *self.history)
+        assert bids.shape == values.shape
+        self.asked.append(bids.sum() / values.sum())
+        return bids[:, None]
+
+    def keep(self, bids, values, sigmas, noise, remaining, *, seed):
+        left, made = self.settle(bids, values, sigmas, noise, remaining, seed=seed)
+        auction = np.stack([x[:, SEAT] for x in (made.won, made.slot, made.price)], 1)
+        impressions = np.stack([made.exposed[:, SEAT], made.converted[:, SEAT]], 1)
+        step = np.stack([values[:, SEAT], sigmas[:, SEAT]], 1), left[:, SEAT], auction, impressions, made.market_price
+        for history, arrays in zip(self.history, step, strict=True):
+            history.append(arrays)
+        return left, made
+
+
+def observed(session):
+    return session.observations[0, : session.now[0]]
+
+
+@pytest.mark.parametrize(
+    "options", [OPTIONS, OPTIONS | {"show": "lean", "facts": "numbers", "returns": "value", "features": "original"}]
+)
+def test_in_our_market_the_strategy_is_shown_and_bids_what_an_evaluation_does_to_the_last_bit(options):
+    loaded, env = run(options), world("market", options=options)
+    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    env.reset(0)
+    strategy = strategy_for(env, loaded)
+    seat = Seat(env.world.worlds[0][0], strategy)
+    for _ in range(len(day.rewards)):
+        seat.market.step()
+    assert len(day.rewards) > 20 and len(np.unique(day.actions)) > 20 and day.rewards.any()
+    assert observed(strategy.session).tolist() == day.observations.tolist()
+    assert strategy.session.actions[0, : len(day.actions)].tolist() == day.actions.tolist()
+    assert seat.asked == pytest.approx(day.actions[:, 0].clip(0).tolist(), rel=1e-6)
+
+
+def test_a_budget_that_runs_out_is_felt_as_in_an_evaluation():
+    loaded, env = run(), world("market", budget=0.02)
+    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    env.reset(0)
+    strategy = strategy_for(env, loaded)
+    seat = Seat(env.world.worlds[0][0], strategy)
+    for _ in day.rewards:
+        seat.market.step()
+    left, values = np.concatenate(seat.history[1]), np.full(3, 0.01)
+    assert (left == 0).any() and (left > 0).any() and day.observations[-1, 1] < 0.2, "bids were taken back"
+    assert observed(strategy.session).tolist() == day.observations.tolist()
+    strategy = strategy_for(env, loaded)
+    assert (strategy.bidding(0, values, values, [], [], [], [], []) > 0).all()
+    strategy.remaining_budget = 0.05
+    assert strategy.bidding(0, values, values, [], [], [], [], []).tolist() == [0, 0, 0], "too little is left"
+
+
+def test_in_a_replay_the_strategy_bids_what_an_evaluation_does():
+    loaded, env = run(), world("replay", budget=20.0)
+    (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
+    env.reset(0)
+    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.world.days[0][0]
+    for step, (prices, values, sigmas, _) in enumerate(offers.steps):
+        bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
+        made = offers.step(
+            step, env.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.world.keys
+        )
+        won = bids >= prices
+        assert won.sum() == round(made["won"][0] * len(prices)), "the budget is never short"
+        converted = np.zeros(len(prices))
+        converted[np.flatnonzero(won)[: int(made["conversions"][0])]] = 1  # which of them, no bidder can tell
+        strategy.remaining_budget -= prices[won].sum()
+        arrays = (
+            np.stack([values[SEAT], sigmas[SEAT]], 1),
+            bids,
+            np.stack([won, won, prices], 1),
+            np.stack([won, converted], 1),
+            prices,
+        )
+        for log, x in zip(history, arrays, strict=True):
+            log.append(x)
+    assert len(np.unique(day.actions)) > 20
+    np.testing.assert_allclose(observed(strategy.session), day.observations, rtol=1e-6)  # a replay adds up in another order
+    np.testing.assert_allclose(strategy.session.actions[0], day.actions, rtol=1e-4)
+
+
+def test_a_day_may_be_taken_up_in_the_middle_and_steps_may_pass_unasked():
+    loaded = run()
+    asked = []
+    for skip in ((), range(10)):
+        env = world("market")
+        env.reset(0)
+        strategy = strategy_for(env, loaded)
+        seat = Seat(env.world.worlds[0][0], strategy, skip=skip)
+        for _ in range(12):
+            seat.market.step()
+        late = strategy_for(env, loaded)
+        late.remaining_budget = strategy.remaining_budget
+        before = [steps[:11] for steps in seat.history]
+        values = seat.history[0][11]
+        bids = late.bidding(11, values[:, 0], values[:, 1], *before)
+        assert observed(late.session).tolist() == observed(strategy.session).tolist()
+        asked.append((seat.asked[11], bids.sum() / values[:, 0].sum()))
+        np.testing.assert_allclose(late.session.actions[0, :12], strategy.session.actions[0, :12], rtol=1e-5)
+    np.testing.assert_allclose(*np.transpose(asked), rtol=1e-4)
+    assert abs(np.diff(np.array(asked)[:, 0])) > 1e-3, "what happened meanwhile is felt"
+
+
+def test_the_simulator_may_seat_it_anew_before_a_period():
+    loaded, env = run(), world("market")
+    env.reset(0)
+    first = strategy_for(env, loaded)
+    seat = Seat(env.world.worlds[0][0], first)
+    for _ in range(3):
+        seat.market.step()
+    again = DecisionLLMBiddingStrategy(run=loaded)
+    assert (again.budget, again.cpa, again.category) == (100, 2, 1)
+    for strategy in (first, again):  # one has played, one was made for nobody
+        strategy.budget, strategy.cpa, strategy.category = 3000.0, 90.0, 4
+        strategy.reset()
+        assert strategy.remaining_budget == 3000
+    values = np.linspace(0.001, 0.01, 5)
+    ours, fresh = (strategy.bidding(0, values, values, [], [], [], [], []).tolist() for strategy in (first, again))
+    assert ours == fresh and again.session.tasks == ["Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as many conversions as you can within a medium budget of 3000, at a moderate cost limit of 90 for each."]  # fmt: skip
+
+
+def test_what_the_simulator_says_is_left_is_believed():
+    strategy = DecisionLLMBiddingStrategy(100.0, cpa=10.0, run=run())
+    value = np.array([0.5])
+    strategy.bidding(0, value, value, [], [], [], [], [])
+    results = [np.array([[0.5, 0.0]])], [[5.0]], [[[1, 1, 4.0]]], [[[1, 1]]], [[4.0]]
+    strategy.remaining_budget -= 7.0  # 4 by the results
+    strategy.bidding(1, value, value, *results)
+    assert strategy.campaign.remaining.tolist() == [93] and strategy.campaign.spend.tolist() == [7]
+    assert strategy.campaign.conversions.tolist() == [1] and observed(strategy.session)[1, 1] == np.float32(0.93)
+
+
+def test_a_step_without_opportunities_is_a_step():
+    strategy, none = DecisionLLMBiddingStrategy(100.0, cpa=10.0, run=run()), np.zeros(0)
+    assert strategy.bidding(0, none, none, [], [], [], [], []).shape == (0,)
+    assert strategy.bidding(
+        1, none, none, [np.zeros((0, 2))], [none], [np.zeros((0, 3))], [np.zeros((0, 2))], [none]
+    ).shape == (0,)
+    assert strategy.campaign.now == 1 and np.isfinite(observed(strategy.session)).all()
+
+
+def test_what_cannot_be_is_refused_by_name(monkeypatch):
+    monkeypatch.delenv("DECISIONLLM_RUN", raising=False)
+    with pytest.raises(ValueError, match="run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"):
+        DecisionLLMBiddingStrategy()
+    with pytest.raises(ValueError, match="run: expected one of an auction, got one of maze"):
+        DecisionLLMBiddingStrategy(run=(None, {"dataset": {"_target_": "maze"}}, {}))
+    strategy, value = DecisionLLMBiddingStrategy(run=run()), np.array([0.5])
+    with pytest.raises(ValueError, match="historyBid: expected 1 steps before step 1, got 0"):
+        strategy.bidding(1, value, value, [[[0.5, 0]]], [], [[[0, 0, 0]]], [[[0, 0]]], [[1.0]])
+    with pytest.raises(
+        ValueError, match=r"historyImpressionResult: expected finite numbers of shape \(1, 2\), one row an opp.*got \(1,\)"
+    ):
+        strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[0]], [[1.0]])
+    with pytest.raises(ValueError, match="historyLeastWinningCost: expected finite numbers"):
+        strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[[0, 0]]], [[np.nan]])
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_behind_a_server_it_bids_the_same(token, monkeypatch):
+    loaded, env = run(), world("market")
+    policy, config, _ = loaded
+    made = []
+    monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
+    with serving(create_app(policy, CARD, config["dataset"], Journal(), token=token)) as client:
+        remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
+        for strategy in (remote, strategy_for(env, loaded)):
+            env.reset(0)
+            seat = Seat(env.world.worlds[0][0], strategy)
+            for _ in range(12):
+                seat.market.step()
+            made.append(seat)
+        first = remote.campaign
+        remote.reset()
+        values = np.full(3, 0.01)
+        assert remote.bidding(0, values, values, [], [], [], [], []).shape == (3,) and remote.campaign != first, (
+            "another period"
+        )
+        with pytest.raises(ValueError, match="/v1/bid: 409 .*expected 1"):
+            remote.bidding(2, values, values, *([step] * 2 for step in (made[0].history[i][0] for i in range(5))))
+        remote.client.close()
+    remote, local = made
+    np.testing.assert_allclose(remote.asked, local.asked, rtol=1e-5)
+    assert len(np.unique(local.asked)) == 12 and np.concatenate(local.history[3]).any()

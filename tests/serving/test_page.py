@@ -1,0 +1,282 @@
+"""The page, in a real Chromium: what it shows, that it follows what happens, and that keyboards, phones and screen readers can use it."""
+
+import os
+import shutil
+
+import pytest
+
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.serving.app import create_app
+from tests.serving.test_campaigns import OPTIONS, STEPS, policy_of
+from tests.serving.test_http import CARD, serving
+
+RESULT = {"bid": 0.5, "market_price": 0.6, "value": 0.01, "conversion": 0.01, "won": 0.4, "volume": 100, "spend": 60.0,
+          "conversions": 2, "exposed_value": 0.4}  # fmt: skip
+COMING = {"value": 0.01, "volume": 100}
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER) and "CI" not in os.environ, reason="no Chromium: apt-get install chromium chromium-driver"
+)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,1400"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def see(chromium):
+    """Open a page in a tab that remembers nothing; in the end nothing was refused and no script has failed."""
+    before = chromium.current_window_handle
+    chromium.switch_to.new_window("tab")
+    yield Page(chromium)
+    noise = [entry for entry in chromium.get_log("browser") if "status of 401" not in entry["message"]]
+    chromium.close()
+    chromium.switch_to.window(before)
+    assert not [entry for entry in noise if "ERR_CONNECTION_REFUSED" not in entry["message"]]
+
+
+class Page:
+    def __init__(self, chromium):
+        self.chromium = chromium
+
+    def __call__(self, css):
+        return self.chromium.find_element("css selector", css)
+
+    def all(self, css):
+        return self.chromium.find_elements("css selector", css)
+
+    def open(self, url):
+        self.chromium.get(url)
+
+    def until(self, css, words):
+        """Wait until this element says these words; what it says then."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        ask = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
+        WebDriverWait(self.chromium, 10, 0.05).until(
+            lambda browser: words in browser.execute_script(ask, css), f"{css} does not say {words!r}"
+        )
+        return self(css).text
+
+    def press(self, *keys):
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.chromium).send_keys(*keys).perform()
+
+    @property
+    def focused(self):
+        return self.chromium.switch_to.active_element
+
+    def media(self, scheme, width=1100, height=1400):
+        self.chromium.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        self.chromium.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+        )
+
+
+@pytest.fixture(scope="module")
+def made():
+    return policy_of()
+
+
+def app(made, **options):
+    return create_app(made, CARD, OPTIONS, Journal(), **options)
+
+
+@pytest.fixture
+def served(made):
+    with serving(app(made)) as client:
+        yield client
+
+
+def opened(client, name, ticks=0, **facts):
+    """A campaign that spends 60 for 2 conversions in each step."""
+    facts = {"budget": 1000, "target_cpa": 40, "name": name, "horizon": STEPS} | facts
+    id = client.post("/v1/campaigns", json=facts).raise_for_status().json()["id"]
+    for index in range(ticks):
+        tick(client, id, index)
+    return id
+
+
+def tick(client, id, index):
+    body = {"index": index, "key": f"{id}-{index}", "result": RESULT if index else None, "coming": COMING}
+    return client.post(f"/v1/campaigns/{id}/tick", json=body).raise_for_status().json()
+
+
+def test_a_campaign_is_drawn_and_followed_as_it_goes_on(served, see):
+    id = opened(served, "shoes", ticks=6)
+    see.open(str(served.base_url))
+    assert see.until("#progress", "Tick 6 of 12") and see("#name").text == "shoes"
+    told = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in see.all("figure")}
+    label = lambda name: told[name].get_attribute("aria-label")  # noqa: E731
+    assert label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
+    assert label("cost") == "A conversion cost 30 so far; the target is 40."
+    assert {svg.aria_role for svg in told.values()} == {"image"} and all(svg.accessible_name for svg in told.values())
+    drawn = see("#pacing .ours").get_attribute("d")
+    assert drawn.count("L") == 6, "a point before each tick, and one for now"
+    answers = served.get(f"/v1/campaigns/{id}").json()["ticks"]
+    see("summary").click()
+    rows = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in see.all("#ticks tr")]
+    assert [row[0] for row in rows] == list("012345") and rows[5][3:6] == ["300", "10", "30"]
+    shown = [float(row[1].replace(",", "")) for row in rows]
+    assert shown == pytest.approx([answer["multiplier"] for answer in answers], rel=1e-3)
+    tick(served, id, 6)  # and now without a reload
+    assert see.until("#progress", "Tick 7 of 12") and len(see.all("#ticks tr")) == 7
+    assert see("#pacing .ours").get_attribute("d") != drawn
+    served.delete(f"/v1/campaigns/{id}").raise_for_status()
+    assert see.until("#progress", "Ended after 7 of 12 ticks") and see.until("#status", "Live: 0 open")
+
+
+def test_what_is_said_after_the_last_step_is_of_no_step(served, see):
+    id = opened(served, "whole", ticks=STEPS)
+    served.post(f"/v1/campaigns/{id}/tick", json={"index": STEPS, "result": RESULT}).raise_for_status()
+    see.open(str(served.base_url))
+    assert see.until("#progress", "Ended after 12 of 12 ticks") and "12 of 12" in see("#campaigns tr").text
+    assert see("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
+    see("summary").click()
+    assert len(see.all("#ticks tr")) == see("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+
+
+def test_a_tick_that_was_held_back_has_a_ring_and_a_remark(served, see):
+    opened(served, "poor", ticks=2, budget=60.01)
+    see.open(str(served.base_url))
+    see.until("#progress", "Tick 2 of 12")
+    assert len(see.all("#multiplier .mark")) >= 1 and "guard" in see("#multiplier svg").get_attribute("aria-label")
+    see("summary").click()
+    assert see.all("#ticks tr")[1].find_elements("css selector", "td")[-1].text == "budget spent"
+
+
+def test_everything_is_reached_by_keyboard_and_focus_stays_where_it_is(served, see):
+    from selenium.webdriver.common.keys import Keys
+
+    opened(served, "first", ticks=1)
+    second = opened(served, "second", ticks=2)
+    see.open(str(served.base_url))
+    see.until("#name", "second")
+    see.press(Keys.TAB)
+    assert see.focused.text == "To the campaign" and see.focused.is_displayed()
+    see.press(Keys.TAB, Keys.TAB, Keys.TAB)
+    assert see.focused.text == "first" and see.focused.value_of_css_property("outline-style") == "solid"
+    see.press(Keys.ENTER)
+    see.until("#name", "first")
+    assert [link.text for link in see.all("[aria-current]")] == ["first"]
+    tick(served, second, 2)
+    opened(served, "third")
+    see.until("#campaigns", "third")
+    assert see.focused.text == "first", "a new row above it does not take the focus away"
+    see.press(Keys.TAB)
+    assert see.focused.tag_name == "summary"
+    see.press(Keys.ENTER, Keys.TAB)
+    assert see.focused.accessible_name == "Ticks of the campaign"
+
+
+def test_the_structure_is_told_to_a_screen_reader(served, see):
+    opened(served, "shoes", ticks=1)
+    see.open(str(served.base_url))
+    see.until("#name", "shoes")
+    assert [see.chromium.title, see("html").get_attribute("lang")] == ["decisionllm: campaigns", "en"]
+    assert see("#status").aria_role == "status" and see("#progress").get_attribute("aria-live") == "polite"
+    assert [see(tag).aria_role for tag in ("header", "main", "table")] == ["banner", "main", "table"]
+    assert {x.accessible_name for x in see.all("section")} == {"Latest campaigns", "shoes"}
+    assert [x.get_attribute("scope") for x in see.all("thead th")] == ["col"] * 13 and see("tbody th").get_attribute(
+        "scope"
+    ) == "row"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_read_on_a_phone_by_day_and_by_night(served, see, scheme):
+    opened(served, "a name that is much longer than a phone is wide, and has no end at all " * 2, ticks=3)
+    see.media(scheme, 360, 800)
+    try:
+        see.open(str(served.base_url))
+        see.until("#progress", "Tick 3")
+        assert see.chromium.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        for css in ("h1", "#status", "#campaigns a", "#campaigns td", "figcaption", "dt", "dd", "summary", "thead th"):
+            assert contrast(see, css) >= 4.5, css
+        bright = luminance(see("body").value_of_css_property("background-color"))
+        assert bright > 0.9 if scheme == "light" else bright < 0.1
+    finally:
+        see.media("light")
+
+
+def contrast(see, css):
+    """Of an element's text with what lies behind it, from 1 to 21."""
+    colours = see.chromium.execute_script(
+        """let it = document.querySelector(arguments[0]), ink = getComputedStyle(it).color, paper;
+        do { paper = getComputedStyle(it).backgroundColor; it = it.parentElement } while (paper === 'rgba(0, 0, 0, 0)')
+        return [ink, paper]""",
+        css,
+    )
+    low, high = sorted(luminance(colour) for colour in colours)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    parts = [float(x) / 255 for x in colour.partition("(")[2].rstrip(")").split(",")[:3]]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_name_is_text_and_nothing_else(served, see):
+    opened(served, "<img src=x onerror=alert(1)>", ticks=1)
+    see.open(str(served.base_url))
+    assert see.until("#name", "onerror") == "<img src=x onerror=alert(1)>" and not see.all("img")
+
+
+def test_a_token_is_asked_for_and_kept_for_the_tab(made, see):
+    from selenium.webdriver.common.keys import Keys
+
+    with serving(app(made, token="secret")) as client:
+        client.headers["authorization"] = "Bearer secret"
+        opened(client, "shoes", ticks=1)
+        see.open(str(client.base_url))
+        assert see.until("#status", "A token is needed") and see.focused.accessible_name == "Token"
+        assert not see.all("#campaigns tr")
+        see.press("wrong", Keys.ENTER)
+        see.until("#status", "The server does not know this token")
+        see("#token").send_keys("secret", Keys.ENTER)
+        assert see.until("#name", "shoes") and not see("#key").is_displayed()
+        see.chromium.refresh()
+        see.until("#name", "shoes")
+        assert see.chromium.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_a_server_that_goes_away_is_said_to_be_away(made, see):
+    with serving(app(made)) as client:
+        opened(client, "shoes", ticks=1)
+        see.open(str(client.base_url))
+        see.until("#status", "Live: 1 open")
+    assert see.until("#status", "No answer from the server; asking again") and see("#name").text == "shoes"
+
+
+def test_before_the_first_campaign_the_page_says_how_to_begin(served, see):
+    see.open(str(served.base_url))
+    assert "POST /v1/campaigns" in see.until("#none", "No campaign yet") and not see("#campaign").is_displayed()
+
+
+def test_nothing_comes_from_elsewhere_and_no_script_is_in_the_page(served):
+    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+        answer = served.get(path)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert (
+            "script-src 'self'" in answer.headers["content-security-policy"]
+            and "unsafe" not in answer.headers["content-security-policy"]
+        )
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "http://www.w3.org/2000/svg" in answer.text or "://" not in answer.text
+    page = served.get("/").text
+    assert " style=" not in page and " onclick" not in page and "<style" not in page

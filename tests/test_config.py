@@ -1,0 +1,52 @@
+"""Options as users write them."""
+
+import pytest
+
+from decisionllm.config import listed, one_of, ranges
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("0-2,5", [0, 1, 2, 5]), (" 4 , 0-2,4", [4, 0, 1, 2]), (3, [3]), ([2, "4-5"], [2, 4, 5]), ("7-7", [7])],
+)
+def test_numbers_and_ranges_are_read_in_their_order_each_once(given, read):
+    assert ranges("env.agents", given) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("a", "env.x: expected such as 0-6 or 7,8, got 'a'"),
+        ("1--2", "expected such as"),
+        ("-1", "expected such as"),
+        ("5-2", "expected ranges that go up, got '5-2'"),
+    ],
+)
+def test_what_is_no_range_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        ranges("env.x", given)
+
+
+def test_nothing_may_stand_for_something():
+    assert ranges("env.x", "", nothing="all") == []
+    with pytest.raises(ValueError, match="env.x: expected such as 0-6 or 7,8, or nothing for all, got 'a'"):
+        ranges("env.x", "a", nothing="all")
+    for given in ("", "7,", "1,,2", " "):
+        with pytest.raises(ValueError, match=f"env.x: expected such as 0-6 or 7,8, got '{given}'"):
+            ranges("env.x", given)
+
+
+def test_numbers_are_of_those_that_there_are():
+    assert ranges("env.x", "2-3", within=range(2, 5)) == [2, 3]
+    with pytest.raises(ValueError, match="env.x: expected 2 .. 4, got 5"):
+        ranges("env.x", "3-5", within=range(2, 5))
+
+
+def test_a_list_may_be_words_with_commas():
+    assert listed("a, b,c") == listed(["a", "b", "c"]) == ["a", "b", "c"] and listed("") == [] and listed("a,") == ["a", ""]
+
+
+def test_a_value_is_one_of_those_that_are_known():
+    one_of("dataset.text", "goal", {"goal": 1})
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, goal, got 'gaol'"):
+        one_of("dataset.text", "gaol", ("none", "goal"))

@@ -1,0 +1,146 @@
+"""Observations of entities: their order, their number and what is not there are not seen, and units are those of a kind."""
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.datasets import windows
+from decisionllm.models.decision_llm import Normalizer
+from decisionllm.policy.policy import Policy
+from decisionllm.schema import History, Spec
+from decisionllm.tokenizers import text
+from decisionllm.tokenizers.entities import EntityEncoder
+from tests.conftest import make_model
+
+LAYOUT = (("own", 3, 1), ("landmark", 3, 4), ("agent", 5, 2))
+SPEC = Spec(observation_dim=25, action_dim=1, horizon=9, num_actions=5, layout=LAYOUT)
+ways = pytest.mark.parametrize(("layers", "embedding"), [(0, "linear"), (0, "mlp"), (2, "linear")])
+
+
+def drawn(n=7, seed=0, present=0.6):
+    """n observations whose entities are there with this probability."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.normal(size=(n, 3))]
+    for width, count in ((3, 4), (5, 2)):
+        block = rng.normal(size=(n, count, width))
+        block[..., 0] = rng.random((n, count)) < present
+        parts.append((block * block[..., :1]).reshape(n, -1))
+    return np.concatenate(parts, 1).astype(np.float32)
+
+
+def encoder(layers, embedding, layout=LAYOUT):
+    torch.manual_seed(0)
+    made = EntityEncoder(layout, 32, embedding=embedding, layers=layers)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(2)
+    return made
+
+
+@ways
+@torch.no_grad()
+def test_the_order_of_entities_of_a_kind_is_not_seen(layers, embedding):
+    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    landmarks, agents = x[:, 3:15].view(-1, 4, 3), x[:, 15:].view(-1, 2, 5)
+    other = torch.cat([x[:, :3], landmarks[:, [2, 0, 3, 1]].flatten(1), agents.flip(1).flatten(1)], 1)
+    assert (encode(other) - encode(x)).abs().max() < 1e-5
+    swapped = torch.cat([x[:, [1, 0, 2]], x[:, 3:]], 1)  # two numbers of one block are not alike
+    assert (encode(swapped) - encode(x)).abs().max() > 1e-2
+
+
+@ways
+@torch.no_grad()
+def test_what_is_not_there_has_no_part_whatever_it_holds(layers, embedding):
+    encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
+    trash = x.clone()
+    for first, width, count in ((3, 3, 4), (15, 5, 2)):
+        block = trash[:, first : first + width * count].view(-1, count, width)
+        block[..., 1:] += 100 * (block[..., :1] < 0.5)
+    assert (trash - x).abs().max() == 100
+    torch.testing.assert_close(encode(trash), encode(x), rtol=0, atol=0)
+
+
+@ways
+@torch.no_grad()
+def test_room_for_more_entities_changes_nothing(layers, embedding):
+    """The same weights on the same two landmarks with room for two and for four, and with nobody there at all."""
+    wide, x = encoder(layers, embedding), torch.from_numpy(drawn(present=1.0))
+    x[:, 3 + 6 : 15] = 0
+    narrow = encoder(layers, embedding, (("own", 3, 1), ("landmark", 3, 2), ("agent", 5, 2)))
+    narrow.load_state_dict(wide.state_dict())
+    assert (narrow(torch.cat([x[:, :9], x[:, 15:]], 1)) - wide(x)).abs().max() < 1e-5
+    alone = torch.cat([x[:, :3], torch.zeros(7, 22)], 1)
+    assert wide(alone).isfinite().all() and (wide(alone) - wide(x)).abs().max() > 1e-2
+
+
+@ways
+def test_each_entity_that_is_there_is_seen(layers, embedding):
+    encode, x = encoder(layers, embedding), torch.from_numpy(drawn()).requires_grad_()
+    (slope,) = torch.autograd.grad(encode(x).square().sum(), x)
+    seen = slope[:, 3:15].view(-1, 4, 3).abs().amax(-1) > 0
+    assert torch.equal(seen, x[:, 3:15].view(-1, 4, 3)[..., 0] > 0.5)
+
+
+def test_units_are_those_of_the_entities_of_a_kind_that_are_there():
+    normalizer, x = Normalizer(SPEC), drawn(200)
+    x[:, 4:15:3] = (x[:, 4:15:3] * 5 + 7) * x[:, 3:15:3]  # a number of landmarks, about 7
+    normalizer.fit(x, np.arange(200.0))
+    units = normalizer.observations(torch.from_numpy(x)).numpy()
+    landmarks, before = units[:, 3:15].reshape(-1, 4, 3), x[:, 3:15].reshape(-1, 4, 3)
+    there = before[..., 0] > 0.5
+    assert set(landmarks[..., 0].ravel()) == {0.0, 1.0} and (landmarks[~there] == 0).all()
+    np.testing.assert_allclose(landmarks[there][:, 1:].mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(landmarks[there][:, 1:].std(0), 1, atol=1e-5)
+    mean, scale = before[there][:, 1].mean(), before[there][:, 1].std()
+    np.testing.assert_allclose(
+        landmarks[..., 1][there], (before[..., 1][there] - mean) / scale, atol=1e-4
+    )  # for all four alike
+    np.testing.assert_allclose(units[:, :3], (x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), atol=1e-4)
+
+
+def test_a_kind_that_is_never_there_keeps_its_units():
+    normalizer, x = Normalizer(SPEC), drawn(20)
+    x[:, 15:] = 0
+    normalizer.fit(x, np.arange(20.0))
+    assert (normalizer.observations(torch.from_numpy(x))[:, 15:] == 0).all()
+    x[:, 15:20] = [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(normalizer.observations(torch.from_numpy(x))[0, 15:20], [1, 2, 3, 4, 5], rtol=1e-5)
+
+
+def test_a_model_of_entities_reads_their_set():
+    """The whole model, one layer of entities that look at each other, in normalised units."""
+    model = make_model(SPEC, head="discrete", entities=1)
+    model.normalizer.fit(drawn(50), np.arange(50.0))
+    assert len(model.tokenizer.observations.layers) == 2
+    x = torch.from_numpy(drawn())
+    other = torch.cat([x[:, :3], x[:, 3:15].view(-1, 4, 3).flip(1).flatten(1), x[:, 15:]], 1)
+    with torch.no_grad():
+        read = [model.tokenizer.observations(model.normalizer.observations(o)) for o in (x, other)]
+    assert (read[0] - read[1]).abs().max() < 1e-5
+
+
+def test_a_layout_without_its_own_block_is_refused():
+    with pytest.raises(ValueError, match="expected the one block own first, with count 1"):
+        EntityEncoder((("landmark", 3, 4),), 32)
+
+
+def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
+    """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
+    spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, layout=(("own", 3, 1), ("landmark", 3, 4)))
+    model = make_model(spec, head="pointer", returns="none", timesteps="none", embedding="mlp")
+    assert model.head.targets == slice(1, 5)
+    x = drawn(256, present=1.0)[:, :15]
+    wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
+    steps = windows.Steps(x, wanted[:, None].astype(np.float32), np.zeros(256, np.float32), np.arange(256), np.arange(256) + 1)
+    window = windows.cut(steps, np.arange(256), np.zeros(256, int), 1)
+    batch = windows.collate(window, text.encode(text.own_tokenizer(), [""]), np.zeros(256, int))
+    optimizer = torch.optim.Adam(model.parameters(), 0.003)
+    for _ in range(80):
+        optimizer.zero_grad()
+        model(batch)["nll"].backward()
+        optimizer.step()
+    policy, shuffled = Policy(model, 1, 1, None), x.copy()
+    shuffled[:, 3:] = x[:, 3:].reshape(-1, 4, 3)[:, [2, 0, 3, 1]].reshape(-1, 12)
+    assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
+    moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
+    assert (np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]).all()
