@@ -33,8 +33,10 @@ class Day:
     def ours(self):
         """The actions of the whole day, (agents, steps, A)."""
         session = self.policy.begin([TASK] * self.agents, self.steps)
-        acted = [session.act(self.observations[:, t], None if t == 0 else self.rewards[:, t - 1]) for t in range(self.steps)]
-        return np.stack(acted, 1).astype(np.float32)
+        loss_mask = [
+            session.act(self.observations[:, t], None if t == 0 else self.rewards[:, t - 1]) for t in range(self.steps)
+        ]
+        return np.stack(loss_mask, 1).astype(np.float32)
 
     @torch.inference_mode()
     def peer(self, t):

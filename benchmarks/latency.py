@@ -1,6 +1,6 @@
 """How long a team of simple_spread waits for its next actions, by its size, one world and many, each agent alone and in turn.
 
-`python -m benchmarks.latency RUN [--worlds 1 64] [--out latency.jsonl]`, RUN trained with execution=both. The median over the steps of an
+`python -m benchmarks.latency RUN [--worlds 1 64] [--out latency.jsonl]`, RUN trained with team.execution=both. The median over the steps of an
 episode after the first quarter, on one thread; appends rows to latency.jsonl. The worlds are not timed.
 """
 

@@ -27,8 +27,8 @@ class Unmasked(SmaxTeams):
     def action_masks(self):
         return np.ones_like(super().action_masks)
 
-    def parts(self):
-        return {f"{name}, unmasked": rows for name, rows in super().parts().items()}
+    def conditions(self):
+        return {f"{name}, unmasked": rows for name, rows in super().conditions().items()}
 
 
 def replay(log, map, seed):
@@ -68,7 +68,7 @@ def of_a_log(map, groups):
     log = generate("mixed", map=map, groups=groups)
     (returns, lives), episodes = replay(log, map, 0), list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
     own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
-    whole, true = own + [e.later for e in episodes], returns[[e.group for e in episodes]]
+    whole, true = own + [e.return_after_exit for e in episodes], returns[[e.group for e in episodes]]
     error, lost = np.abs(whole - true).max(), 1 - own.sum() / whole.sum()
     right = np.mean([len(e.rewards) == lives[e.group, e.agent] for e in episodes])
     return {

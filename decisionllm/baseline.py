@@ -21,22 +21,28 @@ ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"
 def baseline(config):
     """Train config["algorithm"] on config["dataset"] (see configs/baseline.yaml). Returns the run directory."""
     run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
-    for key, choices in (("algorithm", tuple(ALGORITHMS)), ("truncated", ("goes-on", "ends")), ("text", ("none",))):
+    for key, choices in (("algorithm", tuple(ALGORITHMS)), ("time_limits", ("bootstrap", "terminal")), ("text", ("none",))):
         if config[key] not in choices:
             raise ValueError(f"{key}: expected {' or '.join(choices)} of a baseline, got {config[key]!r}")
-    for key in ("steps", "batch_size", "log_every"):
-        if not config[key] > 0:
-            raise ValueError(f"{key}: expected more than 0, got {config[key]}")
+    options = checkpoint.flat(config)
+    for key in ("steps", "optim.batch_size", "log.every"):
+        if not options[key] > 0:
+            raise ValueError(f"{key}: expected more than 0, got {options[key]}")
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
     d3rlpy, device = library(), checkpoint.usable(config["device"])
-    store = prepare(config["dataset"], config["home"])
-    chosen, _ = windows.select(store, fraction=config["fraction"], quality=config["quality"], seed=config["data_seed"])
-    known = transitions(store, chosen, ends=config["truncated"] == "ends")
-    scales = scaled(store.spec, *known[:2], edge=config["edge"])
+    store = prepare(config["dataset"], config["cache_dir"])
+    chosen, _ = windows.select(
+        store,
+        fraction=config["data"]["fraction"],
+        min_return_quantile=config["data"]["min_return_quantile"],
+        seed=config["data"]["seed"],
+    )
+    known = transitions(store, chosen, ends=config["time_limits"] == "terminal")
+    scales = scaled(store.spec, *known[:2], action_clip_quantile=config["action_clip_quantile"])
     known[1] = np.clip(known[1], scales["low"], scales["high"])
     given = {
-        "batch_size": config["batch_size"],
+        "batch_size": config["optim"]["batch_size"],
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(scales["mean"], scales["deviation"], eps=0.0),
         "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(scales["low"], scales["high"]),
     }
@@ -49,17 +55,17 @@ def baseline(config):
     described = config | {"policy": {"_target_": "decisionllm.baseline.Baseline"}}
     checkpoint.describe(run, described, store, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
     console.print(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions")
-    console.print(f"training: {config['steps']:,} steps of {config['batch_size']} transitions on {device}, into {run}")
+    console.print(f"training: {config['steps']:,} steps of {config['optim']['batch_size']} transitions on {device}, into {run}")
 
     rng, began, said, losses = np.random.default_rng(config["seed"]), time.monotonic(), -1e9, []
     with (run / "losses.jsonl").open("w") as file:
         for step in range(1, config["steps"] + 1):
-            rows = rng.integers(len(known[2]), size=config["batch_size"])
+            rows = rng.integers(len(known[2]), size=config["optim"]["batch_size"])
             o, a, r, following, terminal = (x[rows] for x in known)
             # each is one step of time; of the next action, which is not given, no algorithm here takes notice
             batch = d3rlpy.dataset.TransitionMiniBatch(o, a, r, following, a, terminal, np.ones_like(r), [])
             losses.append(algorithm.update(batch))
-            if step % config["log_every"] and step < config["steps"]:
+            if step % config["log"]["every"] and step < config["steps"]:
                 continue
             means = {name: float(np.mean([x[name] for x in losses if name in x])) for name in sorted(set().union(*losses))}
             if not np.isfinite([*means.values()]).all():
@@ -107,15 +113,23 @@ def transitions(store, episodes, *, ends=False):
     return [x[rows] for x in columns]
 
 
-def scaled(spec, observations, actions, *, edge=0.0):
+def scaled(spec, observations, actions, *, action_clip_quantile=0.0):
     """What the actor is built on: mean and deviation of the observations (S,), low and high of the actions (A,), float32."""
-    if not 0 <= edge < 0.5:
-        raise ValueError(f"edge: expected a share of the actions from 0 to less than 0.5, got {edge}")
+    if not 0 <= action_clip_quantile < 0.5:
+        raise ValueError(
+            f"action_clip_quantile: expected a share of the actions from 0 to less than 0.5, got {action_clip_quantile}"
+        )
     mean, deviation = (f(observations, 0, dtype=np.float64) for f in (np.mean, np.std))
     deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1.0)  # a column that never changes stays 0
-    low, high = np.quantile(actions, [edge, 1 - edge], axis=0) if edge else (spec.low, spec.high)
+    low, high = (
+        np.quantile(actions, [action_clip_quantile, 1 - action_clip_quantile], axis=0)
+        if action_clip_quantile
+        else (spec.low, spec.high)
+    )
     if np.equal(low, high).any():
-        raise ValueError(f"edge: expected actions that differ, at edge={edge} all are {low}; take less")
+        raise ValueError(
+            f"action_clip_quantile: expected actions that differ, at action_clip_quantile={action_clip_quantile} all are {low}; take less"
+        )
     return {
         name: np.array(x, np.float32) for name, x in (("mean", mean), ("deviation", deviation), ("low", low), ("high", high))
     }
@@ -124,7 +138,7 @@ def scaled(spec, observations, actions, *, edge=0.0):
 class Baseline:
     """A trained baseline as a policy: it answers each observation by itself, and is asked for no return."""
 
-    asks, target_return, plan, decode, execution = False, None, 0, "mode", "per_agent"
+    return_conditioned, target_return, planning_horizon, decode, execution = False, None, 0, "mode", "per_agent"
 
     def __init__(self, run, facts, device):
         folder = checkpoint.find(run)
@@ -138,7 +152,7 @@ class Baseline:
     def act(self, observations, rewards=None):
         return answers(self.weights, observations)
 
-    def keep(self, rows):
+    def select(self, rows):
         """Nothing is remembered of any episode."""
 
 

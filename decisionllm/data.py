@@ -20,10 +20,10 @@ def data(config):
         raise ValueError(
             f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
         )
-    store = prepare(config["dataset"], config["home"])
-    for line in card(store, ahead=config["ahead"]):
+    store = prepare(config["dataset"], config["cache_dir"])
+    for line in card(store, return_horizon=config["model"]["return_horizon"]):
         console.print(line, markup=False)
-    for line in window(store, config["window"], ahead=config["ahead"], seed=config["seed"]):
+    for line in window(store, config["window"], return_horizon=config["model"]["return_horizon"], seed=config["seed"]):
         console.print(line, markup=False)
     if kind:
         EXPORTS[kind](target, store)
@@ -33,7 +33,7 @@ def data(config):
     return store
 
 
-def card(store, *, ahead=0):
+def card(store, *, return_horizon=0):
     """What a reader must know before training, as lines of text."""
     spec, lengths = store.spec, store.lengths
     yield f"{store.info['name']}"
@@ -49,12 +49,12 @@ def card(store, *, ahead=0):
     yield f"  return       {quantiles(store.returns)}"
     if store.agent is not None:
         yield from multiagent.coverage(store)
-    if ahead:
-        steps = windows.of_store(store, ahead=ahead)
+    if return_horizon:
+        steps = windows.of_store(store, return_horizon=return_horizon)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
         if not len(togo):
-            raise ValueError(f"ahead: expected episodes of at least {ahead} steps, the longest has {lengths.max()}")
-        yield f"  next {ahead:<7d} {quantiles(togo)}"
+            raise ValueError(f"ahead: expected episodes of at least {return_horizon} steps, the longest has {lengths.max()}")
+        yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
@@ -72,9 +72,9 @@ def quantiles(values, shares=(0, 0.1, 0.5, 0.9, 0.99, 1)):
     return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True))
 
 
-def window(store, T, *, ahead=0, seed=0):
+def window(store, T, *, return_horizon=0, seed=0):
     """One training window as the model reads it: the text, then a return-to-go, an observation and an action a step."""
-    steps = windows.of_store(store, ahead=ahead)
+    steps = windows.of_store(store, return_horizon=return_horizon)
     sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]

@@ -24,8 +24,10 @@ def evaluate(config):
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     out = Path(config["out"]) if config["out"] else runs[0].parent
-    acting = {key: config[key] for key in ("stride", "decode", "plan", "execution", "order")}
-    acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
+    acting = config["act"] | config["team"]
+    acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(
+        config["seed"]
+    )  # of act.decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
     results, drawn, versions = out / "results.jsonl", set(), checkpoint.versions()
     out.mkdir(parents=True, exist_ok=True)
@@ -36,16 +38,22 @@ def evaluate(config):
             env = build(trained["env"] | config["env"], config["episodes"])
             if hasattr(env, "execution"):  # it names its rows after it
                 env.execution = policy.execution.replace("_", " ")
-            told = policy.asks
+            told = policy.return_conditioned
             headline = policy.target_return if told else None
             targets = {headline: headline}  # as a row calls it: one for all, or one each
-            for quantile in config["sweep"] if told else []:
+            for quantile in config["target_quantiles"] if told else []:
                 each = (
-                    env.similar(facts["dataset"], quantile) if hasattr(env, "similar") else checkpoint.target(facts, quantile)
+                    env.target_returns(facts["dataset"], quantile)
+                    if hasattr(env, "target_returns")
+                    else checkpoint.target(facts, quantile)
                 )
                 targets.setdefault(float(np.mean(each)), each)
-            targets |= {float(target): float(target) for target in config["targets"] if told}
-            own = trained["name"] + f"+plan{policy.plan}" * bool(policy.plan) + "+joint" * (policy.execution == "joint")
+            targets |= {float(target): float(target) for target in config["target_returns"] if told}
+            own = (
+                trained["name"]
+                + f"+plan{policy.planning_horizon}" * bool(policy.planning_horizon)
+                + "+joint" * (policy.execution == "joint")
+            )
             players = [
                 (
                     f"{own}+reach" if told and target is None else own,
@@ -70,13 +78,13 @@ def evaluate(config):
                     extra |= {
                         "run": str(run),
                         "decode": policy.decode,
-                        "plan": policy.plan,
+                        "planning_horizon": policy.planning_horizon,
                         "execution": policy.execution,
                         "fingerprint": facts["fingerprint"],
                         "versions": versions,
                     }
                 whole = {env.protocol if ours else "scripted": range(len(episodes))}
-                parts = env.parts() if hasattr(env, "parts") else whole
+                parts = env.conditions() if hasattr(env, "conditions") else whole
                 for protocol, members in parts.items():
                     part = [episodes[i] for i in members]
                     scores = env.score(part) if hasattr(env, "score") else [float(e.rewards.sum()) for e in part]
@@ -86,7 +94,7 @@ def evaluate(config):
                         seed=trained["seed"] if ours else config["seed"], target_return=target,
                         headline=not ours or target == headline, n=len(part), score=float(sum(scores) / len(scores)), low=low,
                         high=high, mean_return=float(sum(e.rewards.sum() for e in part) / len(part)), seconds=round(seconds, 2),
-                        extra=extra | (env.measures(part) if hasattr(env, "measures") else {}),
+                        extra=extra | (env.metrics(part) if hasattr(env, "metrics") else {}),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     file.flush()

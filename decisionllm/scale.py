@@ -36,7 +36,7 @@ RULES = {  # the keys that each rule reads
     "budget": {"steps": ("steps",), "compute": ("flops",), "converged": ("steps", "doublings", "tolerance")},
     "lr": {"fixed": (), "sweep": ("values",)},
 }
-NOT_THE_RUNS = ("run", "home", "device", "tracker", "fresh")  # of a config: where it is made, not what is made
+NOT_THE_RUNS = ("run", "cache_dir", "device", "fresh")  # of a config: where it is made, not what is made
 BATCH = 128  # windows at once, where the held-out loss is measured
 FLOPS = "(4 N + 2 trained + 6 layers x width x tokens of a window) a token; N: parameters without embeddings, 6 N where all are trained; the text is not counted"
 
@@ -50,13 +50,15 @@ def scale(config):
     study, out = check(config["study"]), Path(config["out"])
     begins = config["action"] in ("run", "retry")
     with executors.opened(config) if begins else nullcontext() as executor:  # told first, if it is not there
-        grid = Grid(study, config["home"])
+        grid = Grid(study, config["cache_dir"])
         if config["action"] == "retry":
             again = ledger.retry(out, grid.everything(out))
             console.print(f"{len(again)} failed runs are planned again")
         if executor:
             start, workers, threads = executor
-            run = partial(execute, **{key: config[key] for key in ("home", "device", "keep", "processes")}, threads=threads)
+            run = partial(
+                execute, **{key: config[key] for key in ("cache_dir", "device", "keep", "processes")}, threads=threads
+            )
             for jobs in (grid.tuning(), lambda: grid.jobs(grid.tuned(out))):
                 ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=Progress(out, console.print))
     if config["action"] == "plan":
@@ -118,20 +120,21 @@ def configs(study):
     quality, found = study["axes"]["quality"], {}
     mixtures = {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
     for (size, words), (name, (mixed, share)) in product(study["axes"]["size"].items(), mixtures.items()):
-        config = compose("train", [*study["train"], *words, *mixed, f"name='{size}'", "run=x", "tracker=none"])
-        if config["execution"] != "per_agent":
+        config = compose("train", [*study["train"], *words, *mixed, f"name='{size}'", "run=x", "log.tracker=none"])
+        if config["team"]["execution"] != "per_agent":
             raise ValueError(
-                f"study.train: expected execution=per_agent, got {config['execution']}; a study counts single agents"
+                f"study.train: expected team.execution=per_agent, got {config['team']['execution']}; a study counts single agents"
             )
-        found[size, name] = {key: value for key, value in config.items() if key not in NOT_THE_RUNS} | {"quality": float(share)}
+        config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
+        found[size, name] = merged(config, {"data": {"min_return_quantile": float(share)}})
     return found
 
 
 class Grid:
     """The runs of a study: configs are composed once a size and quality, data opened once, models counted once."""
 
-    def __init__(self, study, home):
-        self.study, self.home = study, home
+    def __init__(self, study, cache_dir):
+        self.study, self.cache_dir = study, cache_dir
         self.budget = {key: study["budget"][key] for key in ("rule", *RULES["budget"][study["budget"]["rule"]])}
         self.rates = study["lr"]["values"] if study["lr"]["rule"] == "sweep" else []
         self.configs, self.acting = configs(study), compose("evaluate", ["run=x", *study["evaluate"]])
@@ -139,7 +142,12 @@ class Grid:
         self.fractions, self.stores = sorted(study["axes"]["fraction"]), {}
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         for config in self.configs.values():
-            enough(self.store(config["dataset"]), config["held_out"], self.fractions[0], config["quality"])
+            enough(
+                self.store(config["dataset"]),
+                config["data"]["held_out"],
+                self.fractions[0],
+                config["data"]["min_return_quantile"],
+            )
         digest = cache(trunk)  # of a folder, which all qualities of a size have in common
         self.trunks = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
         self.data = {cell: self.store(config["dataset"]).fingerprint for cell, config in self.configs.items()}
@@ -150,18 +158,14 @@ class Grid:
     def store(self, dataset):
         key = json.dumps(dataset)
         if key not in self.stores:
-            self.stores[key] = prepare(dataset, self.home)
+            self.stores[key] = prepare(dataset, self.cache_dir)
         return self.stores[key]
 
     def job(self, size, quality, fraction, seed, lr):
         """What one run is: everything that its result depends on."""
         config = self.configs[size, quality]
-        config = config | {
-            "fraction": float(fraction),
-            "seed": seed,
-            "lr_backbone": config["lr_backbone"] * lr / config["lr"],
-            "lr": lr,
-        }
+        rates = {"lr": lr, "lr_backbone": config["optim"]["lr_backbone"] * lr / config["optim"]["lr"]}
+        config = merged(config, {"seed": seed, "data": {"fraction": float(fraction)}, "optim": rates})
         if self.budget["rule"] == "compute":
             config["steps"] = max(round(self.budget["flops"] / flops(config, self.count(size, quality))), 1)
         else:
@@ -233,6 +237,18 @@ def compose(verb, words):
         ) from error
 
 
+def merged(config, changes):
+    """A config with these changes, nested dicts merged."""
+    nested = {key: merged(config[key], value) for key, value in changes.items() if isinstance(value, dict) and key in config}
+    return config | changes | nested
+
+
+def select(store, data):
+    """windows.select with the options of a config's `data`."""
+    data = {key: data[key] for key in ("fraction", "min_return_quantile", "held_out", "seed")}
+    return windows.select(store, **data)
+
+
 def enough(store, held_out, fraction, quality):
     """Data that leaves something to hold out, and to train on at the smallest fraction, and of which a quality drops something;
     anything less is an error."""
@@ -240,13 +256,13 @@ def enough(store, held_out, fraction, quality):
     out = round(held_out * groups)
     if not out:
         raise ValueError(
-            f"held_out={held_out} of {groups} groups holds none out: a study needs some; give study.train held_out=..."
+            f"data.held_out={held_out} of {groups} groups holds none out: a study needs some; give study.train data.held_out=..."
         )
     if fraction * (groups - out) < 1:
         raise ValueError(
             f"study.axes.fraction: {fraction:g} of {groups - out} groups is less than one; the least is {1 / (groups - out):.3g}, or take more data"
         )
-    if quality and len(windows.select(store, quality=quality)[0]) == len(store.lengths):
+    if quality and len(windows.select(store, min_return_quantile=quality)[0]) == len(store.lengths):
         raise ValueError(
             f"study.axes.quality: {quality:g} drops no episode, so many have the return {store.returns.min():g}; take another quality, or mixtures"
         )
@@ -280,18 +296,18 @@ def flops(config, size):
     """What one training step costs, by FLOPS: forward 2 N, backward 2 N for what comes before and 2 for each trained parameter."""
     trained = min(size["trained"], size["non_embedding"])
     attention = 6 * size["layers"] * size["tokens"] * size["width"]
-    return config["batch_size"] * size["tokens"] * (4 * size["non_embedding"] + 2 * trained + attention)
+    return config["optim"]["batch_size"] * size["tokens"] * (4 * size["non_embedding"] + 2 * trained + attention)
 
 
-def execute(folder, job, *, home, device, keep, processes, threads):
+def execute(folder, job, *, cache_dir, device, keep, processes, threads):
     """One run, in its folder: train in so many processes, measure on what was held out, roll out. -> its result, for JSON"""
     torch.set_num_threads(threads := threads or executors.cores())
     began, budget, config = (
         time.monotonic(),
         job["budget"],
-        job["train"] | {"home": home, "device": device, "tracker": "none", "fresh": False},
+        job["train"] | {"cache_dir": cache_dir, "device": device, "fresh": False},
     )
-    store, compared, best = prepare(config["dataset"], home), prepare(job["reference"], home), None
+    store, compared, best = prepare(config["dataset"], cache_dir), prepare(job["reference"], cache_dir), None
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     if trunk(config["backbone"].get("folder")) != job.get("trunk"):
@@ -317,11 +333,8 @@ def execute(folder, job, *, home, device, keep, processes, threads):
         score = {key: [row for row in rows if row["headline"]][-1][key] for key in score}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     size = count(config, store.spec)
-    chosen, kept = (
-        windows.select(store, fraction=f, quality=config["quality"], held_out=config["held_out"], seed=config["data_seed"])[0]
-        for f in (config["fraction"], 1.0)
-    )
-    usual = windows.select(compared, held_out=config["held_out"], seed=config["data_seed"])[0]
+    chosen, kept = (select(store, config["data"] | {"fraction": f})[0] for f in (config["data"]["fraction"], 1.0))
+    usual = windows.select(compared, held_out=config["data"]["held_out"], seed=config["data"]["seed"])[0]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
             shutil.rmtree(path)
@@ -329,7 +342,7 @@ def execute(folder, job, *, home, device, keep, processes, threads):
         "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
         "data_steps": int(store.lengths[chosen].sum()), "data_episodes": len(chosen), "converged": converged,
         "quality": goodness(store, kept, compared, usual),
-        "tokens": trained["steps"] * trained["batch_size"] * size["tokens"], "flops": trained["steps"] * flops(trained, size),
+        "tokens": trained["steps"] * trained["optim"]["batch_size"] * size["tokens"], "flops": trained["steps"] * flops(trained, size),
         "train_seconds": lines[-1]["seconds"], "all_seconds": time.monotonic() - began,
         "curve": [[line["step"], line["nll"], line.get("held_out_nll")] for line in lines],
     }  # fmt: skip
@@ -375,17 +388,20 @@ def measure(policy, config, store, count):
     held_out: negative log-likelihood, nats an action; floor: the least that the head can say. action_error: the root mean square
     of the difference to the policy's likeliest action, in the model's units (-1 .. 1 a dimension); of discrete actions, the share that differs.
     """
-    model, (_, episodes) = policy.model.eval(), windows.select(store, held_out=config["held_out"], seed=config["data_seed"])
-    steps = windows.of_store(store, ahead=config["ahead"])
+    model, (_, episodes) = (
+        policy.model.eval(),
+        windows.select(store, held_out=config["data"]["held_out"], seed=config["data"]["seed"]),
+    )
+    steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    draw = windows.Sampler(steps, episodes, T=config["window"] + config["dynamics"], batch_size=BATCH, seed=0)
+    draw = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
     texts, sums = text.encode(model.backbone.tokenizer, store.tasks), np.zeros(3)
     for i in range(-(-count // BATCH)):
         window = draw(i)
         batch = collate(window, texts, store.task[window.episodes]).to(policy.device)
-        known = batch.until(-1) if config["dynamics"] else batch
+        known = batch.until(-1) if config["model"]["dynamics"] else batch
         distribution = model.distribution(model.read(known), known.action_masks, known.observations)
-        actions, real = model.normalizer.actions(known.actions), known.imitated
+        actions, real = model.normalizer.actions(known.actions), known.loss_mask
         apart = distribution.mode != actions if store.spec.num_actions else (distribution.mode - actions).square()
         each = -distribution.log_prob(actions)[real], apart.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
@@ -490,14 +506,7 @@ def probe(train_config, config):
 
     steps = config["probe"]
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        loop = {
-            "steps": steps,
-            "log_every": steps,
-            "save_every": steps,
-            "validation_batches": 0,
-            "best": False,
-            "tracker": "none",
-            "fresh": True,
-        }
-        run = train(train_config | loop | {"run": folder, "home": config["home"], "device": config["device"]})
+        log = {"every": steps, "save_every": steps, "validation_batches": 0, "keep_best": False, "tracker": "none"}
+        where = {"run": folder, "cache_dir": config["cache_dir"], "device": config["device"]}
+        run = train(merged(train_config, {"steps": steps, "fresh": True, "log": log} | where))
         return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] / steps

@@ -1,25 +1,43 @@
-"""The records that rooms hand to each other, with their shapes, checked once where they are made.
+"""The records that the parts of the package exchange, with shapes that are checked where a record is made.
 
 Letters: B batch, T window length in steps, S observation size, A action size, C number of discrete actions, n steps of an
-episode, t steps so far, L text tokens, U different texts of a batch.
+episode, t steps so far, L text tokens, U distinct texts of a batch.
+
+`StepColumns` is the field table: a new optional per-step field is one line there, and reaches the store, windows and batches.
 """
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 
-
-def shaped(shape, *, optional=False):
-    """A field that must be an array of this shape, one letter a dimension; letters agree within a record."""
-    return field(**({"default": None} if optional else {}), metadata={"shape": shape.split()})
+Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 
-def _check(record):
-    sizes = {}
-    for name, letters, optional in _shapes(type(record)):
-        value = getattr(record, name)
+def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
+    """A field that must be an array of this shape, one letter a dimension; letters agree within a record. dtype: in a store."""
+    options |= {"default": None} if optional else {}
+    return field(**options, metadata={"shape": shape.split(), "dtype": dtype})
+
+
+def column(shape: str, dtype: type, **options: Any) -> Any:
+    """A field with one row a step: the class's leading dimensions come before this shape."""
+    return shaped(f"* {shape}", dtype=dtype, **options)
+
+
+def stored(dtype: type, default: Any) -> Any:
+    """A field with one value an episode."""
+    return field(default=default, kw_only=True, metadata={"dtype": dtype})
+
+
+def check_record(record: Any) -> None:
+    """Raise a ValueError if an array of a record has another shape than its field says, or a number that is not finite."""
+    sizes: dict[str, int] = {}
+    name = type(record).__name__
+    for key, letters, optional in _shapes(type(record)):
+        value = getattr(record, key)
         if value is None and optional:
             continue
         got = getattr(value, "shape", None)
@@ -28,22 +46,22 @@ def _check(record):
             words = (letter + "+1" * more for letter, more in letters)
             wanted = ", ".join(w if e is None else f"{w}={e}" for e, w in zip(expected, words, strict=True))
             came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(f"{type(record).__name__}.{name}: expected shape ({wanted}), got {came}")
+            raise ValueError(f"{name}.{key}: expected shape ({wanted}), got {came}")
         sizes.update((letter, size - more) for (letter, more), size in zip(letters, got, strict=True))
-        _check_finite(f"{type(record).__name__}.{name}", value)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            row = np.argwhere(~np.isfinite(value))[0]
+            raise ValueError(f"{name}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
 
 
 @cache
-def _shapes(record_type):
-    """(name, ((letter, 1 if one more is meant), ...), optional) of each array of a record."""
-    letters = lambda shape: [(s.removesuffix("+1"), s.endswith("+1")) for s in shape]  # noqa: E731
-    return [(f.name, letters(f.metadata["shape"]), f.default is None) for f in fields(record_type) if "shape" in f.metadata]
-
-
-def _check_finite(name, value):
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
-        row = np.argwhere(~np.isfinite(value))[0]
-        raise ValueError(f"{name}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
+def _shapes(record: type) -> list[tuple[str, list[tuple[str, bool]], bool]]:
+    """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""
+    found = []
+    for f in fields(record):
+        if "shape" in f.metadata:
+            shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]  # type: ignore[attr-defined]
+            found.append((f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None))
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,14 +78,16 @@ class Spec:
     low: tuple = ()
     high: tuple = ()
     num_actions: int = 0
-    layout: tuple = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
+    entity_schema: tuple = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
     # which begins with 1 if it is there and is zeros if not; (): one vector with no inner order
 
     def __post_init__(self):
-        object.__setattr__(self, "layout", tuple((str(kind), int(width), int(count)) for kind, width, count in self.layout))
-        if self.layout and sum(width * count for _, width, count in self.layout) != self.observation_dim:
+        object.__setattr__(
+            self, "entity_schema", tuple((str(kind), int(width), int(count)) for kind, width, count in self.entity_schema)
+        )
+        if self.entity_schema and sum(width * count for _, width, count in self.entity_schema) != self.observation_dim:
             raise ValueError(
-                f"Spec.layout: expected blocks of {self.observation_dim} numbers in all, the size of an observation, got {self.layout}"
+                f"Spec.entity_schema: expected blocks of {self.observation_dim} numbers in all, the size of an observation, got {self.entity_schema}"
             )
         if self.num_actions and self.action_dim != 1:
             raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
@@ -80,101 +100,106 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Episode:
-    """One agent from start to end, raw units: row t is what was seen, what was done there, and what that brought."""
+class StepColumns(Generic[Array]):
+    """The columns with one row a step that episodes, stores, windows and batches have in common. Raw units."""
 
-    observations: np.ndarray = shaped("n S")
-    actions: np.ndarray = shaped("n A")
-    rewards: np.ndarray = shaped("n")
-    terminated: bool = False  # by the task
-    truncated: bool = True  # by the clock or the budget
-    task: str = ""  # the text of the task
-    group: int = 0  # episodes of one world share it; a split never parts a group
-    action_masks: np.ndarray | None = shaped("n C", optional=True)  # True where a discrete action was allowed
-    acted: np.ndarray | None = shaped("n", optional=True)  # False where the action is not to be imitated; None: all are
-    final_observation: np.ndarray | None = shaped("S", optional=True)  # what was seen after the last action, if it is known
-    agent: int | None = None  # which of its group it is: the same throughout the group, and nothing across groups
-    start: int | None = None  # the step of its world at which it appeared
-    later: float | None = None  # what the team was paid after it was gone, raw reward units; a part of every return-to-go
+    lead: ClassVar[list[str]] = ["n"]
+    observations: Array = column("S", np.float32)
+    actions: Array = column("A", np.float32)
+    rewards: Array | None = column("", np.float32, optional=True, kw_only=True)
+    action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)  # True where a discrete action is allowed
+    loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)  # False where the action is no training target
 
-    def __post_init__(self):
+
+STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
+OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None)
+
+
+@dataclass(frozen=True)
+class Episode(StepColumns[np.ndarray]):
+    """One agent from start to end, raw units. Row t: the observation, the action taken there and the reward it brought."""
+
+    rewards: np.ndarray = column("", np.float32)
+    terminated: bool = stored(np.bool_, False)  # by the task
+    truncated: bool = stored(np.bool_, True)  # by a time limit or a budget
+    task: str = stored(np.int32, "")  # the text of the task; a store keeps its index
+    group: int = stored(np.int64, 0)  # episodes of one world share it; a split never parts a group
+    final_observation: np.ndarray | None = shaped("S", optional=True, dtype=np.float32, kw_only=True)  # after the last action
+    agent: int | None = stored(np.int32, None)  # number in its group, the same throughout the group
+    start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
+    return_after_exit: float | None = stored(np.float32, None)  # reward of the team after it left; part of every return-to-go
+
+    def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
-        _check(self)
+        check_record(self)
+
+
+EPISODE_FIELDS = {f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS}  # name -> dtype in a store
 
 
 @dataclass(frozen=True)
 class History:
-    """What a policy is told: everything seen so far, now included, what was done and got before, and the return asked for."""
+    """What a policy acts on: all observations up to now, the actions and rewards before, and the target return."""
 
     observations: np.ndarray = shaped("t+1 S")
     actions: np.ndarray = shaped("t A")
     rewards: np.ndarray = shaped("t")
     target_return: float | None = None  # raw reward units for the whole episode; None: the run's own
     task: str = ""
-    action_masks: np.ndarray | None = shaped("t+1 C", optional=True)
+    action_masks: np.ndarray | None = shaped("t+1 C", optional=True, kw_only=True)
 
-    def __post_init__(self):
-        _check(self)
+    def __post_init__(self) -> None:
+        check_record(self)
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(StepColumns[np.ndarray]):
     """Up to T steps of B episodes, padded with zeros on the right. Timesteps count from 0 within the episode."""
 
-    observations: np.ndarray = shaped("B T S")
-    actions: np.ndarray = shaped("B T A")
+    lead: ClassVar[list[str]] = ["B", "T"]
     returns_to_go: np.ndarray = shaped("B T")  # raw reward units
     timesteps: np.ndarray = shaped("B T")
     mask: np.ndarray = shaped("B T")  # True where real
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
-    action_masks: np.ndarray | None = shaped("B T C", optional=True)
-    rewards: np.ndarray | None = shaped("B T", optional=True)  # of a log
-    acted: np.ndarray | None = shaped("B T", optional=True)  # of a log
-    team: np.ndarray | None = shaped("B", optional=True)  # which rows are read together: 0, 0, 0, 1, 1, .. in their order
-    identity: np.ndarray | None = shaped("B", optional=True)  # who each is in its team
-    told: np.ndarray | None = shaped("B", optional=True)  # which of its sampler's texts each row's team is told
+    team: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
+    identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
+    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # of a team: which of its sampler's texts
 
-    def __post_init__(self):
-        _check(self)
-
-    @property
-    def imitated(self):
-        """(B, T), True where the loss counts."""
-        return self.mask if self.acted is None else self.acted
+    def __post_init__(self) -> None:
+        if self.loss_mask is None:
+            object.__setattr__(self, "loss_mask", self.mask)
+        check_record(self)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A Window as tensors, with the U different texts of its rows, padded on the right."""
+class Batch(StepColumns[torch.Tensor]):
+    """A Window as tensors, with the U distinct texts of its rows, padded on the right."""
 
-    observations: torch.Tensor = shaped("B T S")
-    actions: torch.Tensor = shaped("B T A")
+    lead: ClassVar[list[str]] = ["B", "T"]
     returns_to_go: torch.Tensor = shaped("B T")
     timesteps: torch.Tensor = shaped("B T")
     mask: torch.Tensor = shaped("B T")
     text_ids: torch.Tensor = shaped("U L")  # L = 0: no text
     text_mask: torch.Tensor = shaped("U L")
-    text_index: torch.Tensor = shaped("B")  # which text each row has
-    action_masks: torch.Tensor | None = shaped("B T C", optional=True)
-    rewards: torch.Tensor | None = shaped("B T", optional=True)
-    acted: torch.Tensor | None = shaped("B T", optional=True)
-    team: torch.Tensor | None = shaped("B", optional=True)
-    identity: torch.Tensor | None = shaped("B", optional=True)
+    text_index: torch.Tensor = shaped("B")  # the text of each row
+    team: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
+    identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
 
-    def __post_init__(self):
-        _check(self)
+    def __post_init__(self) -> None:
+        if self.loss_mask is None:
+            object.__setattr__(self, "loss_mask", self.mask)
+        check_record(self)
 
-    imitated = Window.imitated
+    def until(self, step: int) -> Self:
+        """The batch without the steps from this one on."""
+        per_step = [name for name, letters, _ in _shapes(type(self)) if [letter for letter, _ in letters[:2]] == ["B", "T"]]
+        parts = {name: getattr(self, name) for name in per_step}
+        return replace(self, **{name: x if x is None else x[:, :step] for name, x in parts.items()})
 
-    def until(self, step):
-        """The same without the steps from this one on."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["shape"][:2] == ["B", "T"]}
-        return replace(self, **{name: x if x is None else x[:, :step] for name, x in named.items()})
-
-    def to(self, device):
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: x if x is None else x.to(device, non_blocking=True) for name, x in moved.items()})
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on this device."""
+        return replace(self, **{name: x if x is None else x.to(device, non_blocking=True) for name, x in vars(self).items()})
 
 
 @dataclass(frozen=True)

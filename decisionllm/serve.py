@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.serving import replicas
 from decisionllm.serving.app import create_app
@@ -55,11 +56,11 @@ def application(config, *, token=None):
     for name in ("deadline", "batch", "queue", "body"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
-    acting = {key: config[key] for key in ("target_return", "stride", "decode", "plan")}
+    acting = config["act"]
     policy, trained, facts = checkpoint.load(config["run"], device=config["device"], **acting)
     auction = facts["dataset"].get("env") in ("auction", "journal")
     return create_app(
-        policy, card(config["run"], policy, trained, facts), facts["dataset"] if auction else None,
+        policy, card(config["run"], policy, trained, facts), ObservationSpec.of(facts["dataset"]) if auction else None,
         Journal(journal_of(config)) if auction else None, token=token, body=config["body"],
         exchange={"currency": config["currency"], "seat": config["seat"]},
         desk={"cache": int(config["cache"] * 1e6), "kept": config["kept"], "horizon": config["horizon"], "pacing": config["pacing"]},
@@ -73,11 +74,11 @@ def journal_of(config):
 
 def card(run, policy, trained, facts):
     """What /v1/model says."""
-    weights = checkpoint.find(checkpoint.acting(run, trained)) / "model.safetensors"
+    weights = checkpoint.find(checkpoint.weights_folder(run, trained)) / "model.safetensors"
     return {
         "run": Path(run).name, "model": blake2b(weights.read_bytes(), digest_size=6).hexdigest(), "dataset": facts["dataset"]["name"],
         "fingerprint": facts["fingerprint"], "spec": facts["spec"], "window": policy.window, "stride": policy.stride,
-        "decode": policy.decode, "target_return": policy.target_return, "asks": policy.asks,
+        "decode": policy.decode, "target_return": policy.target_return, "return_conditioned": policy.return_conditioned,
         "backbone": trained["backbone"] | {"folder": None} if "folder" in trained["backbone"] else trained["backbone"],
         "text": facts["dataset"].get("text", "none"), "parameters": sum(p.numel() for p in policy.model.parameters()),
         "versions": facts["versions"],

@@ -28,56 +28,70 @@ SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 def train(config):
     """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
     run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
-    if config["preference"] < 0:
-        raise ValueError(f"preference: expected 0 or more, got {config['preference']}")
-    for key in ("window", "steps", "batch_size", "accumulate", "lr", "log_every", "save_every"):
-        if not config[key] > 0:
-            raise ValueError(f"{key}: expected more than 0, got {config[key]}")
-    if config["best"] and not (config["held_out"] and config["validation_batches"]):
+    options = checkpoint.flat(config)
+    if options["data.return_weighting_temperature"] < 0:
+        raise ValueError(
+            f"data.return_weighting_temperature: expected 0 or more, got {options['data.return_weighting_temperature']}"
+        )
+    for key in ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every"):
+        if not options[key] > 0:
+            raise ValueError(f"{key}: expected more than 0, got {options[key]}")
+    if config["log"]["keep_best"] and not (config["data"]["held_out"] and config["log"]["validation_batches"]):
         raise ValueError(
             "best: needs held-out groups to tell which weights are best; expected held_out and validation_batches above 0"
         )
     AcceleratorState._reset_state(reset_partial_state=True)  # the runs of a sweep share a process, not a precision or device
     accelerator = Accelerator(
         mixed_precision=precision(config), cpu=checkpoint.usable(config["device"]) == "cpu", project_dir=run,
-        log_with=None if config["tracker"] == "none" else config["tracker"],
+        log_with=None if config["log"]["tracker"] == "none" else config["log"]["tracker"],
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word vectors, where there is no text
     )  # fmt: skip
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     say = console.print if main else lambda *_: None
-    parts = world * config["accumulate"]  # each batch is dealt out to the processes, and there to micro-batches
-    if config["batch_size"] % parts:
+    parts = world * config["optim"]["accumulate"]  # each batch is dealt out to the processes, and there to micro-batches
+    if config["optim"]["batch_size"] % parts:
         raise ValueError(
-            f"batch_size: expected a multiple of {world} processes x accumulate={config['accumulate']}, got {config['batch_size']}"
+            f"batch_size: expected a multiple of {world} processes x optim.accumulate={config['optim']['accumulate']}, got {config['optim']['batch_size']}"
         )
 
     # the data: windows of the chosen episodes
     with accelerator.main_process_first():
-        store = prepare(config["dataset"], config["home"])
+        store = prepare(config["dataset"], config["cache_dir"])
     chosen, held_out = windows.select(
-        store, **{key: config[key] for key in ("fraction", "quality", "held_out")}, seed=config["data_seed"]
+        store,
+        **{key: config["data"][key] for key in ("fraction", "min_return_quantile", "held_out")},
+        seed=config["data"]["seed"],
     )
-    steps = windows.of_store(store, ahead=config["ahead"])
+    steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     if not len(chosen):
-        raise ValueError(f"ahead: expected episodes of at least {config['ahead']} steps, the longest has {store.lengths.max()}")
-    preferred = windows.preference(store.returns, config["preference"]) if config["preference"] else None
-    options = {"T": config["window"] + config["dynamics"], "batch_size": config["batch_size"]}
+        raise ValueError(
+            f"ahead: expected episodes of at least {config['model']['return_horizon']} steps, the longest has {store.lengths.max()}"
+        )
+    preferred = (
+        windows.return_weights(store.returns, config["data"]["return_weighting_temperature"])
+        if config["data"]["return_weighting_temperature"]
+        else None
+    )
+    options = {"T": config["window"] + config["model"]["dynamics"], "batch_size": config["optim"]["batch_size"]}
     draw = partial(windows.Sampler, steps, **options)
-    if config["execution"] != "per_agent":
-        options |= {"alone": 0.5 * (config["execution"] == "both"), **{key: config[key] for key in ("drop_agents", "order")}}
+    if config["team"]["execution"] != "per_agent":
+        options |= {
+            "alone": 0.5 * (config["team"]["execution"] == "both"),
+            **{key: config["team"][key] for key in ("drop_agents", "order")},
+        }
         draw = partial(teams.TeamSampler, steps, store, **options)
     sampler, validator = (
         draw(episodes, seed=seed, weights=weights) if len(episodes) else None
         for episodes, seed, weights in ((chosen, config["seed"], preferred), (held_out, 0, None))
     )
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
-    returns = steps.returns_to_go[rows] if config["ahead"] else store.returns[chosen]
+    returns = steps.returns_to_go[rows] if config["model"]["return_horizon"] else store.returns[chosen]
 
     # the model, and its parameters in named groups
     model = checkpoint.make_model(config, store.spec)
     model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
-    if config["dynamics"]:
+    if config["model"]["dynamics"]:
         pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in chosen])  # rows whose next is known
         model.normalizer.fit_dynamics(store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows])
     texts = text.encode(model.backbone.tokenizer, getattr(sampler, "tasks", store.tasks))
@@ -90,13 +104,14 @@ def train(config):
         step, elapsed = resume(run, model, optimizer, facts)
     elif main:
         targets = {
-            str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["target_quantile"])})
+            str(q): float(np.quantile(returns, q))
+            for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["act"]["target_quantile"])})
         }
         checkpoint.describe(run, config, store, targets=targets, frozen=fingerprint(model.backbone))
     lowest = trim(run / "metrics.jsonl", step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
     inner = accelerator.unwrap_model(model)
-    if config["tracker"] != "none":
+    if config["log"]["tracker"] != "none":
         accelerator.init_trackers("decisionllm")
 
     size, trained = (
@@ -107,17 +122,19 @@ def train(config):
         f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}"
     )
     limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
-    say(f"training: {limit} of {config['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}")
+    say(
+        f"training: {limit} of {config['optim']['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}"
+    )
 
     def collated(window, rows):
         window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-        told = store.task[window.episodes] if window.told is None else window.told
+        told = store.task[window.episodes] if window.text_index is None else window.text_index
         return collate(window, texts, told).to(accelerator.device)
 
     @torch.no_grad()
     def validate():
         model.eval()
-        terms = [inner(collated(validator(i), slice(None))) for i in range(config["validation_batches"])]
+        terms = [inner(collated(validator(i), slice(None))) for i in range(config["log"]["validation_batches"])]
         model.train()
         return {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
 
@@ -141,9 +158,9 @@ def train(config):
                 progress, stopped = float(agreed[0]), float(agreed[1]) > 0
             over = progress >= 1 or stopped
 
-            if count and (over or step % config["log_every"] == 0 or step % config["save_every"] == 0):
+            if count and (over or step % config["log"]["every"] == 0 or step % config["log"]["save_every"] == 0):
                 values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
-                values |= validate() if validator and config["validation_batches"] else {}
+                values |= validate() if validator and config["log"]["validation_batches"] else {}
                 if not all(map(math.isfinite, values.values())) or not all(
                     w.isfinite().all() for w in inner.parameters() if w.requires_grad
                 ):
@@ -159,7 +176,7 @@ def train(config):
                 if main:
                     with (run / "metrics.jsonl").open("a") as file:
                         file.write(json.dumps({"step": step} | values) + "\n")
-                    if config["best"] and values["held_out_nll"] < lowest:
+                    if config["log"]["keep_best"] and values["held_out_nll"] < lowest:
                         lowest = values["held_out_nll"]
                         checkpoint.save(run / "best", inner, {}, {"step": step})
                     if over or console.is_terminal or elapsed - said > 10:
@@ -168,7 +185,7 @@ def train(config):
                             f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
                         )
                         say(f"{run.name}: step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
-                    if over or step % config["save_every"] == 0:
+                    if over or step % config["log"]["save_every"] == 0:
                         checkpoint.save(
                             run,
                             inner,
@@ -180,7 +197,9 @@ def train(config):
 
             cosine = (1 + math.cos(math.pi * progress)) / 2
             rate = (
-                config["lr"] * min((step + 1) / max(config["warmup"], 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+                config["optim"]["lr"]
+                * min((step + 1) / max(config["optim"]["warmup"], 1), 1)
+                * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
             )
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["scale"]
@@ -190,12 +209,14 @@ def train(config):
                 batch = collated(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
                 with accelerator.autocast():
                     terms = model(batch)
-                share = batch.imitated.sum() * world / window.imitated.sum()  # each has the same weight, whoever it is dealt to
+                share = (
+                    batch.loss_mask.sum() * world / window.loss_mask.sum()
+                )  # each has the same weight, whoever it is dealt to
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
                     sums[name] = sums.get(name, 0.0) + term.detach() * share / world
-            if config["clip"]:
-                accelerator.clip_grad_norm_(model.parameters(), config["clip"])
+            if config["optim"]["clip"]:
+                accelerator.clip_grad_norm_(model.parameters(), config["optim"]["clip"])
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
             step, count = step + 1, count + 1
@@ -221,7 +242,7 @@ def parameter_groups(model, config):
     )
     return [
         {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
-         "scale": 1.0 if new else config["lr_backbone"] / config["lr"], "weight_decay": config["weight_decay"] * decay}
+         "scale": 1.0 if new else config["optim"]["lr_backbone"] / config["optim"]["lr"], "weight_decay": config["optim"]["weight_decay"] * decay}
         for (new, decay), weights in groups.items() if weights
     ]  # fmt: skip
 
@@ -261,10 +282,10 @@ def trim(path, step):
 def precision(config):
     """`bf16` where the processor multiplies it faster than float32, if the choice is left to us."""
     device = checkpoint.usable(config["device"])
-    if config["precision"] not in ("auto", "no", "bf16"):
-        raise ValueError(f"precision: expected auto, no or bf16, got {config['precision']!r}")
-    if config["precision"] != "auto":
-        return config["precision"]
+    if config["optim"]["precision"] not in ("auto", "no", "bf16"):
+        raise ValueError(f"precision: expected auto, no or bf16, got {config['optim']['precision']!r}")
+    if config["optim"]["precision"] != "auto":
+        return config["optim"]["precision"]
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
     fast = any(getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("avx512_bf16", "amx_tile"))

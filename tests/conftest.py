@@ -73,14 +73,22 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     return model.eval()
 
 
-def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", ahead=0, plan=0, **options):
-    return Policy(make_model(spec, **options), window, stride, target_return, ahead=ahead, decode=decode, plan=plan)
+def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", return_horizon=0, planning_horizon=0, **options):
+    return Policy(
+        make_model(spec, **options),
+        window,
+        stride,
+        target_return,
+        return_horizon=return_horizon,
+        decode=decode,
+        planning_horizon=plan,
+    )
 
 
 NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")
 DT = ("backbone=dt", "backbone.width=32", "backbone.layers=2")  # with its dropout
-LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "batch_size=8", "steps=4", "warmup=2", "seed=7", "log_every=1",
-        "validation_batches=1", "precision=no", "device=cpu", "tracker=none")  # fmt: skip
+LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "optim.batch_size=8", "steps=4", "optim.warmup=2", "seed=7", "log.every=1",
+        "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none")  # fmt: skip
 
 
 def command(verb, *overrides):

@@ -14,11 +14,11 @@ from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, episode, make_store
 
-SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "batch_size=32", "seed=7", "device=cpu")
+SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "optim.batch_size=32", "seed=7", "device=cpu")
 
 
 def trained(path, *words):
-    assert command("baseline", *SYNTHETIC, f"run={path}", f"home={path.parent}/data", *words) == 0
+    assert command("baseline", *SYNTHETIC, f"run={path}", f"cache_dir={path.parent}/data", *words) == 0
     return path
 
 
@@ -74,7 +74,10 @@ def test_a_few_extreme_actions_can_be_left_outside_the_range(store):
     actions = np.append(np.arange(100), 10_000.0)[:, None]
     scales = scaled(store.spec, store.observations, actions, edge=0.05)
     assert scales["low"].tolist() == [5] and scales["high"].tolist() == [95]
-    for edge, message in ((0.5, "expected a share of the actions from 0"), (0.4, "expected actions that differ, at edge=0.4")):
+    for edge, message in (
+        (0.5, "expected a share of the actions from 0"),
+        (0.4, "expected actions that differ, at action_clip_quantile=0.4"),
+    ):
         with pytest.raises(ValueError, match=message):
             scaled(store.spec, store.observations, np.append(np.zeros(99), 1.0)[:, None], edge=edge)
 
@@ -92,9 +95,9 @@ def test_every_algorithm_finds_the_actions_that_earn_more(algorithm, tmp_path, m
     rng = np.random.default_rng(0)
     seen, done = rng.normal(size=(500, 1, 2)).astype(np.float32), rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32)
     log = [Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False) for o, a in zip(seen, done, strict=True)]
-    monkeypatch.setattr("decisionllm.baseline.prepare", lambda dataset, home: make_store(tmp_path / "store", log))
+    monkeypatch.setattr("decisionllm.baseline.prepare", lambda dataset, cache_dir: make_store(tmp_path / "store", log))
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
-    run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log_every=40", *rates)
+    run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
     (policy, _, facts), written = checkpoint.load(run), (run / "losses.jsonl").read_text().splitlines()
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
     assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and facts["versions"]["d3rlpy"]
@@ -102,9 +105,9 @@ def test_every_algorithm_finds_the_actions_that_earn_more(algorithm, tmp_path, m
 
 def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monkeypatch):
     run = trained(tmp_path / "iql", "steps=2")
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}/nano", f"home={tmp_path}/data") == 0
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/nano", f"cache_dir={tmp_path}/data") == 0
     monkeypatch.setitem(sys.modules, "d3rlpy", None)
-    assert command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "decode=sample") == 0
+    assert command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "act.decode=sample") == 0
     row, other = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
     assert row.keys() == other.keys() and (row["decode"], other["decode"]) == ("mode", "sample")
     assert (row["policy"], row["seed"], row["target_return"], row["headline"], row["n"]) == ("iql", 7, None, True, 5)
@@ -121,7 +124,7 @@ def test_the_same_seed_trains_the_same_actor(tmp_path):
 
 
 def test_options_are_the_librarys_and_volume_is_ours(tmp_path, capsys):
-    run = trained(tmp_path / "run", "steps=1", "+options.gamma=0.5", "fraction=0.5", "name=mine")
+    run = trained(tmp_path / "run", "steps=1", "+options.gamma=0.5", "data.fraction=0.5", "name=mine")
     assert yaml.safe_load((run / "config.yaml").read_text())["options"] == {"gamma": 0.5}
     assert "30 episodes" in capsys.readouterr().out
 
@@ -146,7 +149,7 @@ def test_a_run_without_weights_says_so(tmp_path):
 @pytest.mark.parametrize(("words", "message"), [
     (["algorithm=sac"], "algorithm: expected cql or iql or td3bc of a baseline, got 'sac'"),
     (["text=goal"], "text: expected none of a baseline, got 'goal'"),
-    (["truncated=maybe"], "truncated: expected goes-on or ends of a baseline, got 'maybe'"),
+    (["time_limits=maybe"], "truncated: expected goes-on or ends of a baseline, got 'maybe'"),
     (["steps=0"], "steps: expected more than 0, got 0"),
     (["+options.gama=1"], "options: IQLConfig.__init__() got an unexpected keyword argument 'gama'"),
     (["dataset=synthetic-discrete"], "synthetic: a baseline needs continuous actions, these are one of 5"),

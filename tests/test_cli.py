@@ -28,17 +28,17 @@ USAGE = {
     "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
     "train steps=abc": 'steps: expected a whole number, got "abc"',
     "train steps=1.5": "steps: expected a whole number, got 1.5",
-    "train lr=[1]": "lr: expected a number, got [1]",
+    "train optim.lr=[1]": "lr: expected a number, got [1]",
     "train backbone.width=wide": 'backbone.width: expected a whole number, got "wide"',
     "train fresh=1": "fresh: expected true or false, got 1",
-    "train clip=true": "clip: expected a number, got true",
-    "train tracker=null": "tracker: expected text, got null",
+    "train optim.clip=true": "clip: expected a number, got true",
+    "train log.tracker=null": "tracker: expected text, got null",
     "train ~steps": "steps: expected a value, got none",
-    "evaluate run=a sweep=0.5": "sweep: expected a list, got 0.5",
+    "evaluate run=a target_quantiles=0.5": "sweep: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
     "train steps": "missing EQUAL",
-    "train lr=1,2": "To sweep over it, add --multirun",
+    "train optim.lr=1,2": "To sweep over it, add --multirun",
 }
 
 
@@ -90,12 +90,12 @@ def test_a_module_run_by_name_exits_with_the_code():
 
 FAILED = {
     "device=tpu": "device: expected auto, cpu or cuda, got 'tpu'",
-    "precision=fp8": "precision: expected auto, no or bf16, got 'fp8'",
-    "tracker=paper": "paper",
-    "batch_size=7 accumulate=2": "batch_size: expected a multiple of 1 processes x accumulate=2, got 7",
+    "optim.precision=fp8": "precision: expected auto, no or bf16, got 'fp8'",
+    "log.tracker=paper": "paper",
+    "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
     "text=shuffled": "dataset.text: expected none or goal, got 'shuffled'",
     "head=discrete": "head=discrete: expected discrete actions, the data has continuous ones",
-    "fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
+    "data.fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
     "backbone.tune=half": "backbone.tune: expected lora, full or frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
     "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
@@ -152,14 +152,14 @@ class Flow(nn.Module):
 
 
 def test_numbers_take_the_type_of_their_default(tmp_path):
-    assert command("train", *LOOP, *NANO, "steps=4e0", "lr=1", "name=7", f"run={tmp_path}") == 0
+    assert command("train", *LOOP, *NANO, "steps=4e0", "optim.lr=1", "name=7", f"run={tmp_path}") == 0
     lines = (tmp_path / "config.yaml").read_text().splitlines()
     assert {"steps: 4", "lr: 1.0", "name: '7'", "lr_backbone: 1.0"} <= set(lines)
 
 
 def test_a_sweep_goes_on_after_a_failed_run_and_stops_at_ctrl_c(tmp_path, monkeypatch, capsys):
     words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}")
-    assert command("train", *words, f"run={tmp_path}/${{lr}}", "lr=0,0.01") == 1
+    assert command("train", *words, f"run={tmp_path}/${{lr}}", "optim.lr=0,0.01") == 1
     assert "lr: expected more than 0" in capsys.readouterr().err and len(metrics(tmp_path / "0.01")) == 4
     interrupt(monkeypatch, step=1)
     assert command("train", *words, f"run={tmp_path}/${{window}}", "window=5,6") == 130

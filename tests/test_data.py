@@ -37,12 +37,12 @@ def test_a_card_by_hand(tmp_path):
 
 def test_a_card_shows_the_returns_of_the_next_steps(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2, 3]), episode([4], terminated=True, truncated=False)])
-    found = lines(store, ahead=2)["next"]
+    found = lines(store, return_horizon=2)["next"]
     assert found.split(maxsplit=1) == ["2", "0 %: 3.00, 10 %: 3.20, 50 %: 4.00, 90 %: 4.80, 99 %: 4.98, 100 %: 5.00"], (
         "of 3, 5 and 4"
     )
     with pytest.raises(ValueError, match="ahead: expected episodes of at least 9 steps, the longest has 3"):
-        list(card(make_store(tmp_path / "s", [episode([1, 2, 3])]), ahead=9))
+        list(card(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=9))
 
 
 def test_a_card_counts_discrete_actions(tmp_path):
@@ -90,9 +90,9 @@ def config(tmp_path, dataset, **changed):
 
 
 def test_the_verb_prints_what_the_functions_say(tmp_path, capsys):
-    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6, text="goal"), ahead=3))
+    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6, text="goal"), return_horizon=3))
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [*card(store, ahead=3), *window(store, 4, ahead=3)]
+    assert printed == [*card(store, return_horizon=3), *window(store, 4, return_horizon=3)]
     assert open_store(store.path).fingerprint == store.fingerprint
 
 

@@ -15,10 +15,16 @@ def runs(tmp_path_factory):
     """Three short runs on synthetic data and one on a small maze log: folder -> each by its name."""
     path = tmp_path_factory.mktemp("trained")
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
-    made = {"plain": (), "told": ("text=goal",), "cloned": ("returns=none", "seed=8"), "maze": maze, "no-world": ("env=none",)}
+    made = {
+        "plain": (),
+        "told": ("text=goal",),
+        "cloned": ("model.condition_on=none", "seed=8"),
+        "maze": maze,
+        "no-world": ("env=none",),
+    }
     for name, words in made.items():
         loop = [word for word in LOOP if not (name == "maze" and word.startswith("dataset"))]
-        assert command("train", *loop, *NANO, *words, f"name={name}", f"run={path}/{name}", f"home={path}/data") == 0
+        assert command("train", *loop, *NANO, *words, f"name={name}", f"run={path}/{name}", f"cache_dir={path}/data") == 0
     return path
 
 
@@ -48,8 +54,8 @@ def test_a_row_says_what_was_evaluated_and_how(runs, tmp_path):
 
 
 def test_the_same_evaluation_gives_the_same_numbers_even_where_actions_are_drawn(runs, tmp_path):
-    first, second = (evaluated(tmp_path / str(i), f"run={runs}/plain", "decode=sample")[0] for i in (1, 2))
-    mode, other = (evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0] for word in ("decode=mode", "seed=1"))
+    first, second = (evaluated(tmp_path / str(i), f"run={runs}/plain", "act.decode=sample")[0] for i in (1, 2))
+    mode, other = (evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0] for word in ("act.decode=mode", "seed=1"))
     assert first["return"] == second["return"] and first["decode"] == "sample"
     assert len({first["return"], mode["return"], other["return"]}) == 3
 
@@ -64,7 +70,7 @@ def test_the_report_is_one_page_with_its_pictures_and_these_beside_it(runs, tmp_
 
 
 def test_more_targets_are_asked_for_and_one_is_the_headline(runs, tmp_path):
-    rows = evaluated(tmp_path, f"run={runs}/plain", "sweep=[0.5,1,0.9]", "targets=[-7]")
+    rows = evaluated(tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]")
     known = json.loads((runs / "plain" / "run.json").read_text())["targets"]
     assert [row["target_return"] for row in rows] == [known["0.9"], known["0.5"], known["1.0"], -7.0]  # 0.9 is not played twice
     assert [row["headline"] for row in rows] == [True, False, False, False]
@@ -72,7 +78,7 @@ def test_more_targets_are_asked_for_and_one_is_the_headline(runs, tmp_path):
 
 
 def test_a_policy_that_is_told_no_return_is_asked_for_none(runs, tmp_path):
-    (row,) = evaluated(tmp_path, f"run={runs}/cloned", "sweep=[0.5]", "targets=[-7]")
+    (row,) = evaluated(tmp_path, f"run={runs}/cloned", "target_quantiles=[0.5]", "target_returns=[-7]")
     assert row["target_return"] is None and row["headline"]
 
 
@@ -117,10 +123,10 @@ def test_scripted_players_stand_beside_the_policy_once(runs, tmp_path):
 
 
 @pytest.mark.parametrize(("run", "words", "message"), [
-    ("plain", ["sweep=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
+    ("plain", ["target_quantiles=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
     ("plain", ["episodes=0"], "expected at least one of each"),
-    ("plain", ["stride=9"], "stride: expected 1 .. 5"),
-    ("plain", ["decode=guess"], "decode: expected mode, mean"),
+    ("plain", ["act.stride=9"], "stride: expected 1 .. 5"),
+    ("plain", ["act.decode=guess"], "decode: expected mode, mean"),
     ("plain", ["device=tpu"], "device: expected auto, cpu or cuda, got 'tpu'"),
     ("plain", ["+env.goa=south"], "unexpected keyword argument 'goa'"),
     ("no-world", [], "env=none, there is no world to roll out in"),

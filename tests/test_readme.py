@@ -31,7 +31,7 @@ def test_the_first_run_runs(tmp_path, monkeypatch):
     block = README.split("## A first run")[1].split("```sh\n")[1].split("```")[0]
     for line in block.splitlines():
         verb, *overrides = shlex.split(line)[1:]
-        assert command(verb, *overrides, *(["steps=20", "tracker=none"] if verb == "train" else [])) == 0
+        assert command(verb, *overrides, *(["steps=20", "log.tracker=none"] if verb == "train" else [])) == 0
     assert (tmp_path / "runs" / "report.html").is_file() and (tmp_path / "runs" / "results.jsonl").is_file()
 
 

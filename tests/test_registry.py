@@ -14,7 +14,7 @@ from decisionllm.schema import Spec
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
     "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),
-    "pointer": Spec(observation_dim=8, action_dim=1, horizon=20, num_actions=5, layout=(("own", 2, 1), ("enemy", 2, 3))),
+    "pointer": Spec(observation_dim=8, action_dim=1, horizon=20, num_actions=5, entity_schema=(("own", 2, 1), ("enemy", 2, 3))),
     "continuous": Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)),
 }
 
@@ -84,13 +84,17 @@ def discovered(monkeypatch, tmp_path):
 
 def test_names_are_unique_and_say_where_they_are_taken(discovered):
     mark = '@register("head", "mine")'
-    with pytest.raises(ValueError, match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two"):
+    with pytest.raises(
+        ValueError, match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two"
+    ):
         discovered("models/heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
 
 
 def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
     mark = '@register("head", "mine", num_binz=3)'
-    with pytest.raises(ValueError, match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep"):
+    with pytest.raises(
+        ValueError, match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep"
+    ):
         discovered("models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
 
 

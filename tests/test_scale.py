@@ -28,8 +28,8 @@ def listed(key, words):
 SMALL = (  # two sizes, two volumes, two qualities, one seed; two learning rates a size
     "study=smoke", "~study.axes.size.w64", "study.axes.fraction=[1.0,0.25]", "study.seeds=[3]", "study.budget.steps=4",
     "study.lr.values=[1e-3,1e-2]", "study.windows=64", "executor=here", "device=cpu", listed("evaluate", "episodes=3"),
-    listed("train", "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 batch_size=8 "
-           "warmup=1 log_every=2 validation_batches=1 precision=no held_out=0.2"),
+    listed("train", "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 optim.batch_size=8 "
+           "optim.warmup=1 log.every=2 log.validation_batches=1 optim.precision=no data.held_out=0.2"),
     listed("axes.size.w16", "backbone.width=16 backbone.layers=1 backbone.inner=16"),
     listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32"),
 )  # fmt: skip
@@ -50,7 +50,7 @@ def stamps(out):
 def finished(tmp_path_factory):
     """A study that was run: out, with its data beside it."""
     out = tmp_path_factory.mktemp("studies") / "small"
-    assert small(out, f"home={out.parent}/data") == 0
+    assert small(out, f"cache_dir={out.parent}/data") == 0
     return out
 
 
@@ -81,9 +81,9 @@ def test_a_tuned_rate_is_that_of_the_backbone_too(finished):
 def test_the_same_command_runs_nothing_again_and_a_new_seed_only_what_is_new(finished, tmp_path):
     out = tmp_path / "small"
     shutil.copytree(finished, out)
-    home, before = f"home={finished.parent}/data", stamps(out)
-    assert small(out, home) == 0 and stamps(out) == before
-    assert small(out, home, "study.seeds=[3,4]", "study.axes.quality=[0.0]") == 0
+    cache_dir, before = f"cache_dir={finished.parent}/data", stamps(out)
+    assert small(out, cache_dir) == 0 and stamps(out) == before
+    assert small(out, cache_dir, "study.seeds=[3,4]", "study.axes.quality=[0.0]") == 0
     after = stamps(out)
     assert before.items() <= after.items() and len(after) == len(before) + 4
 
@@ -135,7 +135,7 @@ def test_a_run_that_was_planned_for_something_else_is_not_made(finished, tmp_pat
     job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
     job["train"]["backbone"]["folder"] = ""
     with pytest.raises(ValueError, match=message):
-        scale.execute(tmp_path, job, home=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
+        scale.execute(tmp_path, job, cache_dir=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -213,18 +213,18 @@ WRONG = {
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
     shlex.quote(
-        listed("train", "dataset=permutation backbone=nano head=discrete held_out=0.2")
+        listed("train", "dataset=permutation backbone=nano head=discrete data.held_out=0.2")
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
-        listed("train", "dataset=spread dataset.groups=20 execution=both held_out=0.2")
-    ): "study.train: expected execution=per_agent, got both",
+        listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")
+    ): "study.train: expected team.execution=per_agent, got both",
     "study.exclude=[{size:w17}]": "study.exclude: expected axes and values of the grid",
     "study.exclude=[{depth:1}]": "study.exclude: expected axes and values of the grid",
     "study.budget.rule=forever": "study.budget.rule: expected one of steps, compute, converged, got 'forever'",
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
-    shlex.quote(listed("train", "dataset=synthetic held_out=0.0")): "holds none out",
+    shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
     "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
     "executor=moon": "executor: expected one of local, here, ray, slurm, got 'moon'",
     "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), nobody answers",
@@ -255,7 +255,7 @@ def test_an_edited_run_folder_is_one_clear_error(finished, tmp_path, capsys):
     job.write_text(job.read_text().replace('"window": 3', '"window": 5'))
     before = sorted(path.name for path in out.rglob("*"))
     for action in ("run", "status", "report"):
-        assert small(out, f"home={finished.parent}/data", f"action={action}") == 1
+        assert small(out, f"cache_dir={finished.parent}/data", f"action={action}") == 1
         assert "job.json was edited" in capsys.readouterr().err
     assert sorted(path.name for path in out.rglob("*")) == before
 
@@ -294,7 +294,7 @@ def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
                     "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
-    mine["train"] += ["dataset.episodes=60", "batch_size=8"]
+    mine["train"] += ["dataset.episodes=60", "optim.batch_size=8"]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     words = ("--config-dir", tmp_path, "study=mine", "executor=here", "device=cpu", f"out={tmp_path}/out")
@@ -317,7 +317,10 @@ def test_quality_is_the_mean_return_above_the_worst_or_where_all_have_one_how_so
 
 
 def test_a_run_on_a_trunk_is_another_once_the_trunk_is(tmp_path):
-    loop, here = "dataset=synthetic dataset.episodes=60 window=3 batch_size=8 precision=no held_out=0.2", f"home={tmp_path}"
+    loop, here = (
+        "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2",
+        f"cache_dir={tmp_path}",
+    )
     sizes = {
         "w32": "backbone=nano backbone.width=16",
         "w16": f"backbone=pretrained backbone.folder={tmp_path}/a backbone.lora_rank=2",
@@ -325,7 +328,15 @@ def test_a_run_on_a_trunk_is_another_once_the_trunk_is(tmp_path):
     words = [listed("train", loop), *(listed(f"axes.size.{size}", chosen) for size, chosen in sizes.items()), *ONE, here]
     found = []
     for steps in (2, 3):
-        trunk = *loop.split(), *sizes["w32"].split(), f"run={tmp_path}/a", f"steps={steps}", "fresh=true", "tracker=none", here
+        trunk = (
+            *loop.split(),
+            *sizes["w32"].split(),
+            f"run={tmp_path}/a",
+            f"steps={steps}",
+            "fresh=true",
+            "log.tracker=none",
+            here,
+        )
         assert command("train", *trunk) == 0
         assert small(tmp_path / "out", *words) == 0
         found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})

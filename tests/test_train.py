@@ -34,7 +34,9 @@ def same_bits(a, b):
 
 
 @pytest.mark.parametrize(
-    "model", [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins", "dynamics=true")], ids=" ".join
+    "model",
+    [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins", "model.dynamics=true")],
+    ids=" ".join,
 )
 def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkeypatch, capsys):
     assert command("train", *LOOP, *model, f"run={tmp_path}/straight") == 0
@@ -51,7 +53,18 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
 
 
 def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(tmp_path, monkeypatch):
-    worse = ("train", *LOOP, *NANO, "best=true", "held_out=0.2", "log_every=1", "lr=0.3", "warmup=1", "clip=0", "steps=4")
+    worse = (
+        "train",
+        *LOOP,
+        *NANO,
+        "log.keep_best=true",
+        "data.held_out=0.2",
+        "log.every=1",
+        "optim.lr=0.3",
+        "optim.warmup=1",
+        "optim.clip=0",
+        "steps=4",
+    )
     assert command(*worse, f"run={tmp_path}/straight") == 0
     losses = {row["step"]: row["held_out_nll"] for row in metrics(tmp_path / "straight")}
     lowest = min(losses, key=losses.get)
@@ -69,7 +82,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         assert command(*worse, f"run={tmp_path}/resumed") == 130
     assert command(*worse, f"run={tmp_path}/resumed") == 0
     assert same_bits(best, load_file(tmp_path / "resumed/best/checkpoint/model.safetensors"))
-    assert command(*worse, f"run={tmp_path}/resumed", "best=false", "fresh=true") == 0
+    assert command(*worse, f"run={tmp_path}/resumed", "log.keep_best=false", "fresh=true") == 0
     assert not (tmp_path / "resumed/best").exists()
 
 
@@ -79,7 +92,7 @@ def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
 
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
-    assert command("train", *LOOP, *NANO, "best=true", "held_out=0", f"run={tmp_path}/run") == 1
+    assert command("train", *LOOP, *NANO, "log.keep_best=true", "data.held_out=0", f"run={tmp_path}/run") == 1
     assert "best: needs held-out groups" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
@@ -87,12 +100,12 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
     assert command(*run) == 0
     before = saved(tmp_path / "run")
-    assert command(*run, "log_every=2") == 0  # how often to log is not what a run is
+    assert command(*run, "log.every=2") == 0  # how often to log is not what a run is
     assert same_bits(before, saved(tmp_path / "run"))
-    assert command(*run, "lr=0.5") == 1
+    assert command(*run, "optim.lr=0.5") == 1
     assert "holds another run (lr was 0.001, is 0.5" in capsys.readouterr().err
     assert same_bits(before, saved(tmp_path / "run"))
-    assert command(*run, "lr=0.5", "fresh=true") == 0
+    assert command(*run, "optim.lr=0.5", "fresh=true") == 0
     assert not same_bits(before, saved(tmp_path / "run"))
 
 
@@ -120,7 +133,7 @@ def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
-    command("train", *LOOP, *NANO, f"run={tmp_path}", "lr=0.01", "steps=4", "warmup=2")
+    command("train", *LOOP, *NANO, f"run={tmp_path}", "optim.lr=0.01", "steps=4", "optim.warmup=2")
     cosine = [1, 0.85355339, 0.5, 0.14644661]  # (1 + cos(pi x)) / 2 at 0, 1/4, 1/2, 3/4
     expected = [0.01 * warm * (0.05 + 0.95 * c) for warm, c in zip([0.5, 1, 1, 1], cosine, strict=True)]
     assert [row["lr"] for row in metrics(tmp_path)] == pytest.approx(expected)
@@ -128,7 +141,15 @@ def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
 
 def test_the_backbone_learns_at_its_own_rate(tmp_path):
     for rate in (0.01, 1e-9):
-        command("train", *LOOP, *NANO, f"run={tmp_path}/{rate}", "lr=0.01", f"lr_backbone={rate}", "weight_decay=0")
+        command(
+            "train",
+            *LOOP,
+            *NANO,
+            f"run={tmp_path}/{rate}",
+            "optim.lr=0.01",
+            f"optim.lr_backbone={rate}",
+            "optim.weight_decay=0",
+        )
     config, facts = checkpoint.read(tmp_path / "0.01")
     start = checkpoint.make_model(config, Spec(**facts["spec"])).state_dict()
     for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
@@ -140,7 +161,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
 def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
     runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
     for parts, path in runs.items():  # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
-        assert command("train", *LOOP, *NANO, "window=15", f"accumulate={parts}", f"run={path}") == 0
+        assert command("train", *LOOP, *NANO, "window=15", f"optim.accumulate={parts}", f"run={path}") == 0
     whole = metrics(runs[1])
     for parts in (2, 4):
         for row, expected in zip(metrics(runs[parts]), whole, strict=True):
@@ -165,7 +186,7 @@ os._exit(code)
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "clip=0.5"]
+    words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "optim.clip=0.5"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 2  # one of the two speaks
@@ -180,7 +201,17 @@ os._exit(code)
 @pytest.mark.parametrize("lr, kept", [(1e15, 1), (1e39, None)], ids=["the loss", "a weight, while the loss is still a number"])
 def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr, kept, tmp_path, capsys):
     assert (
-        command("train", *LOOP, *NANO, f"run={tmp_path}", f"lr={lr}", "warmup=0", "clip=0.0", "save_every=1", "held_out=0.0")
+        command(
+            "train",
+            *LOOP,
+            *NANO,
+            f"run={tmp_path}",
+            f"optim.lr={lr}",
+            "optim.warmup=0",
+            "optim.clip=0.0",
+            "log.save_every=1",
+            "data.held_out=0.0",
+        )
         == 1
     )
     said = capsys.readouterr().err
@@ -194,7 +225,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr,
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    words = ["train", *LOOP, *NANO, "steps=100000", f"run={tmp_path}/run", f"home={tmp_path}/data"]
+    words = ["train", *LOOP, *NANO, "steps=100000", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data"]
     process = subprocess.Popen(
         [sys.executable, "-m", "decisionllm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -229,8 +260,16 @@ def losses(tmp_path_factory):
     """The last line of a short training with the text, and without."""
     path, last = tmp_path_factory.mktemp("losses"), {}
     for text in ("none", "goal"):
-        words = ("dataset.episodes=300", "window=1", "steps=100", "batch_size=32", "lr=0.003", "log_every=50", "held_out=0.2")
-        assert command("train", *LOOP, *NANO, *words, f"text={text}", f"run={path}/{text}", f"home={path}") == 0
+        words = (
+            "dataset.episodes=300",
+            "window=1",
+            "steps=100",
+            "optim.batch_size=32",
+            "optim.lr=0.003",
+            "log.every=50",
+            "data.held_out=0.2",
+        )
+        assert command("train", *LOOP, *NANO, *words, f"text={text}", f"run={path}/{text}", f"cache_dir={path}") == 0
         last[text] = metrics(path / text)[-1]
     return last
 
@@ -260,8 +299,8 @@ def load(*, spoilt: list):
     chosen, held_out = windows.select(store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3)
     spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": chosen[:1].tolist()}
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
-        "held_out=0.25",
-        "data_seed=3",
+        "data.held_out=0.25",
+        "data.seed=3",
         "dataset._target_=lab.load",
     ]
     for name, groups in spoilt.items():
@@ -274,8 +313,8 @@ def load(*, spoilt: list):
 
 
 def test_a_sweep_over_precisions_trains_each(tmp_path):
-    words = (*LOOP, *NANO, "steps=30", "lr=0.003", f"run={tmp_path}/${{precision}}", f"hydra.sweep.dir={tmp_path}")
-    assert command("train", "--multirun", *words, "precision=no,bf16") == 0
+    words = (*LOOP, *NANO, "steps=30", "optim.lr=0.003", f"run={tmp_path}/${{precision}}", f"hydra.sweep.dir={tmp_path}")
+    assert command("train", "--multirun", *words, "optim.precision=no,bf16") == 0
     exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
     assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(exact[0]["nll"], rel=0.02)
     assert np.mean([row["nll"] for row in half[-5:]]) < np.mean([row["nll"] for row in half[:5]]) - 0.2
@@ -283,7 +322,7 @@ def test_a_sweep_over_precisions_trains_each(tmp_path):
 
 
 def test_tensorboard_reads_along(tmp_path):
-    assert command("train", *LOOP, *NANO, f"run={tmp_path}", "tracker=tensorboard") == 0
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}", "log.tracker=tensorboard") == 0
     events = b"".join(path.read_bytes() for path in (tmp_path / "decisionllm").rglob("events*"))
     assert b"held_out_nll" in events
 

@@ -125,7 +125,11 @@ def pretrained(
         else:
             model = AutoModel.from_pretrained(source, dtype=getattr(torch, dtype), local_files_only=local)
     except OSError as error:
-        hint = "is the folder complete?" if local else "no network, or no such model; backbone.folder=... reads a local copy"
+        hint = (
+            "is the folder complete?"
+            if local
+            else "no network, or no such model; backbone.folder=... output_positions a local copy"
+        )
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
     return _tuned(model, tokenizer, tune, lora_rank, lora_alpha, lora_targets, seed)
 
@@ -174,7 +178,7 @@ def _tuned(model, tokenizer, tune, rank, alpha, targets, seed):
 
 
 @dataclass(frozen=True)
-class Memory:
+class KVCache:
     """Keys and values that later tokens attend to: per layer (N, G, M, d), the text first, then steps if there is room."""
 
     keys: list
@@ -193,9 +197,9 @@ class Memory:
     def with_room(self, tokens):
         """A copy with room for this many more tokens."""
         extend = lambda x: torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)  # noqa: E731
-        return Memory([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
+        return KVCache([extend(k) for k in self.keys], [extend(v) for v in self.values], self.text_mask, self.text_length)
 
-    def put(self, rows, texts):
+    def set_prefix(self, rows, texts):
         """Give these rows other texts, of no more tokens than there is room for: (n,) int, and the memory of n texts."""
         L = texts.text_mask.shape[1]
         for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
@@ -204,7 +208,7 @@ class Memory:
         self.text_length[rows] = texts.text_length
 
     def _each(self, take):
-        return Memory(
+        return KVCache(
             [take(k) for k in self.keys], [take(v) for v in self.values], take(self.text_mask), take(self.text_length)
         )
 
@@ -227,14 +231,14 @@ class Backbone(nn.Module):
     def embed(self, text_ids):
         return self.core.get_input_embeddings()(text_ids)
 
-    def forward(self, tokens, text_ids, text_mask, text_index, *, reads=slice(None)):
-        """Hidden states at the read tokens: (B, n, D), texts (U, L) and each row's text (B,) -> (B, reads, D)
+    def forward(self, tokens, text_ids, text_mask, text_index, *, output_positions=slice(None)):
+        """Hidden states at the read tokens: (B, n, D), texts (U, L) and each row's text (B,) -> (B, output_positions, D)
 
         Padding is on the right everywhere: it comes after what is real, so that causal attention never sees it, and a
         text's padding takes no position.
         """
         if self.layout is None:
-            return self.plain(tokens, text_ids, text_mask, text_index)[:, reads]
+            return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
         texts = self.read_text(text_ids, text_mask)
         memory = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
         n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -246,7 +250,7 @@ class Backbone(nn.Module):
 
         padded = not bool(text_mask.all())
         text_mask, length = (memory.text_mask, memory.text_length) if padded else (memory.text_mask[:1], memory.text_length[:1])
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_memory, reads)
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_memory, output_positions)
 
     def plain(self, tokens, text_ids, text_mask, text_index):
         """The same by the library's own forward, the text repeated for every row: (B, n, D), every token read."""
@@ -271,10 +275,10 @@ class Backbone(nn.Module):
 
         slots = torch.arange(text_ids.shape[1], device=text_ids.device)[None]
         visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
-        self._run(self.embed(text_ids), slots, visible, keep, reads=slice(0, 0))
-        return Memory(keys, values, text_mask, text_mask.sum(1))
+        self._run(self.embed(text_ids), slots, visible, keep, output_positions=slice(0, 0))
+        return KVCache(keys, values, text_mask, text_mask.sum(1))
 
-    def extend(self, tokens, memory, filled, rows=None, *, reads=slice(None)):
+    def append(self, tokens, memory, filled, rows=None, *, output_positions=slice(None)):
         """Decode: read n more tokens of these rows into the memory's room, in place. filled: (N,) step tokens they had before.
 
         tokens (N, n, D) may be padded on the right; what padding writes is overwritten by the next call.
@@ -299,9 +303,9 @@ class Backbone(nn.Module):
         text_mask, length = memory.text_mask[rows], memory.text_length[rows]
         if together and bool(text_mask.all()):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, reads)
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)
 
-    def _run(self, x, positions, visible, remember, reads):
+    def _run(self, x, positions, visible, remember, output_positions):
         """Every block in turn; the last one's queries and feed-forward only at the read tokens.
 
         visible: (B or 1, n, M) bool. remember(i, k, v) files the new keys and values of block i and returns all to attend to.
@@ -310,7 +314,7 @@ class Backbone(nn.Module):
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
         bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
         for i, block in enumerate(blocks):
-            read = reads if i == len(blocks) - 1 else slice(None)
+            read = output_positions if i == len(blocks) - 1 else slice(None)
             q, k, v = layout.project(block, x, rope, read)
             k, v = remember(i, k, v)
             x = x[:, read]
@@ -470,7 +474,7 @@ def _rotate(x, cos, sin):
 
 @torch.no_grad()
 def _same_as_plain(backbone, layout):
-    """Whether a layout reads this model as the library does: one short text and five tokens, tried when it is loaded."""
+    """Whether a layout output_positions this model as the library does: one short text and five tokens, tried when it is loaded."""
     training, backbone.layout = backbone.model.training, layout
     backbone.model.eval()
     device = next(backbone.core.parameters()).device

@@ -14,17 +14,11 @@ from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, chosen, listed, spelled
 from decisionllm.datasets.store import Source
-from decisionllm.envs.auction.campaign import FACTS, STATE, STEPS, score
+from decisionllm.envs.auction.campaign import STATE, STEPS, score
 from decisionllm.envs.auction.market import play
+from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
-
-SMALLEST = 0.1  # currency: with less left, an advertiser no longer bids
-SHOWN = {
-    "official": STATE,
-    "lean": ("time left", "budget left", "value now", "volume now", "volume, all"),  # nothing that echoes the own past bids
-}
-TOLD = {"none": 0, "numbers": 2, "progress": len(FACTS)}  # how many of FACTS
 
 
 @register("dataset", "auction", text="${text}")
@@ -33,9 +27,9 @@ def load(
     path: str = "",
     periods: str = "",
     text: str = "none",
-    show: str = "official",
-    facts: str = "none",
-    returns: str = "conversions",
+    observation: str = "auctionnet",
+    context_features: str = "none",
+    reward: str = "conversions",
     features: str = "repaired",
     until: str = "done",
     relabel: int = 0,
@@ -48,10 +42,10 @@ def load(
     `behaviour` names, see worlds.bidders.mixture. periods: such as `0-6` or `7,8`; empty: all there are, 0-6 of the market.
     text: `none`; `constant` says what is asked of everybody; `informative` also the advertiser's budget, limit and category;
     `shuffled` is `informative` with the texts dealt to other advertisers of the period.
-    show: `official`, AuctionNet's sixteen state numbers; `lean`, the five of them that no bid of one's own has a part in.
-    facts: `numbers` shows behind them what an informative text says, the logarithm of the budget and the limit; `progress` also
-    what was spent and brought so far: campaign.FACTS.
-    returns: what a step pays. `conversions`, as they were counted; `value`, those to be expected of what was shown, with less
+    observation: `official`, AuctionNet's sixteen state numbers; `minimal`, the five of them that no bid of one's own has a part in.
+    context_features: `budget_and_cpa` shows behind them what an informative text says, the logarithm of the budget and the limit; `progress` also
+    what was spent and brought so far: see ObservationSpec.
+    reward: what a step pays. `conversions`, as they were counted; `expected_value`, those to be expected of what was shown, with less
     noise; `score`, what the step adds to the day's score of the expected conversions, so that the limit is felt. An
     evaluation always scores the conversions that were counted.
     features: see Campaigns; trajectory logs hold the repaired ones. until: see above.
@@ -59,24 +53,24 @@ def load(
     the market, and of other budgets.
     """
     one_of("dataset.text", text, ("none", "constant", "informative", "shuffled"))
-    one_of("dataset.show", show, SHOWN)
-    one_of("dataset.facts", facts, TOLD)
-    one_of("dataset.returns", returns, ("conversions", "value", "score"))
+    shown = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     one_of("dataset.features", features, ("repaired", "original"))
     one_of("dataset.until", until, ("done", "day"))
     log = log_of(path, periods=periods, features=features, behaviour=behaviour, seed=seed)
     origin = stem(path) if path else f"market-{behaviour}" + (f"-seed{seed}" if seed else "")
     name = f"auction@{origin}-periods-{spelled(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
     log = relabelled(log, relabel, seed) if relabel else log
-    seen, paid = observations(log, show=show, facts=facts).astype(np.float32), rewards(log, returns).astype(np.float32)
+    seen, paid = observations(log, shown).astype(np.float32), rewards(log, reward).astype(np.float32)
     actions = log.multiplier[:, :, None].astype(np.float32)
-    acted = (log.remaining >= SMALLEST) & (log.states[:, :, STATE.index("value now")] > 0)
+    loss_mask = (log.remaining >= MIN_REMAINING) & (log.states[:, :, STATE.index("value now")] > 0)
     ends = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS) if until == "done" else np.full(len(log.period), STEPS)
-    tasks = texts(log, text)
+    tasks = texts(log, shown)
 
     def episode(k):
         n = ends[k]
-        return Episode(seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), acted=acted[k, :n])
+        return Episode(
+            seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), loss_mask=loss_mask[k, :n]
+        )
 
     high = max(float(actions[k, : ends[k]].max()) for k in range(len(ends))) or 1.0
     spec = Spec(observation_dim=seen.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
@@ -84,7 +78,7 @@ def load(
     columns = (log.period, log.advertiser, log.category, log.budget, log.target_cpa)
     table = [[*row, r] for *row, r in zip(*(x.tolist() for x in columns), earned, strict=True)]  # what each was, and its return
     info = {
-        "name": name, "env": "auction", "text": text, "show": show, "facts": facts, "returns": returns, "features": features, "until": until, "relabel": relabel, "behaviour": "" if path else behaviour,
+        "name": name, "env": "auction", **shown.info(), "features": features, "until": until, "relabel": relabel, "behaviour": "" if path else behaviour,
         "seed": seed, "path": path, "periods": spelled(log.period),
         "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
@@ -137,7 +131,7 @@ def relabelled(log, copies, seed=0):
     share = np.minimum(np.divide(remaining, cost, out=np.ones_like(cost), where=cost > 0), 1)  # of the step that is paid for
     states = days.states.copy()
     states[:, :, STATE.index("budget left")] = remaining / budget[:, None]
-    done = remaining < SMALLEST
+    done = remaining < MIN_REMAINING
     done[:, -1] = True
     days = replace(
         days, budget=budget, target_cpa=target_cpa, states=states, remaining=remaining, done=done | days.done,
@@ -158,59 +152,33 @@ def similar(campaigns, budgets, target_cpa, quantile, *, nearest=48):
     return np.quantile(table[found, 5], quantile, axis=0)
 
 
-def observations(log, *, show="official", facts="none"):
-    """What is shown before each step of a log: (K, T, S). The facts are of what came before the step."""
+def observations(log, spec):
+    """Observations before each step of a log: (K, T, S)."""
     before = lambda x: np.cumsum(x, 1) - x  # noqa: E731
     limit = log.target_cpa[:, None]
     spend = log.budget[:, None] - log.remaining
     columns = (np.log(log.budget)[:, None], limit, spend / limit, before(log.conversions), before(log.exposed_value))
-    return shown(log.states, np.stack(np.broadcast_arrays(*columns), 2), show=show, facts=facts)
+    return spec.features(log.states, np.stack(np.broadcast_arrays(*columns), 2))
 
 
-def shown(states, told, *, show="official", facts="none"):
-    """States (..., 16) and facts (..., 5) -> the observation (..., S), in the log, the market and the server alike."""
-    chosen = [STATE.index(name) for name in SHOWN[show]]
-    return np.concatenate([states[..., chosen], told[..., : TOLD[facts]]], -1)
-
-
-def rewards(log, returns):
-    """What each step pays: (K, T). See `load`."""
-    if returns == "score":
+def rewards(log, reward):
+    """The reward of each step: (K, T). reward: see ObservationSpec."""
+    if reward == "score":
         spend = np.append(log.budget[:, None] - log.remaining[:, 1:], log.spend[:, None], 1)  # after each step
         return np.diff(score(np.cumsum(log.exposed_value, 1), spend, log.target_cpa[:, None]), axis=1, prepend=0)
-    return log.conversions if returns == "conversions" else log.exposed_value
+    return log.conversions if reward == "conversions" else log.exposed_value
 
 
-def texts(log, text):
-    """The task of each advertiser's day: a list of K texts."""
-    told = [text_of(text, *campaign) for campaign in zip(log.budget, log.target_cpa, log.category, strict=True)]
-    if text == "shuffled":
+def texts(log, spec):
+    """The task text of each advertiser's day: a list of K texts. text=shuffled exchanges them among the advertisers of a period."""
+    made = [spec.task(*campaign) for campaign in zip(log.budget, log.target_cpa, log.category, strict=True)]
+    if spec.text == "shuffled":
         for period in np.unique(log.period):
             rows = np.flatnonzero(log.period == period)
-            dealt = [told[k] for k in np.random.default_rng(int(period)).permutation(rows)]
-            for k, words in zip(rows, dealt, strict=True):
-                told[k] = words
-    return told
-
-
-def text_of(text, budget, target_cpa, category):
-    """What one campaign is told where it is alone."""
-    if text == "none":
-        return ""
-    return task_text() if text == "constant" else task_text(budget, target_cpa, category)
-
-
-def task_text(budget=None, target_cpa=None, category=None):
-    """The task in words. budget: currency; target_cpa: currency a conversion; without them, what is asked of everybody."""
-    goal = f"Bid for impressions over one day of {STEPS} steps. Get as many conversions as you can within"
-    if budget is None:
-        return f"Auction. {goal} a budget, at a cost limit for each."
-    size = "small" if budget < 2500 else "medium" if budget < 3500 else "large"  # thirds of AuctionNet's 48 advertisers
-    limit = "strict" if target_cpa < 85 else "moderate" if target_cpa < 105 else "loose"
-    return (
-        f"Auction, advertiser of category {int(category)}. {goal} a {size} budget of {budget:g}, "
-        f"at a {limit} cost limit of {target_cpa:g} for each."
-    )
+            shuffled = [made[k] for k in np.random.default_rng(int(period)).permutation(rows)]
+            for k, words in zip(rows, shuffled, strict=True):
+                made[k] = words
+    return made
 
 
 def files(*, path="", **options):

@@ -8,28 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.auction import SHOWN, SMALLEST, TOLD, shown, text_of
 from decisionllm.datasets.store import Source
 from decisionllm.envs.auction.campaign import Campaigns
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 
 @register("dataset", "journal", text="${text}")
 def load(
-    *, path: str, text: str = "none", show: str = "official", facts: str = "none", returns: str = "conversions",
+    *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
     features: str = "repaired", unfinished: bool = False,
 ) -> Source:  # fmt: skip
     """The campaigns of a journal.
 
-    text: `none`; `told`, what each policy was told; `constant`, `informative`, as of an auction. show, facts, returns, features: as of an auction;
+    text: `none`; `served`, the text each policy was given; `constant`, `informative`, as of an auction. observation, context_features, reward, features: as of an auction;
     what the policy was shown is what its run was trained with. unfinished: also campaigns that go on, with what came so far.
     """
-    one_of("dataset.text", text, ("none", "told", "constant", "informative"))
-    one_of("dataset.show", show, SHOWN)
-    one_of("dataset.facts", facts, TOLD)
-    one_of("dataset.returns", returns, ("conversions", "value", "score"))
+    one_of("dataset.text", text, ("none", "served", "constant", "informative"))
+    shown = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     (file, *_), episodes, table = files(path=path), [], []
     journal = Journal(file)
     served = list(journal.campaigns())
@@ -39,8 +37,8 @@ def load(
         if len(ticks) < 2 or not (finished or unfinished):
             continue
         who = campaign["budget"], campaign["target_cpa"], campaign["category"]
-        task = campaign["text"] if text == "told" else text_of(text, *who)
-        episodes.append(episode(campaign, ticks, task, number, show=show, facts=facts, returns=returns, features=features))
+        task = campaign["text"] if text == "served" else shown.task(*who)
+        episodes.append(episode(campaign, ticks, task, number, shown, features=features))
         earned = float(f"{episodes[-1].rewards.sum():.4g}")
         table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], earned])
     journal.close()
@@ -52,13 +50,13 @@ def load(
     horizon = max(campaign["horizon"] for campaign in served)
     spec = Spec(observation_dim=episodes[0].observations.shape[1], action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
     info = {
-        "name": f"journal@{file.stem}", "env": "journal", "text": text, "show": show, "facts": facts, "returns": returns,
+        "name": f"journal@{file.stem}", "env": "journal", **shown.info(),
         "features": features, "unfinished": unfinished, "path": path, "campaigns": table,
     }  # fmt: skip
     return Source(spec, episodes, info)
 
 
-def episode(campaign, ticks, task, group, *, show, facts, returns, features):
+def episode(campaign, ticks, task, group, spec, *, features):
     """A campaign and its ticks, as the journal has them, as an Episode. What was answered in place of the policy is not to be imitated."""
     world = Campaigns([campaign["budget"]], [campaign["target_cpa"]], steps=campaign["horizon"], features=features)
     rows, earned = [], [0.0]
@@ -66,17 +64,17 @@ def episode(campaign, ticks, task, group, *, show, facts, returns, features):
         result, coming, answer = tick["request"]["result"], tick["request"]["coming"], tick["answer"]
         if result is not None:
             world.record(**result)
-            earned.append(world.earned(returns)[0])
+            earned.append(spec.total_reward(world)[0])
         if coming is not None:
-            seen = shown(world.observe(coming["value"], coming["volume"]), world.facts(), show=show, facts=facts)[0]
-            meant = world.remaining[0] >= SMALLEST and coming["value"] > 0 and answer["fallback"] is None
+            seen = spec.observe(world, coming["value"], coming["volume"])[0]
+            meant = world.remaining[0] >= MIN_REMAINING and coming["value"] > 0 and answer["fallback"] is None
             rows.append((seen, [answer["multiplier"]], meant))
     n = len(earned) - 1  # what the last step brought may not be known
     seen, done, meant = (np.array(column[:n]) for column in zip(*rows, strict=True))
-    spent = bool(world.remaining[0] < SMALLEST)
+    spent = bool(world.remaining[0] < MIN_REMAINING)
     return Episode(
         seen.astype(np.float32), done.astype(np.float32), np.diff(earned).astype(np.float32), spent, not spent, task, group,
-        acted=meant,
+        loss_mask=meant,
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def load(
     if not 0 <= noise < np.inf:
         raise ValueError(f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}")
     if beyond and text not in ("goal", "shuffled"):
-        raise ValueError(f"dataset.beyond={beyond}: needs text=goal, got {text}")
+        raise ValueError(f"dataset.steps_after_goal={beyond}: needs text=goal, got {text}")
     one_of("dataset.text", text, ("none", "constant", "goal", "shuffled"))
     one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
@@ -98,8 +98,8 @@ def load(
     def episode(i):
         observations, actions = (column[first[i] : until[i]] for column in columns)
         rewards = reward(observations[:, :2], goals[i], dense=dense) if by_goal else log["rewards"][first[i] : last[i]]
-        acted = np.arange(len(actions)) < last[i] - first[i] if beyond else None
-        return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, acted=acted)
+        loss_mask = np.arange(len(actions)) < last[i] - first[i] if beyond else None
+        return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, loss_mask=loss_mask)
 
     episodes = map(episode, range(len(first)))
     spec = Spec(observation_dim=4, action_dim=2, horizon=longest + beyond, low=(-1.0, -1.0), high=(1.0, 1.0))

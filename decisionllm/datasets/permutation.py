@@ -21,7 +21,7 @@ def load(*, agents: str = "3", games: int = 2000, seed: int = 0) -> Source:
         for i, place in enumerate(rng.permutation(n)):
             episodes.append(Episode(
                 one[:, None], np.array([[place]], np.float32), one, True, False, "", g, np.arange(max(numbers))[None] < n,
-                agent=i, start=0, later=0.0,
+                agent=i, start=0, return_after_exit=0.0,
             ))  # fmt: skip
     info = {"name": f"permutation-{agents}", "env": "permutation", "text": "none", "agents": agents, "seed": seed}
     return Source(Spec(observation_dim=1, action_dim=1, horizon=1, num_actions=max(numbers)), episodes, info)

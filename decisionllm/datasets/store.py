@@ -13,30 +13,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decisionllm.registry import build
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
 
 FORMAT = 1
-PER_STEP = {
-    "observations": np.float32,
-    "actions": np.float32,
-    "rewards": np.float32,
-    "action_masks": np.bool_,
-    "acted": np.bool_,
-}
-PER_EPISODE = {
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "task": np.int32,
-    "group": np.int64,
-    "final_observation": np.float32,
-    "agent": np.int32,
-    "start": np.int32,
-    "later": np.float32,
-}
 
 
 @dataclass(frozen=True)
@@ -48,29 +32,25 @@ class Source:
     info: dict = field(default_factory=dict)  # name, env, text, cut, seed, ...: JSON values
 
 
-@dataclass(frozen=True)
-class Store:
+@dataclass(frozen=True, kw_only=True)
+class Store(StepColumns[np.ndarray]):
     """An open store. n steps, E episodes; every array is a view of a file, in raw units."""
 
     path: Path
     spec: Spec
-    tasks: tuple  # the different texts
-    info: dict
+    tasks: tuple[str, ...]  # the distinct texts
+    info: dict[str, Any]
     fingerprint: str
-    observations: np.ndarray  # (n, S) float32
-    actions: np.ndarray  # (n, A) float32
-    rewards: np.ndarray  # (n,) float32
     offsets: np.ndarray  # (E+1,) int64: episode e is rows offsets[e]:offsets[e+1]
+    rewards: np.ndarray  # (n,) float32
     terminated: np.ndarray  # (E,) bool
     truncated: np.ndarray  # (E,) bool
     task: np.ndarray  # (E,) int32, into tasks
     group: np.ndarray  # (E,) int64
-    action_masks: np.ndarray | None = None  # (n, C) bool
-    acted: np.ndarray | None = None  # (n,) bool
     final_observation: np.ndarray | None = None  # (E, S) float32
     agent: np.ndarray | None = None  # (E,) int32
     start: np.ndarray | None = None  # (E,) int32
-    later: np.ndarray | None = None  # (E,) float32
+    return_after_exit: np.ndarray | None = None  # (E,) float32
 
     @cached_property
     def lengths(self):
@@ -80,18 +60,15 @@ class Store:
     def returns(self):
         """(E,) float64, raw reward units: of the whole episode, and of its team once it was gone"""
         own = np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
-        return own if self.later is None else own + self.later
+        return own if self.return_after_exit is None else own + self.return_after_exit
 
-    def episode(self, e):
+    def episode(self, e: int) -> Episode:
+        """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        masks = None if self.action_masks is None else self.action_masks[rows]
-        acted = None if self.acted is None else self.acted[rows]
-        final = None if self.final_observation is None else self.final_observation[e]
-        team = (None if x is None else x[e].item() for x in (self.agent, self.start, self.later))
-        return Episode(
-            self.observations[rows], self.actions[rows], self.rewards[rows], bool(self.terminated[e]),
-            bool(self.truncated[e]), self.tasks[self.task[e]], int(self.group[e]), masks, acted, final, *team,
-        )  # fmt: skip
+        steps = {name: None if (x := getattr(self, name)) is None else x[rows] for name in STEP_FIELDS}
+        values = {name: None if (x := getattr(self, name)) is None else x[e] for name in EPISODE_FIELDS}
+        values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
+        return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
 
 def write(path, source):
@@ -105,11 +82,11 @@ def write(path, source):
     if not episodes:
         raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
     arrays = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
-    for name, dtype in (PER_STEP | PER_EPISODE).items():
+    for name, dtype in (STEP_FIELDS | EPISODE_FIELDS).items():
         parts = [tasks[e.task] if name == "task" else getattr(e, name) for e in episodes]
         lacking = [e for e, part in enumerate(parts) if part is None]
         if not lacking:
-            arrays[name] = (np.concatenate(parts) if name in PER_STEP else np.array(parts)).astype(dtype)
+            arrays[name] = (np.concatenate(parts) if name in STEP_FIELDS else np.array(parts)).astype(dtype)
         elif len(lacking) < len(parts):
             raise ValueError(f"episode {lacking[0]}: expected {name} in every episode or in none")
     card = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
@@ -156,10 +133,10 @@ def open_store(path):
                 f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}"
             )
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
-    return Store(path, spec, tuple(card["tasks"]), card["info"], card["fingerprint"], **arrays)
+    return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
 
-def prepare(dataset, home):
+def prepare(dataset, cache_dir):
     """The store of a dataset's config node, made on first use and found again by the hash of its options.
 
     dataset: `_target_` of an adapter, its options. An adapter that reads files names them in a function `files` beside it,
@@ -170,15 +147,15 @@ def prepare(dataset, home):
     read = [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
     stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in read]
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
-    path = Path(home).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
+    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
     return write(path, build(dataset))
 
 
 def _check(name, episode, spec):
-    observed, acted = episode.observations.shape[1], episode.actions.shape[1]
-    if (observed, acted) != (spec.observation_dim, spec.action_dim):
+    observed, loss_mask = episode.observations.shape[1], episode.actions.shape[1]
+    if (observed, loss_mask) != (spec.observation_dim, spec.action_dim):
         raise ValueError(
             f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {acted}"
         )
@@ -209,7 +186,7 @@ def _check(name, episode, spec):
 
 
 def _fingerprint(card, arrays):
-    spec = {key: value for key, value in card["spec"].items() if value or key != "layout"}
+    spec = {key: value for key, value in card["spec"].items() if value or key != "entity_schema"}
     digest = hashlib.blake2b(json.dumps([spec, card["tasks"]], sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(name.encode() + arrays[name].tobytes())

@@ -21,16 +21,16 @@ SAID = ("env", "world", "references", "generator", "seed", "source", "licence", 
 TEXTS = ("none", "constant", "informative", "shuffled")
 
 
-def canonical(observations, blocks, layout, *, agent_type=0, types=1):
+def canonical(observations, blocks, entity_schema, *, agent_type=0, types=1):
     """Raw observations -> those of a model, the same for any number of entities: (..., R) -> (..., S) float32
 
-    blocks: of the raw observation, see above. layout: Spec.layout; what it has room for and the observation has not is zeros.
+    blocks: of the raw observation, see above. entity_schema: Spec.entity_schema; what it has room for and the observation has not is zeros.
     agent_type: its index of so many types, one or (...,); the own block ends with a one-hot of it where there are several.
     """
     lead = observations.shape[:-1]
-    made = np.zeros((*lead, sum(width * count for _, width, count in layout)), np.float32)
+    made = np.zeros((*lead, sum(width * count for _, width, count in entity_schema)), np.float32)
     room, used, at, column = {}, {}, 0, 0
-    for kind, width, count in layout:
+    for kind, width, count in entity_schema:
         room[kind], used[kind] = made[..., at : at + width * count].reshape(*lead, count, width), 0  # a view
         at += width * count
     for kind, width, count in blocks:
@@ -48,8 +48,8 @@ def canonical(observations, blocks, layout, *, agent_type=0, types=1):
     return made
 
 
-def layout(meta, capacity=6):
-    """Spec.layout of a log whose types all have blocks: the own one, then room for `capacity` entities of each kind, or for as
+def entity_schema(meta, capacity=6):
+    """Spec.entity_schema of a log whose types all have blocks: the own one, then room for `capacity` entities of each kind, or for as
     many as an observation has, if these are more."""
     own, widths, most = 1, {}, {}
     for name, told in meta["types"].items():
@@ -159,7 +159,7 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     )
 
     seen, shape = _observations(log, order, kind, capacity)
-    actions, masks, acted = _decisions(log, order, kind)
+    actions, masks, loss_mask = _decisions(log, order, kind)
     paid, later, paying = _payments(log, returns, clock, offsets, order, moment, world, size)
     ended = (died > 0) | log.steps["terminated"][clock][moment]
     names = list(meta["types"])
@@ -171,12 +171,12 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
         a, b = start[e], end[e]
         return Episode(
             seen[a:b], actions[a:b], paid[a:b], bool(ended[b - 1]), not ended[b - 1], tasks[e], int(group[a]), None if masks is None else masks[a:b],
-            acted[a:b], agent=int(agent[a]), start=int(step[a]), later=float(later[b - 1]),
+            acted[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
         )  # fmt: skip
 
     bounds = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}
     bounds = bounds or {"num_actions": max(told["num_actions"] for told in types)}
-    spec = Spec(seen.shape[1], actions.shape[1], int(meta["horizon"]), layout=shape, **bounds)
+    spec = Spec(seen.shape[1], actions.shape[1], int(meta["horizon"]), entity_schema=shape, **bounds)
     said = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in SAID if key in meta}
     chosen = {"text": text, "capacity": capacity, "returns": paying, "team": team}
     return Source(spec, map(episode, range(len(start))), said | chosen | info)
@@ -230,10 +230,10 @@ def _present(log, team, clock, offsets):
 def _payments(log, returns, clock, offsets, order, moment, world, size):
     """What each row brings, what its team is paid in the steps after it, 0 if each is paid for itself, and which was meant."""
     paying = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
-    one_of("dataset.returns", paying, ("team", "own", "mean"))
+    one_of("dataset.reward", paying, ("team", "own", "mean"))
     table, rows = ("steps", clock) if paying == "team" else ("agents", order)
     if "reward" not in getattr(log, table):
-        raise ValueError(f"{log.path}, {table}: expected a column reward, which returns={paying} needs, got none")
+        raise ValueError(f"{log.path}, {table}: expected a column reward, which model.condition_on={paying} needs, got none")
     pay = getattr(log, table)["reward"][rows].astype(np.float64)
     log.refuse(table, rows, ~np.isfinite(pay), "reward: expected a finite number, got {}", pay)
     if paying == "own":
@@ -256,10 +256,10 @@ def _decisions(log, order, kind):
         raise ValueError(f"{log.path}, agents: expected a column {name}, got {', '.join(rows)}")
     taken = rows[name][order]
     known = taken >= 0 if discrete else np.isfinite(taken).all(1)
-    acted = rows["acted"][order] if "acted" in rows else known
-    refuse(acted & ~known, f"{name}: expected an action, since acted is true, got {{}}", taken)
+    loss_mask = rows["loss_mask"][order] if "loss_mask" in rows else known
+    refuse(loss_mask & ~known, f"{name}: expected an action, since loss_mask is true, got {{}}", taken)
     if not discrete:
-        return np.where(known[:, None], taken, np.mean(bounds[0], 0)).astype(np.float32), None, acted
+        return np.where(known[:, None], taken, np.mean(bounds[0], 0)).astype(np.float32), None, loss_mask
     counts = np.array([told["num_actions"] for told in types])
     refuse(taken >= counts[kind], "action: expected an index below {}, got {}", counts[kind], taken)
     masks = np.arange(counts.max()) < counts[kind][:, None]
@@ -267,17 +267,17 @@ def _decisions(log, order, kind):
         if (width := rows["available"].shape[1]) != counts.max():
             raise ValueError(f"{log.path}, agents, available: expected {counts.max()} actions, got {width}")
         masks &= rows["available"][order]
-    refuse(acted & ~masks.any(1), "available: expected an action that is allowed, got a mask that forbids every one")
+    refuse(loss_mask & ~masks.any(1), "available: expected an action that is allowed, got a mask that forbids every one")
     allowed = known & np.take_along_axis(masks, np.maximum(taken, 0)[:, None].astype(int), 1)[:, 0]
-    forbidden = acted & ~allowed
-    refuse(forbidden, "available: forbids the recorded action {}; say acted=false where it was not its own choice", taken)
+    forbidden = loss_mask & ~allowed
+    refuse(forbidden, "available: forbids the recorded action {}; say loss_mask=false where it was not its own choice", taken)
     masks |= ~masks.any(1, keepdims=True)  # nobody chooses there
     taken = np.where(allowed, taken, masks.argmax(1))  # what was not recorded is shown as the first that is allowed
-    return taken[:, None].astype(np.float32), None if masks.all() else masks, acted
+    return taken[:, None].astype(np.float32), None if masks.all() else masks, loss_mask
 
 
 def _observations(log, order, kind, capacity):
-    """What the model sees of each row, and its layout: (n, S) float32"""
+    """What the model sees of each row, and its entity_schema: (n, S) float32"""
     flat, ends, meta = log.agents["observation"], log.agents.get("observation_offsets"), log.meta
     lengths = (np.full(len(flat), flat.shape[1]) if ends is None else np.diff(ends))[order]
     types = {}
@@ -288,7 +288,7 @@ def _observations(log, order, kind, capacity):
         wanted = ", ".join(str(length) for length in types[name]["observations"])
         log.refuse("agents", order, strange, f"observation: expected {wanted} numbers, got {{}}; say the blocks of each length of type {name} in meta, "
                    "or give these agents a type of their own", lengths)  # fmt: skip
-    shape = layout(meta | {"types": types}, capacity)
+    shape = entity_schema(meta | {"types": types}, capacity)
     made = np.zeros((len(order), sum(width * count for _, width, count in shape)), np.float32)
     for k, told in enumerate(types.values()):
         for length, blocks in told["observations"].items():
@@ -320,12 +320,12 @@ def coverage(store):
     sizes = np.bincount(np.diff(np.append(first, len(order))))
     shares = ", ".join(f"{n} in {100 * count / len(first):.1f} %" for n, count in enumerate(sizes) if count)
     yield f"  agents       {shares} of the {len(first):,} joint steps"
-    late, after = (store.start > 0).mean(), (store.later != 0).mean()
+    late, after = (store.start > 0).mean(), (store.return_after_exit != 0).mean()
     yield f"  stays        {100 * late:.1f} % begin late, {100 * after:.1f} % are paid for after their end"
     yield f"  joint action {told(store.actions)}"
     yield f"  joint both   {told(np.concatenate([store.observations, store.actions], 1))} (observations and actions)"
     forbidden = 0 if store.action_masks is None else 1 - store.action_masks.mean()
-    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.acted.mean()):.1f} % of steps are not to be imitated"
+    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.loss_mask.mean()):.1f} % of steps are not to be imitated"
 
 
 def save(folder, store):

@@ -16,7 +16,7 @@ class TeamSampler:
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
 
     Rows come team by team. Members take their turns in an order drawn for each window, with identities drawn from a pool;
-    order=given or reverse: as their agents are numbered, with fixed identities, for comparison. alone: this share of the
+    team.order=given or reverse: as their agents are numbered, with fixed identities, for comparison. alone: this share of the
     windows is parted into teams of one. drop_agents: a member is left out with this probability, but never all are.
     Members that are not among the chosen episodes are seen and not imitated. tasks: the texts of single agents and of whole teams.
     """
@@ -46,11 +46,11 @@ class TeamSampler:
         texts = [team(frozenset(kinds.tolist())) for kinds in np.split(store.task[self.members], self.first[1:])]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
         index = {task: i for i, task in enumerate(self.tasks)}
-        self.task, self.told = store.task, np.array([index[text] for text in texts])
+        self.task, self.team_text = store.task, np.array([index[text] for text in texts])
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
             raise ValueError(
-                f"group {groups[self.group[e]]}: expected at most {POOL} agents (the identities there are), got {self.number[e] + 1}; train with execution=per_agent"
+                f"group {groups[self.group[e]]}: expected at most {POOL} agents (the identities there are), got {self.number[e] + 1}; train with team.execution=per_agent"
             )
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
@@ -83,8 +83,8 @@ class TeamSampler:
         return replace(
             made,
             timesteps=(made.timesteps + self.start[member, None]) * made.mask,
-            acted=made.imitated & self.chosen[member, None],
+            loss_mask=made.loss_mask & self.chosen[member, None],
             team=np.cumsum(new | parted) - 1,
             identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
-            told=np.where(parted, self.task[member], self.told[self.group[member]]),
+            text_index=np.where(parted, self.task[member], self.team_text[self.group[member]]),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from decisionllm.schema import Batch, Window
+from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, StepColumns, Window
 
 
 def returns_to_go(rewards, total, offsets):
@@ -21,45 +21,39 @@ def returns_to_go(rewards, total, offsets):
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(StepColumns[np.ndarray]):
     """Episodes end to end, as the slicer reads them. A log's are views of files; a rollout's end with the step that is now."""
 
-    observations: np.ndarray  # (n, S)
-    actions: np.ndarray  # (n, A)
     returns_to_go: np.ndarray  # (n,)
     first: np.ndarray  # (E,) row of each episode's first step
     end: np.ndarray  # (E,) row after its last
-    action_masks: np.ndarray | None = None  # (n, C)
-    rewards: np.ndarray | None = None  # (n,) of a log
-    acted: np.ndarray | None = None  # (n,) of a log
 
 
-def of_store(store, *, ahead=0):
+def of_store(store, *, return_horizon=0):
     """The steps of a log. ahead: count only the rewards of so many next steps; 0 counts to the end of the episode.
 
     A truncated episode does not show what its last steps would have brought, so these are left out if `ahead` is set.
     """
     togo = returns_to_go(store.rewards, store.returns, store.offsets)
     first, end = store.offsets[:-1], store.offsets[1:]
-    if ahead:
+    if return_horizon:
         last = np.repeat(end, store.lengths)
-        later = np.minimum(np.arange(len(togo)) + ahead, last)
+        later = np.minimum(np.arange(len(togo)) + return_horizon, last)
         togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
-        end = np.where(store.terminated, end, np.maximum(end - ahead + 1, first))
-    return Steps(
-        store.observations, store.actions, togo.astype(np.float32), first, end, store.action_masks, store.rewards, store.acted
-    )  # fmt: skip
+        end = np.where(store.terminated, end, np.maximum(end - return_horizon + 1, first))
+    optional = {name: getattr(store, name) for name in OPTIONAL_STEP_FIELDS}
+    return Steps(store.observations, store.actions, togo.astype(np.float32), first, end, **optional)
 
 
-def asked(rewards, target_returns, offsets, *, ahead=0):
+def rollout_returns_to_go(rewards, target_returns, offsets, *, return_horizon=0):
     """The return that a policy is asked for at each step of a rollout: the return-to-go of the target, or, where returns count
     only `ahead` steps, the target itself, since as much is to come in the next steps as in the last. (n,), (E,) -> (n,)"""
-    if ahead:
+    if return_horizon:
         return np.repeat(np.asarray(target_returns, np.float64), np.diff(offsets))
     return returns_to_go(rewards, target_returns, offsets)
 
 
-def of_histories(histories, target_returns, *, ahead=0):
+def of_histories(histories, target_returns, *, return_horizon=0):
     """The steps of N histories; the action that is still to be chosen is a zero, which no prediction can see."""
     sizes = np.array([len(h.observations) for h in histories])
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -72,7 +66,7 @@ def of_histories(histories, target_returns, *, ahead=0):
     return Steps(
         np.concatenate([h.observations for h in histories]).astype(np.float32),
         np.concatenate([part for h in histories for part in (h.actions, zero)]).astype(np.float32),
-        asked(rewards, target_returns, offsets, ahead=ahead).astype(np.float32), offsets[:-1], offsets[1:], masks,
+        rollout_returns_to_go(rewards, target_returns, offsets, return_horizon=return_horizon).astype(np.float32), offsets[:-1], offsets[1:], action_masks=masks,
     )  # fmt: skip
 
 
@@ -85,17 +79,18 @@ def cut(steps, episodes, starts, T):
     rows = (first + starts)[:, None] + np.arange(T)
     mask = (rows < end[:, None]) & (rows >= first[:, None])
     rows = np.clip(rows, first[:, None], end[:, None] - 1)
-    shown = mask[..., None]
+    real = mask[..., None]
+    optional = {name: column.take(rows, 0) for name in OPTIONAL_STEP_FIELDS if (column := getattr(steps, name)) is not None}
+    for name, values in optional.items():  # padding is zero; every action is allowed there
+        optional[name] = values | ~real if name == "action_masks" else values * mask
     return Window(
-        observations=steps.observations.take(rows, 0) * shown,  # take: three times faster than an index
-        actions=steps.actions.take(rows, 0) * shown,
+        observations=steps.observations.take(rows, 0) * real,  # take: three times faster than an index
+        actions=steps.actions.take(rows, 0) * real,
         returns_to_go=steps.returns_to_go.take(rows) * mask,
         timesteps=(rows - first[:, None]) * mask,
         mask=mask,
         episodes=episodes,
-        action_masks=None if steps.action_masks is None else steps.action_masks.take(rows, 0) | ~shown,
-        rewards=None if steps.rewards is None else steps.rewards.take(rows) * mask,
-        acted=None if steps.acted is None else steps.acted.take(rows) & mask,
+        **optional,
     )
 
 
@@ -107,14 +102,12 @@ def collate(window, texts, index):
         ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
     tensor = torch.from_numpy
+    optional = {name: tensor(x) for name in OPTIONAL_STEP_FIELDS if (x := getattr(window, name)) is not None}
     return Batch(
         tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
-        None if window.action_masks is None else tensor(window.action_masks),
-        None if window.rewards is None else tensor(window.rewards),
-        None if window.acted is None else tensor(window.acted),
-        None if window.team is None else tensor(np.unique(window.team, return_inverse=True)[1]),
-        None if window.identity is None else tensor(window.identity),
+        team=None if window.team is None else tensor(np.unique(window.team, return_inverse=True)[1]),
+        identity=None if window.identity is None else tensor(window.identity), **optional,
     )  # fmt: skip
 
 
@@ -161,20 +154,20 @@ def draw(rng, size, before, weights=None):
     return rng.integers(before[which], before[which + 1])
 
 
-def preference(returns, temperature):
+def return_weights(returns, temperature):
     """How often to draw episodes of these returns: exp(return / temperature), of returns between 0, the least, and 1, the best.
     (E,) -> (E,), at most 1. Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023."""
     returns = np.asarray(returns, np.float64)
     return np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0)))
 
 
-def select(store, *, fraction=1.0, quality=0.0, held_out=0.0, seed=0):
+def select(store, *, fraction=1.0, min_return_quantile=0.0, held_out=0.0, seed=0):
     """The episodes to train on and those held out: two sorted (E,) int arrays; no group is in both.
 
     held_out: share of the groups never trained on. fraction: data volume, the share of the other groups that is kept.
-    quality: of those, drop episodes whose return is below this quantile; the best are always kept.
+    min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
     """
-    for name, value in {"fraction": fraction, "quality": quality, "held_out": held_out}.items():
+    for name, value in {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
     groups = np.unique(store.group)
@@ -183,6 +176,6 @@ def select(store, *, fraction=1.0, quality=0.0, held_out=0.0, seed=0):
     kept = groups[out : out + max(round(fraction * (len(groups) - out)), 1)]
     chosen = np.flatnonzero(np.isin(store.group, kept))
     if not len(chosen):
-        raise ValueError(f"held_out={held_out} leaves no group of {len(groups)} to train on")
+        raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
     returns = store.returns[chosen]
-    return chosen[returns >= np.quantile(returns, quality)], np.flatnonzero(np.isin(store.group, groups[:out]))
+    return chosen[returns >= np.quantile(returns, min_return_quantile)], np.flatnonzero(np.isin(store.group, groups[:out]))

@@ -17,10 +17,11 @@ import numpy as np
 from decisionllm.baselines import rules as bidders
 from decisionllm.baselines.auctionnet_dt import StockDT
 from decisionllm.config import listed, one_of, ranges
-from decisionllm.datasets.auction import shown, similar, texts
+from decisionllm.datasets.auction import similar, texts
 from decisionllm.envs.auction import market as auction
 from decisionllm.envs.auction.campaign import MEANS, STATE, STEPS, Campaigns, score
 from decisionllm.envs.auction.market import PUBLISHED
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.envs.auction.replay import offers
 from decisionllm.eval.report import figure
 from decisionllm.registry import register
@@ -33,14 +34,14 @@ PEERS = {
 }
 
 
-@register("env", "journal", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
+@register("env", "journal", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}", reward="${dataset.reward}",
           features="${dataset.features}")  # fmt: skip
-@register("env", "auction", text="${text}", show="${dataset.show}", facts="${dataset.facts}", returns="${dataset.returns}",
+@register("env", "auction", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}", reward="${dataset.reward}",
           features="${dataset.features}")  # fmt: skip
 class Auction:
     """N campaigns: budget factors x repeats x periods x positions.
 
-    text, show, facts, returns, features: as in the dataset.
+    text, observation, context_features, reward, features: as in the dataset.
     protocol: see above. periods: such as `7-8`. budgets: factors of the published ones, such as `0.5,1`.
     path: the folder of `lwc_period_7.parquet` and so on, or a pattern: market prices for the replay (timeStepIndex,
     leastWinningCost), an opportunity a row, in order; empty: those of our own market.
@@ -57,7 +58,7 @@ class Auction:
     def __init__(
         self, num_episodes, *, protocol: str = "replay", periods: str = "7-8", budgets: str = "1", path: str = "",
         positions: str = "", share: str = "one", repeats: int = 0, draws: str = "bernoulli", guard: bool = False,
-        opportunities: int = 500000, text: str = "none", show: str = "official", facts: str = "none", returns: str = "conversions", features: str = "repaired",
+        opportunities: int = 500000, text: str = "none", observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions", features: str = "repaired",
     ):  # fmt: skip
         one_of("env.protocol", protocol, ("replay", "market"))
         one_of("env.share", share, ("one", "all"))
@@ -73,8 +74,8 @@ class Auction:
             word for word, so in (("shared", share == "all"), ("expected", draws == "expected"), ("guarded", guard)) if so
         ]
         self.protocol = ", ".join([protocol, *unlike])
-        self.text, self.returns, self.features = text, returns, features
-        self.shown = partial(shown, show=show, facts=facts)
+        self.text, self.features = text, features
+        self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
         self.factors, days = factors(budgets), sorted(ranges("env.periods", periods))
         if not positions:
             positions = "all" if protocol == "replay" else "0,8,16,24,32,40"
@@ -92,10 +93,10 @@ class Auction:
         self.tasks = []
         for rows in np.split(np.arange(len(who)), len(self.factors) * times):
             log = {"budget": self.budgets, "target_cpa": self.target_cpa, "category": self.category, "period": self.period}
-            self.tasks += texts(SimpleNamespace(**{name: x[rows] for name, x in log.items()}), text)
+            self.tasks += texts(SimpleNamespace(**{name: x[rows] for name, x in log.items()}), self.spec)
         self.published = {f"{name} (original's {protocol})": value for name, value in PEERS[protocol].items()}
 
-    def similar(self, dataset, quantile):
+    def target_returns(self, dataset, quantile):
         """A return to ask of each campaign, from those of the training log (its info) that had about its budget and limit: (N,)"""
         return similar(dataset["campaigns"], self.budgets, self.target_cpa, quantile)
 
@@ -105,7 +106,7 @@ class Auction:
         return self.observe()
 
     def observe(self):
-        return self.shown(self.states(), self.campaigns.facts())
+        return self.spec.features(self.states(), self.campaigns.context())
 
     def states(self, features=None):
         """(N, 16), in the order of STATE"""
@@ -127,9 +128,9 @@ class Auction:
 
     def paid(self):
         """The return so far: (N,)"""
-        return self.campaigns.earned(self.returns)
+        return self.spec.total_reward(self.campaigns)
 
-    def parts(self):
+    def conditions(self):
         """What makes a row of the results: {protocol: the episodes, (M,) int}, one for each budget factor."""
         named = {
             f: self.protocol if factor == 1 else f"{self.protocol} {100 * factor:g} %" for f, factor in enumerate(self.factors)
@@ -141,7 +142,7 @@ class Auction:
         rows, c = [e.group for e in episodes], self.campaigns
         return score(c.conversions, c.spend, c.target_cpa)[rows]
 
-    def measures(self, episodes):
+    def metrics(self, episodes):
         """What lies behind the scores of these episodes, and the mean score by category and size of budget."""
         rows, c, scores = np.array([e.group for e in episodes]), self.campaigns, self.score(episodes)
         conversions, spend, limit = c.conversions[rows], c.spend[rows], c.target_cpa[rows]
@@ -212,7 +213,7 @@ class Bidder:
         made = self.bidder.act(self.env.states(getattr(self.bidder, "features", None)), told)
         return np.asarray(made)[self.rows, None]
 
-    def keep(self, rows):
+    def select(self, rows):
         self.rows = self.rows[rows]
 
 

@@ -39,25 +39,25 @@ class Maze2D:
     """N mazes of one layout with one goal. text: as in the dataset. told_goal: name another cell in the text, as `row,column`,
     while rewards stay with the fixed goal: does the agent follow the text?"""
 
-    def __init__(self, num_episodes, *, maze: str, dense: bool = False, text: str = "none", told_goal: str = ""):
+    def __init__(self, num_episodes, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = ""):
         self.maze, self.dense, self.text = Maze.named(maze), dense, text
         self.horizon = HORIZON[maze]
         told, by_goal = self.maze.goal, text in ("goal", "shuffled")
-        if told_goal:
+        if instructed_goal:
             cells = {f"{row},{column}": (row, column) for row, column in self.maze.free_cells}
-            if told_goal.replace(" ", "") not in cells:
+            if instructed_goal.replace(" ", "") not in cells:
                 raise ValueError(
-                    f"env.told_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {told_goal!r}"
+                    f"env.instructed_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {instructed_goal!r}"
                 )
             if not by_goal:
-                raise ValueError(f"env.told_goal: needs text=goal, or nobody is told; got text={text}")
-            told = cells[told_goal.replace(" ", "")]
+                raise ValueError(f"env.instructed_goal: needs text=goal, or nobody is told; got text={text}")
+            told = cells[instructed_goal.replace(" ", "")]
         words = {"none": "", "constant": task_text(maze)}.get(text, task_text(maze, told))
         self.tasks = [words] * num_episodes
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED[maze]
         self.told = told
-        self.protocol = f"told-{told[0]}-{told[1]}" if told_goal else "goal-text" if by_goal else "standard"
+        self.protocol = f"told-{told[0]}-{told[1]}" if instructed_goal else "goal-text" if by_goal else "standard"
 
     def reset(self, seed):
         self.states, self.time = self.maze.reset(len(self.tasks), np.random.default_rng(seed)), 0
@@ -74,7 +74,7 @@ class Maze2D:
         """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
         return normalised(episodes, self.reference)
 
-    def measures(self, episodes):
+    def metrics(self, episodes):
         """Of a policy that is told a goal: the share of episodes in which the ball came within its disc, and stayed for half of the
         last 100 steps."""
         if self.protocol == "standard":

@@ -33,7 +33,7 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
         observations = np.asarray(after, np.float32)
         final[alive[over]] = observations[alive[over]]
         if over.any() and not over.all():
-            player.keep(~over)
+            player.select(~over)
         alive = alive[~over]
         rewards = gains[alive]
         progress(1)

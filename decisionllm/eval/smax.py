@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.datasets.smax import blocks, describe
-from decisionllm.datasets.team import canonical, layout, task_text
+from decisionllm.datasets.team import canonical, entity_schema, task_text
 from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.registry import register
@@ -28,21 +28,21 @@ class SmaxTeams:
 
     def __init__(self, num_episodes, *, map: str = "2s3z", crash: str = "", text: str = "none"):
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
-        self.map, self.text, self.conditions = map, text, [HORIZON, *crashes]  # the step of the crash: none at first
-        self.condition = np.repeat(np.arange(len(self.conditions)), num_episodes)  # of each battle
-        self.crash = np.array(self.conditions)[self.condition]
-        self.seeds = np.tile(np.arange(num_episodes), len(self.conditions))
+        self.map, self.text, self.settings = map, text, [HORIZON, *crashes]  # the step of the crash: none at first
+        self.condition = np.repeat(np.arange(len(self.settings)), num_episodes)  # of each battle
+        self.crash = np.array(self.settings)[self.condition]
+        self.seeds = np.tile(np.arange(num_episodes), len(self.settings))
         self.reset(0)
         self.groups = np.repeat(np.arange(len(self.condition)), self.world.facts.allies)  # the battle of each row
 
-    def parts(self):
+    def conditions(self):
         """What makes a row of the results: {protocol: the first unit of each of its battles, (E,) int}"""
         first = np.arange(len(self.condition)) * self.world.facts.allies
         named = [self.execution, *(f"{self.execution}, {words}" for words in self.words()[1:])]
         return {name: first[self.condition == c] for c, name in enumerate(named)}
 
     def words(self):
-        return ["undisturbed", *(f"crash at {c}" for c in self.conditions[1:])]
+        return ["undisturbed", *(f"crash at {c}" for c in self.settings[1:])]
 
     @property
     def protocol(self):
@@ -51,12 +51,15 @@ class SmaxTeams:
     def reset(self, seed):
         self.world = world = Smax(STARTS * seed + self.seeds, self.map)
         self.meta = describe(self.map, world.facts)
-        self.layout, self.kinds = layout(self.meta, world.facts.allies), np.searchsorted(world.facts.kinds, world.kinds).ravel()
+        self.entity_schema, self.kinds = (
+            entity_schema(self.meta, world.facts.allies),
+            np.searchsorted(world.facts.kinds, world.kinds).ravel(),
+        )
         E, N = world.alive.shape
         names = list(self.meta["types"])
         self.tasks = [task_text(self.meta, N, names[k], self.text) for k in self.kinds]
         drawn = np.random.default_rng(seed).integers(N, size=int((self.condition == 0).sum()))
-        self.struck = np.tile(drawn, len(self.conditions))  # who stands still in a crash
+        self.struck = np.tile(drawn, len(self.settings))  # who stands still in a crash
         self.returns, self.decisions, self.illegal, self.deaths, self.length = np.zeros((5, E))
         self.frames = [(world.places, world.health)]
         return self.observe()
@@ -65,7 +68,7 @@ class SmaxTeams:
         """(rows, S) float32"""
         world = self.world
         seen = world.seen.reshape(len(self.kinds), -1)
-        return canonical(seen, blocks(world.facts), self.layout, agent_type=self.kinds, types=len(world.facts.kinds))
+        return canonical(seen, blocks(world.facts), self.entity_schema, agent_type=self.kinds, types=len(world.facts.kinds))
 
     @property
     def action_masks(self):
@@ -91,7 +94,7 @@ class SmaxTeams:
         """100 for the battle of each episode that was won, 0 for others."""
         return 100.0 * self.world.won[[e.group for e in episodes]]
 
-    def measures(self, episodes):
+    def metrics(self, episodes):
         """What lies behind the scores: the team's return, units lost and time run out in a battle; decisions and forbidden ones in all."""
         worlds = [e.group for e in episodes]
         mean = lambda x: round(float(x[worlds].mean()), 4)  # noqa: E731
@@ -102,7 +105,7 @@ class SmaxTeams:
 
     def draw(self, episodes, title, frames=5):
         """A battle as a strip of frames, allies blue, enemies red, the paler the weaker; where there are several conditions, their scores."""
-        battle, several = episodes[0].group, len(self.conditions) > 1
+        battle, several = episodes[0].group, len(self.settings) > 1
         made = figure(2.2 * frames + 3 * several, 2.6)
         axes = made.subplots(1, frames + several, width_ratios=[2] * frames + [3] * several)
         colours = np.array(["C0"] * self.world.facts.allies + ["C3"] * self.world.facts.enemies)
@@ -133,5 +136,5 @@ class Player:
     def act(self, observations, rewards=None, action_masks=None):
         return self.teacher.act(self.env.world)[self.env.world.there][:, None]
 
-    def keep(self, rows):
+    def select(self, rows):
         pass

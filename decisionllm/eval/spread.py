@@ -10,7 +10,7 @@ import numpy as np
 
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.spread import alike, blocks, describe
-from decisionllm.datasets.team import canonical, layout, task_text
+from decisionllm.datasets.team import canonical, entity_schema, task_text
 from decisionllm.envs.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.registry import register
@@ -52,12 +52,12 @@ class SpreadTeams:
         one_of("env.actions", actions, ("discrete", "continuous"))
         self.text, self.discrete, self.order, self.sees = text, actions == "discrete", order, sees
         disturbed = [("", 0), *(("crash", c) for c in crashes), *(("partner", p) for p in partners)]
-        self.conditions = [(n, *how) for n in numbers for how in disturbed]
-        self.condition = np.repeat(np.arange(len(self.conditions)), num_episodes)  # of each world
-        self.agents = np.array([n for n, *_ in self.conditions])[self.condition]
+        self.settings = [(n, *how) for n in numbers for how in disturbed]
+        self.condition = np.repeat(np.arange(len(self.settings)), num_episodes)  # of each world
+        self.agents = np.array([n for n, *_ in self.settings])[self.condition]
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)  # the world of each row
         self.meta = describe(6 * np.unique(self.agents), actions)
-        self.layout = layout(self.meta, capacity)
+        self.entity_schema = entity_schema(self.meta, capacity)
         self.tasks = [task_text(self.meta, int(n), "agent", text) for n in self.agents[self.groups]]
         self.reference = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
 
@@ -67,16 +67,16 @@ class SpreadTeams:
         seen = [f"{self.order} order"] * (self.order != "mpe2") + [f"{self.sees} nearest"] * (self.sees > 0)
         return ", ".join([self.execution, *seen])
 
-    def parts(self):
+    def conditions(self):
         """What makes a row of the results: {protocol: the first agent of each of its worlds, (M,) int}"""
         first, named = np.searchsorted(self.groups, np.arange(len(self.agents))), {}
-        for c, condition in enumerate(self.conditions):
+        for c, condition in enumerate(self.settings):
             named[", ".join([self.protocol, *self.words(condition)])] = first[self.condition == c]
         return named
 
     def words(self, condition):
         n, how, what = condition
-        several = len({n for n, *_ in self.conditions}) > 1
+        several = len({n for n, *_ in self.settings}) > 1
         return [f"{n} agents"] * (several or n != 3) + {"crash": [f"crash at {what}"], "partner": [f"partner {what}"]}.get(
             how, []
         )
@@ -85,11 +85,11 @@ class SpreadTeams:
         if not 0 <= seed < REFERENCE_STARTS // STARTS:
             raise ValueError(f"seed: expected 0 .. {REFERENCE_STARTS // STARTS - 1}, so that no start is in a log, got {seed}")
         E = int((self.condition == 0).sum())
-        self.world, self.time = Spread(STARTS * seed + np.tile(np.arange(E), len(self.conditions)), self.agents), 0
+        self.world, self.time = Spread(STARTS * seed + np.tile(np.arange(E), len(self.settings)), self.agents), 0
         rng = np.random.default_rng(seed)
-        drawn = np.tile(rng.random((E, self.world.there.shape[1])), (len(self.conditions), 1))
+        drawn = np.tile(rng.random((E, self.world.there.shape[1])), (len(self.settings), 1))
         self.struck = np.where(self.world.there, drawn, -1).argmax(1)  # whom a crash or a partner replaces
-        how, what = ([c[k] for c in self.conditions] for k in (1, 2))
+        how, what = ([c[k] for c in self.settings] for k in (1, 2))
         self.crash = np.array([w if h == "crash" else HORIZON for h, w in zip(how, what, strict=True)])[self.condition]
         self.replaced = np.array([h == "partner" for h in how])[self.condition]
         kinds = np.array([TEACHERS.index(w) if h == "partner" else 0 for h, w in zip(how, what, strict=True)])[self.condition]
@@ -101,17 +101,17 @@ class SpreadTeams:
 
     def observe(self):
         """(rows, S) float32"""
-        made = np.zeros((len(self.groups), sum(width * count for _, width, count in self.layout)), np.float32)
+        made = np.zeros((len(self.groups), sum(width * count for _, width, count in self.entity_schema)), np.float32)
         for worlds in alike(self.world):
             n = int(self.agents[worlds[0]])
             rows = np.isin(self.groups, worlds)
-            made[rows] = canonical(self.world.observe(worlds, sees=self.sees), blocks(n, n, sees=self.sees), self.layout)
+            made[rows] = canonical(self.world.observe(worlds, sees=self.sees), blocks(n, n, sees=self.sees), self.entity_schema)
         return made if self.order == "mpe2" else self.reordered(made)
 
     def reordered(self, seen):
         """The same with the entities of each kind in another order."""
         at = 0
-        for _, width, count in self.layout:
+        for _, width, count in self.entity_schema:
             part = seen[:, at : at + width * count].reshape(len(seen), count, width)
             if count > 1:
                 keys = -np.arange(count) if self.order == "reversed" else self.shuffles.random((len(seen), count))
@@ -144,7 +144,7 @@ class SpreadTeams:
         low, high = self.reference[worlds].T
         return 100 * (self.returns[worlds] - low) / (high - low)
 
-    def measures(self, episodes):
+    def metrics(self, episodes):
         """What lies behind the scores: how many agents, landmarks covered at the end, touches of two agents in an episode."""
         worlds = [e.group for e in episodes]
         mean = lambda x: round(float(x[worlds].mean()), 4)  # noqa: E731
@@ -158,7 +158,7 @@ class SpreadTeams:
         from matplotlib.patches import Circle
 
         world, places = episodes[0].group, np.stack(self.places)[:, episodes[0].group]
-        n, several = int(self.agents[world]), len(self.conditions) > 1
+        n, several = int(self.agents[world]), len(self.settings) > 1
         made = figure(2 * len(steps) + 3 * several, 2.6)
         axes = made.subplots(1, len(steps) + several, width_ratios=[2] * len(steps) + [3] * several)
         for axis, step in zip(axes, steps, strict=False):
@@ -171,7 +171,7 @@ class SpreadTeams:
         if several:
             low, high = self.reference.T
             scores = 100 * (self.returns - low) / (high - low)
-            words = [", ".join(self.words(c)) or "undisturbed" for c in self.conditions]
+            words = [", ".join(self.words(c)) or "undisturbed" for c in self.settings]
             means = {name: scores[self.condition == c].mean() for c, name in enumerate(words)}
             draw_conditions(axes[-1], means, "normalised score")
         made.suptitle(title, fontsize=9)

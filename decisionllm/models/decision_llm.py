@@ -24,7 +24,7 @@ class Normalizer(nn.Module):
     def __init__(self, spec):
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
-        self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.layout)
+        self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.entity_schema)
         buffer = partial(self.register_buffer, persistent=True)
         buffer("observation_mean", torch.zeros(S))
         buffer("observation_scale", torch.ones(S))
@@ -88,13 +88,13 @@ class Normalizer(nn.Module):
 class DecisionLLM(nn.Module):
     """A language model that reads a text and a trajectory, and says at each observation what action comes next.
 
-    returns: `told`, a token before each observation says what is still to come; `none`: behaviour cloning.
-    expectile: above 0, also learn what return can be reached, as this expectile of what is still to come; the returns of every other
-    row of a batch are then not told. Source of the idea: Reinformer (arXiv 2405.08740).
+    condition_on: `return_to_go`, a token before each observation holds the return-to-go; `none`: behaviour cloning.
+    max_return_expectile: above 0, also learn the maximum return, as this expectile of the return-to-go; the returns of every other row of a
+    batch are then replaced by a learned null token. Source: Reinformer (arXiv 2405.08740).
     dynamics: also learn what actions bring, so that courses can be imagined.
     execution: `per_agent`, each row is read alone; `joint` or `both`, rows of a team are one list, made by a TeamTokenizer,
     in which a past action is hidden with the probability hide_actions.
-    entities: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
+    entity_layers: in how many layers entities look at each other, where observations have a layout, before the agent looks at them.
     """
 
     def __init__(
@@ -105,54 +105,59 @@ class DecisionLLM(nn.Module):
         *,
         embedding="linear",
         timesteps="learned",
-        returns="told",
-        expectile=0.0,
+        condition_on="return_to_go",
+        max_return_expectile=0.0,
         dynamics=False,
-        entities=0,
+        entity_layers=0,
         execution="per_agent",
         hide_actions=0.0,
     ):
         super().__init__()
-        if returns not in ("told", "none"):
-            raise ValueError(f"returns: expected told or none, got {returns!r}")
-        if expectile and not (0 < expectile < 1 and returns == "told"):
-            raise ValueError(f"expectile: expected within 0 .. 1 and returns=told, got {expectile} and returns={returns}")
+        if condition_on not in ("return_to_go", "none"):
+            raise ValueError(f"condition_on: expected return_to_go or none, got {condition_on!r}")
+        if max_return_expectile and not (0 < max_return_expectile < 1 and condition_on == "return_to_go"):
+            raise ValueError(
+                f"expectile: expected within 0 .. 1 and model.condition_on=return_to_go, got {max_return_expectile} and {condition_on}"
+            )
         if execution not in ("per_agent", "joint", "both"):
             raise ValueError(f"execution: expected per_agent, joint or both, got {execution!r}")
-        if execution != "per_agent" and (expectile or dynamics):
-            raise ValueError(f"execution={execution}: expected neither an expectile nor dynamics, which are of one agent")
+        if execution != "per_agent" and (max_return_expectile or dynamics):
+            raise ValueError(f"team.execution={execution}: expected neither an expectile nor dynamics, which are of one agent")
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
         options = {
             "embedding": embedding,
             "timesteps": timesteps,
-            "returns": returns == "told",
-            "open_returns": bool(expectile),
-            "entities": entities,
+            "returns": condition_on == "return_to_go",
+            "nullable_returns": bool(max_return_expectile),
+            "entities": entity_layers,
         }
         self.tokenizer = TrajectoryTokenizer(spec, backbone.width, **options)
         self.head = build(head, backbone.width, spec)
         self.dynamics = Dynamics(backbone.width, spec) if dynamics else None
-        self.reach, self.expectile = nn.Linear(backbone.width, 1) if expectile else None, expectile
+        self.max_return, self.max_return_expectile = (
+            nn.Linear(backbone.width, 1) if max_return_expectile else None,
+            max_return_expectile,
+        )
         self.team = None
         if execution != "per_agent":
             self.team = TeamTokenizer(spec, backbone.width, hide_actions=hide_actions)
 
-    def tokens(self, batch, told=None):
+    def tokens(self, batch, return_given=None):
         """The trajectory of a batch as the backbone reads it: (B, k T, D)."""
         units = self.normalizer
         return self.tokenizer(
             units.returns_to_go(batch.returns_to_go), units.observations(batch.observations),
-            units.actions(batch.actions), batch.timesteps, told,
+            units.actions(batch.actions), batch.timesteps, return_given,
         )  # fmt: skip
 
-    def read(self, batch, told=None):
-        """Batch -> what was read up to each observation: (B, T, D). told: (B,) bool, whose returns are; None: everybody's."""
+    def read(self, batch, return_given=None):
+        """Batch -> what was read up to each observation: (B, T, D). return_given: (B,) bool, False: the null return token; None: all True."""
         if self.team is not None:
             return self._read_teams(batch)
         text = batch.text_ids, batch.text_mask, batch.text_index
-        tokens = self.tokens(batch, told)[:, :-1]  # nobody reads the last action
-        return self.backbone(tokens, *text, reads=self.tokenizer.reads).float()
+        tokens = self.tokens(batch, return_given)[:, :-1]  # nobody reads the last action
+        return self.backbone(tokens, *text, output_positions=self.tokenizer.output_positions).float()
 
     def team_tokens(self, batch):
         """The trajectories of teams: (W, L, D), and where the action of each row is read in its team's (B, T). A batch that names
@@ -161,7 +166,7 @@ class DecisionLLM(nn.Module):
         team, identity = (rows, 0 * rows) if batch.team is None else (batch.team, batch.identity)
         tokens, places = self.team(
             self.tokenizer, units.returns_to_go(batch.returns_to_go), units.observations(batch.observations),
-            units.actions(batch.actions), batch.timesteps, batch.mask, batch.imitated, team, identity,
+            units.actions(batch.actions), batch.timesteps, batch.mask, batch.loss_mask, team, identity,
         )  # fmt: skip
         return tokens, places, team
 
@@ -180,18 +185,18 @@ class DecisionLLM(nn.Module):
 
     def forward(self, batch):
         """Batch -> the terms of the loss, each a mean over steps: nll, the negative log-likelihood in nats of an action that is to
-        be imitated; with an expectile, reach, its asymmetric squared error, of returns that are not told; with dynamics, whose
+        be imitated; with an expectile, max_return, its asymmetric squared error, on rows with the null return token; with dynamics, whose
         batches have one step more than the window, the unexplained share of the variance of change and reward.
         """
         known = batch if self.dynamics is None else batch.until(-1)
-        told = None if self.reach is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
-        hidden, actions = self.read(known, told), self.normalizer.actions(known.actions)
+        return_given = None if self.max_return is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
+        hidden, actions = self.read(known, return_given), self.normalizer.actions(known.actions)
         distribution = self.distribution(hidden, known.action_masks, known.observations)
-        terms = {"nll": masked_mean(-distribution.log_prob(actions), known.imitated)}
-        if self.reach is not None:
-            short = self.normalizer.returns_to_go(known.returns_to_go) - self.reach(hidden)[..., 0]
-            weight = torch.where(short > 0, self.expectile, 1 - self.expectile)
-            terms["reach"] = masked_mean(weight * short.square(), known.mask & ~told[:, None])
+        terms = {"nll": masked_mean(-distribution.log_prob(actions), known.loss_mask)}
+        if self.max_return is not None:
+            short = self.normalizer.returns_to_go(known.returns_to_go) - self.max_return(hidden)[..., 0]
+            weight = torch.where(short > 0, self.max_return_expectile, 1 - self.max_return_expectile)
+            terms["max_return"] = masked_mean(weight * short.square(), known.mask & ~return_given[:, None])
         if self.dynamics is not None:
             units, after = self.normalizer, batch.mask[:, 1:]
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
@@ -201,10 +206,10 @@ class DecisionLLM(nn.Module):
             terms["reward"] = masked_mean((reward - wanted).square(), known.mask)
         return terms
 
-    def reachable(self, hidden):
-        """What was read where no return was told (..., D) -> the return that can be reached from there (...), raw units."""
+    def predict_max_return(self, hidden):
+        """Hidden states of rows with the null return token (..., D) -> the predicted maximum return-to-go (...), raw units."""
         units = self.normalizer
-        return (self.reach(hidden)[..., 0] * units.return_scale + units.return_mean).clamp(*units.return_range)
+        return (self.max_return(hidden)[..., 0] * units.return_scale + units.return_mean).clamp(*units.return_range)
 
     def imagine(self, hidden, observations, actions):
         """What these actions would bring, in raw units: (N, D), (N, S), (N, A) -> the next observations (N, S), rewards (N,)"""

@@ -161,14 +161,14 @@ class DiscreteHead(nn.Module):
 class PointerHead(nn.Module):
     """Discrete actions of which the last ones are each aimed at one entity: what was read points at it, however it stands in line.
 
-    The layout's entities of this kind (none named: its last) are the targets of as many last actions, in their order; the
+    The schema's entities of this kind (none named: its last) are the targets of as many last actions, in their order; the
     others are as in head=discrete. It is told what each target is like on its own.
     """
 
     def __init__(self, width, spec, *, kind: str = ""):
         super().__init__()
         place, found = 1, {}
-        for name, _, size in spec.layout[1:]:
+        for name, _, size in spec.entity_schema[1:]:
             found[name] = slice(place, place + size)  # among the own block and all entities
             place += size
         kind = kind or next(reversed(found), "")
@@ -210,7 +210,7 @@ class Dynamics(nn.Module):
         return self.change(torch.cat([observations, actions], -1)), self.reward(torch.cat([hidden, actions], -1))[..., 0]
 
 
-def courses(spec):
+def candidate_actions(spec):
     """Actions worth holding for a while, in the model's units (C, A): every discrete one; in one or two dimensions, each a bound
     or the middle."""
     if spec.num_actions:

@@ -28,21 +28,9 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 
-FREE = ("run", "device", "home", "tracker", "fresh", "log_every", "save_every")  # what may differ when a run goes on
-MODEL = [
-    "embedding",
-    "timesteps",
-    "returns",
-    "expectile",
-    "dynamics",
-    "entities",
-    "execution",
-    "hide_actions",
-]  # options of DecisionLLM
-OLDER = {  # what runs did that are older than these keys
-    "ahead": 0, "best": False, "decode": "mode", "dynamics": False, "entities": 0, "execution": "per_agent",
-    "expectile": 0.0, "hide_actions": 0.0, "order": "random", "plan": 0, "returns": "told",
-}  # fmt: skip
+FORMAT = 2  # of run.json, config.yaml and the names of weights
+UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
+MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "log.tracker", "log.every", "log.save_every")  # when a run is continued
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -63,12 +51,14 @@ def make_model(config, spec):
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        return DecisionLLM(spec, backbone, config["head"], **{key: config[key] for key in MODEL})
+        options = {key: value for key, value in config["model"].items() if key != "return_horizon"}
+        team = {key: config["team"][key] for key in ("execution", "hide_actions")}
+        return DecisionLLM(spec, backbone, config["head"], **options, **team)
 
 
 def describe(path, config, store, **known):
     """Write what is fixed before the first step: config.yaml and run.json, with whatever else is known of the run."""
-    data = {"spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
+    data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
     facts = data | {"versions": versions()} | known
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -83,7 +73,8 @@ def describe(path, config, store, **known):
 def same_run(path, config, store):
     """The facts of a run that was begun, if it was begun with this config and this data; anything else is an error."""
     before, facts = read(path)
-    different = {key: (before.get(key), value) for key, value in config.items() if before.get(key) != value and key not in FREE}
+    was, now = flat(before), flat(config)
+    different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
         shown = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({shown}): choose another run=..., or fresh=true to begin again")
@@ -95,11 +86,25 @@ def same_run(path, config, store):
 
 
 def read(path):
-    """(config, facts) of a run directory. The config has every key that acting needs, however old it is."""
+    """(run_config, run_info) of a run directory: what config.yaml and run.json hold.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: a file is damaged, or another version of the format wrote it.
+    """
     path = Path(path)
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
-    return OLDER | content(path / "config.yaml"), content(path / "run.json")
+    config, info = content(path / "config.yaml"), content(path / "run.json")
+    if info.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; {UPGRADE}")
+    return config, info
+
+
+def flat(config, at=""):
+    """Nested options -> {"optim.lr": 1e-3, ...}."""
+    pairs = [flat(v, f"{at}{k}.") if isinstance(v, dict) else {f"{at}{k}": v} for k, v in config.items()]
+    return {k: v for part in pairs for k, v in part.items()}
 
 
 def save(path, model, trainer_tensors, trainer_facts):
@@ -129,9 +134,9 @@ def find(path):
     return next((folder for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old") if folder.is_dir()), None)
 
 
-def acting(path, config):
+def weights_folder(path, config):
     """Where the weights of a run stand that act: those of the lowest held-out loss, if it was asked for them, or the last."""
-    return Path(path) / "best" if config["best"] else Path(path)
+    return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
 
 
 def restore(path, model, facts):
@@ -194,12 +199,17 @@ def load(path, *, device="cpu", target_return=None, **options):
         return build(config["policy"], path, facts, device), config, facts
     spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
     model = make_model(config, spec)
-    restore(acting(path, config), model, facts)
-    own = {"execution": "per_agent" if config["execution"] == "per_agent" else "joint"}
-    own |= {key: config[key] for key in ("ahead", "decode", "order", "plan")}
+    restore(weights_folder(path, config), model, facts)
+    act, team = config["act"], config["team"]
+    own = {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
+    own |= {
+        "decode": act["decode"],
+        "planning_horizon": act["planning_horizon"],
+        "return_horizon": config["model"]["return_horizon"],
+    }
     options = own | {key: value for key, value in options.items() if value is not None}
-    stride = options.pop("stride", config["stride"]) or max(config["window"] // 2, 1)
-    quantile = None if config["expectile"] else target(facts, config["target_quantile"])
+    stride = options.pop("stride", act["stride"]) or max(config["window"] // 2, 1)
+    quantile = None if config["model"]["max_return_expectile"] else target(facts, act["target_quantile"])
     asked = quantile if target_return is None else target_return
     return Policy(model.to(device), config["window"], stride, asked, device=device, **options), config, facts
 
@@ -208,7 +218,7 @@ def target(facts, quantile):
     """The return at this quantile of those that a run was trained on, if it wrote that one down."""
     if str(float(quantile)) not in facts["targets"]:
         raise ValueError(
-            f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; targets=[...] takes any return"
+            f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; target_returns=[...] takes any return"
         )
     return facts["targets"][str(float(quantile))]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from decisionllm.datasets.windows import Steps, asked, collate, cut, of_histories, window_start
-from decisionllm.models.heads import courses
+from decisionllm.datasets.windows import Steps, collate, cut, of_histories, rollout_returns_to_go, window_start
+from decisionllm.models.heads import candidate_actions
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import History
 from decisionllm.tokenizers import text
@@ -34,9 +34,9 @@ class Policy:
     window: int
     stride: int
     target_return: float | None
-    ahead: int = 0
+    return_horizon: int = 0
     decode: str = "mode"
-    plan: int = 0
+    planning_horizon: int = 0
     execution: str = "per_agent"
     order: str = "random"
     device: str = "cpu"
@@ -52,35 +52,37 @@ class Policy:
                 f"execution, order: expected per_agent or joint, and random, given or reverse, got {self.execution!r} and {self.order!r}"
             )
         if self.execution == "joint" and self.model.team is None:
-            raise ValueError("execution=joint: needs a model trained with execution=joint or both")
-        if self.plan and self.model.dynamics is None:
-            raise ValueError(f"plan={self.plan}: needs a model trained with dynamics=true")
-        if self.plan:
-            self.courses = self.model.normalizer.raw_actions(courses(self.model.spec).to(self.device)).cpu().numpy()
-        if self.target_return is None and self.asks and self.model.reach is None:
+            raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
+        if self.planning_horizon and self.model.dynamics is None:
+            raise ValueError(f"act.planning_horizon={self.planning_horizon}: needs a model trained with model.dynamics=true")
+        if self.planning_horizon:
+            self.candidate_actions = (
+                self.model.normalizer.raw_actions(candidate_actions(self.model.spec).to(self.device)).cpu().numpy()
+            )
+        if self.target_return is None and self.return_conditioned and self.model.max_return is None:
             raise ValueError("target_return: expected a number, since this model was not trained with an expectile")
         self.model.eval()
 
     @property
-    def asks(self):
+    def return_conditioned(self):
         """Whether the model is asked for a return."""
         return self.model.tokenizer.returns is not None
 
     @torch.inference_mode()
     def act(self, histories):
         """N histories -> actions (N, A), raw units. Each window is read afresh."""
-        return self.answer(histories)[0]
+        return self.act_with_returns(histories)[0]
 
     @torch.inference_mode()
-    def answer(self, histories):
+    def act_with_returns(self, histories):
         """The same, and the return that each was asked for now: (N, A), (N,), raw units."""
         hidden, masks, asked_for = self.read(histories)
         seen = np.stack([h.observations[-1] for h in histories])
-        if not self.plan:
+        if not self.planning_horizon:
             return self.choose(hidden, masks, seen), asked_for
         longest = max(len(h.observations) for h in histories)
-        session = self.begin([h.task for h in histories], longest, self._targets(histories)).resume(histories)
-        session.see(seen)
+        session = self.begin([h.task for h in histories], longest, self._targets(histories)).restore(histories)
+        session.observe(seen)
         return session.plan(hidden), asked_for
 
     def read(self, histories):
@@ -88,7 +90,7 @@ class Policy:
         return that was asked for there (N,)."""
         self._check(histories)
         targets = self._targets(histories)
-        steps = of_histories(histories, np.nan_to_num(targets), ahead=self.ahead)
+        steps = of_histories(histories, np.nan_to_num(targets), return_horizon=self.return_horizon)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})
@@ -99,14 +101,16 @@ class Policy:
         masks = None if batch.action_masks is None else batch.action_masks[each, last]
         open_, told = (torch.from_numpy(x).to(self.device) for x in (np.isnan(targets), np.zeros(len(targets), bool)))
         if open_.any():
-            reached = self.model.reachable(self.model.read(batch, told))
+            reached = self.model.predict_max_return(self.model.read(batch, told))
             batch = replace(batch, returns_to_go=torch.where(open_[:, None], reached, batch.returns_to_go))
         return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
 
     def begin(self, tasks, horizon, target_returns=None, groups=None):
         """A session for N episodes of at most `horizon` steps. groups: (N,) which of them share a world, for joint execution."""
         if self.execution == "joint" and groups is None:
-            raise ValueError("execution=joint: expected the groups of the agents, the env names none; take execution=per_agent")
+            raise ValueError(
+                "team.execution=joint: expected the groups of the agents, the env names none; take team.execution=per_agent"
+            )
         if self.model.team is not None:
             return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
@@ -117,11 +121,11 @@ class Policy:
 
     def _targets(self, histories):
         """The return that each is asked for: (N,), NaN where it is what can be reached."""
-        return self.asked([h.target_return for h in histories])
+        return self.resolve_targets([h.target_return for h in histories])
 
-    def asked(self, targets):
+    def resolve_targets(self, targets):
         """Targets, None where the policy's own is meant -> (N,) float64, NaN for what can be reached."""
-        own = (0.0 if not self.asks else np.nan) if self.target_return is None else self.target_return
+        own = (0.0 if not self.return_conditioned else np.nan) if self.target_return is None else self.target_return
         return np.array([own if target is None else target for target in targets], np.float64)
 
     def _check(self, histories):
@@ -149,11 +153,13 @@ class Session:
         if model.tokenizer.timesteps is not None and horizon > spec.horizon:
             raise ValueError(
                 f"horizon: expected at most {spec.horizon} steps, the longest training episode, since this model learned one "
-                f"vector a step; got {horizon}. Train with timesteps=none to go beyond"
+                f"vector a step; got {horizon}. Train with model.timesteps=none to go beyond"
             )
-        N, H = len(tasks), horizon + policy.plan
+        N, H = len(tasks), horizon + policy.planning_horizon
         self.tasks, self.horizon = list(tasks), horizon
-        self.targets = policy.asked([None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist())
+        self.targets = policy.resolve_targets(
+            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
+        )
         self.open = np.isnan(self.targets)  # asked for what can be reached
         self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, H, spec.action_dim), np.float32)
@@ -161,19 +167,19 @@ class Session:
         self.reached = np.zeros((N, H), np.float32)  # what could be reached from each remembered step, where that is asked for
         self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
         self.now = np.zeros(N, int)  # the step that is to be decided next
-        self.told = np.zeros(N, np.float32)  # the return that each was asked for when it last decided
+        self.conditioned_on = np.zeros(N, np.float32)  # the return that each was asked for when it last decided
         self.text_room = max(text_room, text.encode(model.backbone.tokenizer, sorted(set(self.tasks)))[0].shape[1])  # tokens
         self.start = np.full(N, -1)  # where the remembered window begins; -1: nothing is remembered, not even the text
         self.memory = {}  # of what is read with the returns told, and without
 
-    def resume(self, histories, rows=None):
+    def restore(self, histories, rows=None):
         """Take up episodes that have already begun: their pasts are taken over, and `see` is next. Returns the session.
 
         With rows, these are given to other episodes, of other texts and other returns to ask for.
         """
         for i, h in zip(range(len(self.now)) if rows is None else rows, histories, strict=True):
             if rows is not None:
-                self.tasks[i], self.start[i], self.targets[i] = h.task, -1, self.policy.asked([h.target_return])[0]
+                self.tasks[i], self.start[i], self.targets[i] = h.task, -1, self.policy.resolve_targets([h.target_return])[0]
                 self.open[i] = np.isnan(self.targets[i])
                 self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
                 if self.masks is not None:
@@ -196,12 +202,12 @@ class Session:
 
     def act(self, observations, rewards=None, action_masks=None):
         """What is seen now, and what the last actions brought: (N, S), (N,) -> actions (N, A), raw units."""
-        self.see(observations, rewards, action_masks)
+        self.observe(observations, rewards, action_masks)
         actions = self.decide()
-        self.did(actions)
+        self.record_action(actions)
         return actions
 
-    def see(self, observations, rewards=None, action_masks=None, rows=slice(None)):
+    def observe(self, observations, rewards=None, action_masks=None, rows=slice(None)):
         now, each = self.now[rows], np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
             raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
@@ -215,7 +221,7 @@ class Session:
         if action_masks is not None:
             self.masks[each, now] = action_masks
 
-    def did(self, actions, rows=slice(None)):
+    def record_action(self, actions, rows=slice(None)):
         self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
         self.now[rows] += 1
 
@@ -224,7 +230,7 @@ class Session:
         """The actions for what was seen last. (N, A), raw units."""
         hidden, masks = self.read(rows)
         seen = self.observations[np.arange(len(self.now))[rows], self.now[rows]]
-        return self.plan(hidden, rows) if self.policy.plan else self.policy.choose(hidden, masks, seen)
+        return self.plan(hidden, rows) if self.policy.planning_horizon else self.policy.choose(hidden, masks, seen)
 
     def plan(self, hidden, rows=slice(None)):
         """The actions that begin the best of several imagined courses. (N, D) -> (N, A), raw units
@@ -233,22 +239,22 @@ class Session:
         paid more by MARGIN, so that what nothing tells apart is left to the policy.
         """
         policy, model = self.policy, self.policy.model
-        N, C, steps = len(hidden), 1 + len(policy.courses), policy.plan
+        N, C, steps = len(hidden), 1 + len(policy.candidate_actions), policy.planning_horizon
         if model.tokenizer.timesteps is not None:
             steps = min(steps, model.spec.horizon - 1 - int(self.now[rows].max()))
         own = policy.choose(hidden, None, self.observations[np.arange(len(self.now))[rows], self.now[rows]])
         imagined = copy(self)
-        imagined.keep(np.repeat(np.arange(len(self.now))[rows], C))
-        imagined.horizon += policy.plan
+        imagined.select(np.repeat(np.arange(len(self.now))[rows], C))
+        imagined.horizon += policy.planning_horizon
         hidden, each = hidden.repeat_interleave(C, 0), np.arange(N * C)
-        actions = np.tile(np.concatenate([own[:1], policy.courses]), (N, 1))
+        actions = np.tile(np.concatenate([own[:1], policy.candidate_actions]), (N, 1))
         actions[::C] = own
         place = torch.from_numpy(imagined.observations[each, imagined.now]).to(policy.device)
         gains = rewards = torch.zeros(N * C, device=policy.device)
         for step in range(steps):
             if step:  # what the last step brings is paid, and read by nobody
-                imagined.did(actions)
-                imagined.see(place.cpu().numpy(), rewards.cpu().numpy())
+                imagined.record_action(actions)
+                imagined.observe(place.cpu().numpy(), rewards.cpu().numpy())
                 hidden = imagined.read()[0]
                 actions[::C] = policy.choose(hidden[::C], None, place[::C].cpu().numpy())
             place, rewards = model.imagine(hidden, place, torch.from_numpy(actions).to(policy.device))
@@ -263,12 +269,17 @@ class Session:
         """What was read at the observation seen last (N, D), and what actions are allowed there, (N, C) or None."""
         policy, now, each = self.policy, self.now[rows], np.arange(len(self.now))[rows]
         if policy.model.backbone.layout is None:  # an architecture whose cache is not understood
-            hidden, masks, self.told[rows] = policy.read(self.histories(rows))
+            hidden, masks, self.conditioned_on[rows] = policy.read(self.histories(rows))
             return hidden, masks
         start = window_start(now, policy.window, policy.stride)
         N, H = len(now), self.rewards.shape[1]
         first = np.arange(N) * H
-        togo = asked(self.rewards[rows].ravel(), np.nan_to_num(self.targets[rows]), np.arange(N + 1) * H, ahead=policy.ahead)
+        togo = rollout_returns_to_go(
+            self.rewards[rows].ravel(),
+            np.nan_to_num(self.targets[rows]),
+            np.arange(N + 1) * H,
+            return_horizon=policy.return_horizon,
+        )
         flat = [None if x is None else x[rows].reshape(N * H, -1) for x in (self.observations, self.actions, self.masks)]
         steps = Steps(flat[0], flat[1], togo.astype(np.float32), first, first + now + 1, flat[2])
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
@@ -279,13 +290,13 @@ class Session:
                 self._reach(steps, reach, each[reach], start[reach], again)
             if len(part):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
-        self.start[rows], self.told[rows] = start, steps.returns_to_go[first + now]
+        self.start[rows], self.conditioned_on[rows] = start, steps.returns_to_go[first + now]
         masks = None if self.masks is None else torch.from_numpy(self.masks[each, now]).to(policy.device)
         return hidden, masks
 
     def _reach(self, steps, part, rows, start, again):
         """Ask for what can be reached, at each step that is about to be read."""
-        reached = self.policy.model.reachable(self._extend(steps, part, rows, start, again, told=False)).cpu().numpy()
+        reached = self.policy.model.predict_max_return(self._extend(steps, part, rows, start, again, told=False)).cpu().numpy()
         now = self.now[rows, None]
         at = start[:, None] + np.arange(reached.shape[1]) if again else now
         row, real = np.nonzero(at <= now)[0], at <= now  # what is later is padding
@@ -306,9 +317,9 @@ class Session:
         # tokens remembered: they end with an observation
         known = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1
         one = not again or (told and (counts == counts[0]).all())  # only the last observation is asked about
-        hidden = model.backbone.extend(
+        hidden = model.backbone.append(
             tokens, self.memory[told], torch.from_numpy(known).to(device), torch.from_numpy(rows).to(device),
-            reads=slice(-1, None) if one else model.tokenizer.reads,
+            output_positions=slice(-1, None) if one else model.tokenizer.output_positions,
         ).float()  # fmt: skip
         if not told:
             return hidden
@@ -326,13 +337,13 @@ class Session:
             different = sorted({self.tasks[i] for i in rows})
             texts = backbone.read_text(*(x.to(device) for x in text.encode(backbone.tokenizer, different)))
             index = torch.tensor([different.index(self.tasks[i]) for i in rows], device=device)
-            self.memory[told].put(torch.from_numpy(rows).to(device), texts.rows(index))
+            self.memory[told].set_prefix(torch.from_numpy(rows).to(device), texts.rows(index))
 
     @torch.inference_mode()
-    def remember(self):
+    def allocate(self):
         """Make room at once for all that will be remembered, which otherwise is made when it is first needed. Returns the session."""
         if self.policy.model.backbone.layout is not None:
-            for told in (True,) if self.policy.model.reach is None else (True, False):
+            for told in (True,) if self.policy.model.max_return is None else (True, False):
                 self._read_texts(np.zeros(0, int), told)
         return self
 
@@ -342,10 +353,10 @@ class Session:
         known = [part for part in vars(self).values() if isinstance(part, np.ndarray)]
         return sum(x.nbytes for x in [*known, *(x for memory in self.memory.values() for x in (*memory.keys, *memory.values))])
 
-    def keep(self, rows):
+    def select(self, rows):
         """Go on with these episodes alone. (M,) int or (N,) bool"""
         rows = np.arange(len(self.now))[rows]
-        for name in ("observations", "actions", "rewards", "targets", "open", "reached", "now", "told", "start"):
+        for name in ("observations", "actions", "rewards", "targets", "open", "reached", "now", "conditioned_on", "start"):
             setattr(self, name, getattr(self, name)[rows])
         self.masks = None if self.masks is None else self.masks[rows]
         self.tasks = [self.tasks[i] for i in rows]

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from decisionllm.datasets.windows import asked, collate, window_start
+from decisionllm.datasets.windows import collate, rollout_returns_to_go, window_start
 from decisionllm.schema import Window
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
@@ -22,13 +22,13 @@ class TeamSession:
         if model.tokenizer.timesteps is not None and horizon > spec.horizon:
             raise ValueError(
                 f"horizon: expected at most {spec.horizon} steps, the longest training episode, since this model learned one "
-                f"vector a step; got {horizon}. Train with timesteps=none to go beyond"
+                f"vector a step; got {horizon}. Train with model.timesteps=none to go beyond"
             )
         N = len(tasks)
         _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
         if sizes.max() > POOL:
             raise ValueError(
-                f"groups: expected at most {POOL} agents in a team (the identities there are), got {sizes.max()}; take execution=per_agent"
+                f"groups: expected at most {POOL} agents in a team (the identities there are), got {sizes.max()}; take team.execution=per_agent"
             )
         given = np.empty(N, int)  # the number of each in its team
         given[np.argsort(team, kind="stable")] = np.arange(N) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -40,7 +40,9 @@ class TeamSession:
         self.team = team[rows]
         self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows] if policy.order == "random" else given[rows]
         self.horizon, self.now, self.cached = horizon, 0, cached and model.backbone.layout is not None
-        self.targets = policy.asked([None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist())[rows]
+        self.targets = policy.resolve_targets(
+            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
+        )[rows]
         self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
         self.rewards = np.zeros((N, horizon))
@@ -87,7 +89,7 @@ class TeamSession:
             self.actions[rows, now] = policy.choose(hidden, masks, self.observations[rows, now])
         return self.actions[self.alive, now]
 
-    def keep(self, rows):
+    def select(self, rows):
         """Go on with these agents alone, counted among those that went on. (M,) int or (N,) bool"""
         self.alive = self.alive[rows]
 
@@ -96,7 +98,9 @@ class TeamSession:
         span = slice(begin, self.now + 1)
         seen = np.flatnonzero(np.isin(self.team, self.team[rows]) & self.here[:, span].any(1))
         here, ends = self.here[seen, span], np.arange(len(self.rewards) + 1) * self.horizon
-        togo = asked(self.rewards.ravel(), self.targets, ends, ahead=self.policy.ahead).reshape(self.rewards.shape)
+        togo = rollout_returns_to_go(
+            self.rewards.ravel(), self.targets, ends, return_horizon=self.policy.return_horizon
+        ).reshape(self.rewards.shape)
         window = Window(
             self.observations[seen, span], self.actions[seen, span], togo[seen, span].astype(np.float32),
             np.arange(begin, self.now + 1) * here, here, seen, team=self.team[seen], identity=self.identity[seen],
@@ -116,16 +120,16 @@ class TeamSession:
         tokens, places, team = model.team_tokens(batch)
         teams, first = self.team[rows], np.searchsorted(self.team, np.arange(self.team[-1] + 1))
         members = np.add.reduceat(self.here, first, dtype=int)[teams]  # at each step
-        size = 2 * members + (members > 0) * self.policy.asks  # tokens
+        size = 2 * members + (members > 0) * self.policy.return_conditioned  # tokens
         known = np.zeros_like(teams) if afresh else size[:, begin:now].sum(1) + (t > 0) * (size[:, now] - members[:, now] + t)
         filled = size[:, self.start : begin].sum(1) + known
         if self.memory is None:
             texts = model.backbone.read_text(*(part.to(device) for part in self.texts))
-            room = self.policy.window * (2 * int(np.bincount(self.team).max()) + self.policy.asks)
+            room = self.policy.window * (2 * int(np.bincount(self.team).max()) + self.policy.return_conditioned)
             self.memory = texts.rows(torch.from_numpy(self.text_index[first]).to(device)).with_room(room)
         at = np.searchsorted(seen, rows)
         last = places[at, -1] - torch.from_numpy(known).to(device)
         new = torch.from_numpy(known).to(device)[:, None] + torch.arange(int(last.max()) + 1, device=device)
         tokens = tokens[team[at, None], new.clamp(max=tokens.shape[1] - 1)]
         filled, lists = torch.from_numpy(filled).to(device), torch.from_numpy(teams).to(device)
-        return model.backbone.extend(tokens, self.memory, filled, lists).float()[torch.arange(len(rows)), last]
+        return model.backbone.append(tokens, self.memory, filled, lists).float()[torch.arange(len(rows)), last]

@@ -60,7 +60,7 @@ def tasks(config):
 
     ours, address = not ray.is_initialized(), config["address"]
     if ours:
-        reachable(address)  # Ray itself would try for minutes
+        predict_max_return(address)  # Ray itself would try for minutes
         try:
             ray.init(
                 address=address or "local",
@@ -188,7 +188,7 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def reachable(address):
+def predict_max_return(address):
     """Whether somebody listens at host:port; if not, that is an error."""
     host, colon, port = address.rpartition(":")
     if not colon:

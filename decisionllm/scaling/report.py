@@ -121,8 +121,8 @@ def findings(grid, study):
     sizes = list(by_size(grid))
     volumes, said = sorted({run["fraction"] for run in grid}), []
     qualities = list(dict.fromkeys(run["mixture"] for run in grid))
-    measures = {"held_out": ("held-out loss", -1), "score": ("score", 1)}
-    for key, (name, sign) in measures.items():
+    metrics = {"held_out": ("held-out loss", -1), "score": ("score", 1)}
+    for key, (name, sign) in metrics.items():
         known = {tuple(run[axis] for axis in AXES): run[key] for run in grid if run[key] is not None}
         for volume in dict.fromkeys([volumes[-1], volumes[0]]):
             for size in sizes[1:]:

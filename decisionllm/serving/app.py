@@ -19,9 +19,9 @@ from decisionllm.serving.service import Service, history
 LISTED = 200  # campaigns, at most
 
 
-def create_app(policy, card, options=None, journal=None, *, token=None, body=4_000_000, desk=None, exchange=None, **limits):
-    """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; options: of the auction dataset that the
-    policy was trained on, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
+def create_app(policy, card, observation=None, journal=None, *, token=None, body=4_000_000, desk=None, exchange=None, **limits):
+    """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; observation: the ObservationSpec that the
+    policy was trained with, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
     exchange: of openrtb.router; limits: of Service. `app.state.service` is the Service."""
     from fastapi import FastAPI, Header, Request, Response
     from fastapi.exceptions import RequestValidationError
@@ -29,7 +29,7 @@ def create_app(policy, card, options=None, journal=None, *, token=None, body=4_0
     from starlette.exceptions import HTTPException as Fault
 
     m = models()
-    at = Desk(policy, options, journal, name=card["model"], **desk or {}) if options is not None else None
+    at = Desk(policy, observation, journal, name=card["model"], **desk or {}) if observation is not None else None
     service = Service(policy, at, watch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, card)
 

@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
-from decisionllm.datasets.auction import SMALLEST, shown, text_of
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, offered, summary
+from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.policy import checkpoint
 
 
@@ -53,10 +53,8 @@ class DecisionLLMBiddingStrategy(Bidder):
         run = run or os.environ.get("DECISIONLLM_RUN")
         if not run:
             raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
-        self.policy, config, _ = run if isinstance(run, tuple) else checkpoint.load(run)
-        self.options, self.target_return = config["dataset"], target_return
-        if "show" not in self.options:
-            raise ValueError(f"run: expected one of an auction, got one of {self.options.get('_target_')}")
+        self.policy, _, facts = run if isinstance(run, tuple) else checkpoint.load(run)
+        self.spec, self.target_return = ObservationSpec.of(facts["dataset"]), target_return
 
     def _bids(self, timeStepIndex, pValues, history):
         for name, steps in history.items():
@@ -69,27 +67,27 @@ class DecisionLLMBiddingStrategy(Bidder):
             values = np.asarray(told, np.float64).reshape(-1, 2)[:, 0]
             if self.session.now[0] == step:  # nobody asked us then: what was bid is what was done, as in a log
                 self._see(values)
-                self.session.did(np.sum(bids) / (np.sum(values) or 1))
+                self.session.record_action(np.sum(bids) / (np.sum(values) or 1))
             self.campaign.record(**summary(values, bids, *results))
         self._believe()
         self._see(pValues)
         multiplier = self.session.decide()
-        self.session.did(multiplier)
-        bidder = max(float(multiplier[0, 0]), 0.0) if self.remaining_budget >= SMALLEST else 0.0
+        self.session.record_action(multiplier)
+        bidder = max(float(multiplier[0, 0]), 0.0) if self.remaining_budget >= MIN_REMAINING else 0.0
         return np.asarray(pValues, np.float64) * bidder
 
     def _begin(self):
-        self.campaign = Campaigns([self.budget], [self.cpa], features=self.options["features"])
-        task = text_of(self.options["text"], self.budget, self.cpa, self.category)
+        self.campaign = Campaigns([self.budget], [self.cpa])
+        task = self.spec.task(self.budget, self.cpa, self.category)
         self.session = self.policy.begin([task], STEPS, self.target_return)
         self.earned = 0.0
 
     def _see(self, values):
         """Show the policy what is known before a step, and what the last one brought."""
         c, before = self.campaign, self.earned
-        self.earned = c.earned(self.options["returns"])
-        seen = shown(c.observe(*offered(values)), c.facts(), show=self.options["show"], facts=self.options["facts"])
-        self.session.see(seen, self.earned - before)
+        self.earned = self.spec.total_reward(c)
+        seen = self.spec.observe(c, *offered(values))
+        self.session.observe(seen, self.earned - before)
 
     def _believe(self):
         """What the simulator says is left, is left. Where the results do not explain it, the difference was spent too."""

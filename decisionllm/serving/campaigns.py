@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from decisionllm.datasets.auction import SMALLEST, shown, text_of
 from decisionllm.envs.auction import journal as journals
 from decisionllm.envs.auction.campaign import STEPS, Campaigns
+from decisionllm.envs.auction.observation import MIN_REMAINING
 from decisionllm.schema import History
 from decisionllm.serving.kv_cache import Cache
 
@@ -58,19 +58,19 @@ class Campaign:
     paid: float = 0.0  # currency, in the last step
     ended: str | None = None  # how
 
-    def told(self, request, options):
+    def told(self, request, spec):
         """After what the last step brought, and before what is coming, as a request says: the next Campaign, its step not yet decided."""
         after = replace(self, world=copy(self.world))
         if request["result"] is not None:
             after.world.record(**request["result"])
-            after.earned = float(after.world.earned(options["returns"])[0])
+            after.earned = float(spec.total_reward(after.world)[0])
             after.rewards[self.step - 1], after.paid = after.earned - self.earned, request["result"]["spend"]
         if request["coming"] is not None:
-            seen = after.world.observe(request["coming"]["value"], request["coming"]["volume"])
-            after.observations[self.step] = shown(seen, after.world.facts(), show=options["show"], facts=options["facts"])[0]
+            coming = request["coming"]
+            after.observations[self.step] = spec.observe(after.world, coming["value"], coming["volume"])[0]
         return after
 
-    def did(self, multiplier):
+    def record_action(self, multiplier):
         """After this multiplier was answered. The answer to the last results is of no step."""
         if self.step < len(self.actions):
             self.actions[self.step] = multiplier
@@ -95,27 +95,27 @@ class Pending:
     answer: str | None = None  # in JSON; there from the beginning if it was given before
 
     @property
-    def asks(self):
+    def return_conditioned(self):
         """Whether the policy is to be asked."""
-        return self.answer is None and self.request["coming"] is not None and self.campaign.remaining >= SMALLEST
+        return self.answer is None and self.request["coming"] is not None and self.campaign.remaining >= MIN_REMAINING
 
 
 class Desk:
     """Campaigns of one policy.
 
-    options: those of the auction dataset that the policy was trained on (show, facts, returns, features, text). journal: a Journal; by
+    observation: the ObservationSpec that the policy was trained with. journal: a Journal; by
     default one that is forgotten with the process. name: of the policy, told with each answer. cache: bytes for keys and values; 0: every window is read afresh and alone, so
     that answers are those of Policy.act to the last bit; otherwise within rounding. kept: campaigns in memory, the others are
     rebuilt. horizon: most steps of a campaign; None: the policy's. pacing: guard, see `guarded`.
     """
 
-    def __init__(self, policy, options, journal=None, *, name="", cache=0, kept=1000, horizon=None, pacing=None):
+    def __init__(self, policy, observation, journal=None, *, name="", cache=0, kept=1000, horizon=None, pacing=None):
         if policy.decode == "sample":
             raise ValueError(
                 "decode: expected mode or mean, got sample: an answer that is drawn would be another after a restart"
             )
         spec = policy.model.spec
-        self.policy, self.options, self.journal = policy, options, journals.Journal() if journal is None else journal
+        self.policy, self.observation, self.journal = policy, observation, journals.Journal() if journal is None else journal
         self.name, self.horizon, self.pacing, self.kept = name, horizon or spec.horizon, pacing, kept
         if policy.model.tokenizer.timesteps is not None and self.horizon > spec.horizon:
             raise ValueError(f"horizon: expected at most {spec.horizon}, the longest training episode, got {self.horizon}")
@@ -140,7 +140,7 @@ class Desk:
         pending = self.admit(id, {"index": index, "key": key, "result": result, "coming": coming})
         if pending.answer is None:
             decided = None
-            if pending.asks:
+            if pending.return_conditioned:
                 (decided,) = self.decide([(id, pending.campaign.history())])
             self.settle(pending, decided)
             if not self.journal.write(self.entries(pending))[0]:
@@ -169,9 +169,9 @@ class Desk:
             raise Refused(
                 422, "horizon", f"expected at most {self.horizon} steps, as this policy can see, got {facts['horizon']}"
             )
-        if facts["text"] and self.options["text"] == "none":
+        if facts["text"] and self.observation.text == "none":
             raise Refused(422, "text", "expected none: this policy was trained without a text")
-        if facts["target_return"] is not None and not self.policy.asks:
+        if facts["target_return"] is not None and not self.policy.return_conditioned:
             raise Refused(422, "target_return", "expected none: this policy is not asked for a return")
         id = secrets.token_hex(8)
         return id, journals.opened(id, key, facts | {"text": self._fresh(id, facts).task})
@@ -196,7 +196,7 @@ class Desk:
             raise Refused(422, "result", f"expected {wanted}")
         if request["coming"] is not None and index >= campaign.facts["horizon"]:
             raise Refused(422, "coming", f"expected none: the campaign has {campaign.facts['horizon']} steps")
-        return Pending(campaign.told(request, self.options), request, text)
+        return Pending(campaign.told(request, self.observation), request, text)
 
     def decide(self, asked):
         """[(key, History), ...] -> for each (action (A,), the return asked for, or None), or the error that it ended with. The key is the
@@ -211,17 +211,19 @@ class Desk:
                 log.exception("a batch of %d failed", len(kept))
         for i in (i for i, decided in enumerate(made) if decided is None):
             try:
-                made[i] = [x[0] for x in self.policy.answer([asked[i][1]])]
+                made[i] = [x[0] for x in self.policy.act_with_returns([asked[i][1]])]
             except Exception as error:
                 log.exception("a decision failed")
                 made[i] = error
-        return [x if isinstance(x, Exception) else (x[0], float(x[1]) if self.policy.asks else None) for x in made]
+        return [
+            x if isinstance(x, Exception) else (x[0], float(x[1]) if self.policy.return_conditioned else None) for x in made
+        ]
 
     def settle(self, pending, decided, reason="model"):
         """Write the answer: of what was decided, or, where that is an error or None, of a fallback for this reason."""
         campaign, coming = pending.campaign, pending.request["coming"]
         multiplier, togo, fallback, guards = 0.0, None, None, []
-        if pending.asks:
+        if pending.return_conditioned:
             if decided is None or isinstance(decided, Exception) or not np.isfinite(decided[0]).all():
                 multiplier, fallback = min(steady(campaign), self.policy.model.spec.high[0]), reason
             else:
@@ -254,7 +256,7 @@ class Desk:
         if pending.request["coming"] is None:
             self.campaigns.pop(id, None)
         else:
-            self._keep(pending.campaign.did(answer["multiplier"]))
+            self._keep(pending.campaign.record_action(answer["multiplier"]))
 
     def _keep(self, campaign):
         self.campaigns[campaign.id] = campaign
@@ -266,8 +268,8 @@ class Desk:
         """A campaign before its first step."""
         H, spec = facts["horizon"], self.policy.model.spec
         who = facts["budget"], facts["target_cpa"], facts["category"]
-        task = facts["text"] if facts["text"] is not None else text_of(self.options["text"], *who)
-        world = Campaigns([facts["budget"]], [facts["target_cpa"]], steps=H, features=self.options["features"])
+        task = facts["text"] if facts["text"] is not None else self.observation.task(*who)
+        world = Campaigns([facts["budget"]], [facts["target_cpa"]], steps=H)
         room = np.zeros((H, spec.observation_dim), np.float32), np.zeros((H, 1), np.float32), np.zeros(H)
         return Campaign(id, facts, world, task, *room)
 
@@ -278,7 +280,7 @@ class Desk:
             raise Refused(404, "id", "no such campaign")
         campaign = self._fresh(id, {name: known[name] for name in FACTS})
         for tick in self.journal.ticks(id):
-            campaign = campaign.told(tick["request"], self.options).did(tick["answer"]["multiplier"])
+            campaign = campaign.told(tick["request"], self.observation).record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
         if known["ended"]:
             return replace(campaign, ended=known["ended"])
@@ -302,7 +304,7 @@ def guarded(multiplier, campaign, coming, pacing=None):
             if multiplier * value > limit:
                 multiplier = math.nextafter(multiplier, 0)
             held.append(name)
-    if left < SMALLEST:
+    if left < MIN_REMAINING:
         multiplier, held = 0.0, ["budget spent"]
     return multiplier, held
 

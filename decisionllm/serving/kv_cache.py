@@ -26,11 +26,11 @@ class Cache:
 
     def _begin(self, text_room):
         """Make rows with room for texts of so many tokens; none of them is taken."""
-        each = Session(self.policy, [""], self.horizon, text_room=text_room).remember().nbytes
+        each = Session(self.policy, [""], self.horizon, text_room=text_room).allocate().nbytes
         self.rows = min(self.room // each, self.most)
         self.session = None
         if self.rows:
-            self.session = Session(self.policy, [""] * self.rows, self.horizon, text_room=text_room).remember()
+            self.session = Session(self.policy, [""] * self.rows, self.horizon, text_room=text_room).allocate()
         self.bytes, self.taken, self.free = self.rows * each, OrderedDict(), list(range(self.rows))
 
     def decide(self, keys, histories):
@@ -39,7 +39,7 @@ class Cache:
         if self.session is not None and longest > self.session.text_room:
             self._begin(-(-longest // ROUND) * ROUND)
         if self.session is None:
-            return tuple(np.concatenate(x) for x in zip(*(self.policy.answer([h]) for h in histories), strict=True))
+            return tuple(np.concatenate(x) for x in zip(*(self.policy.act_with_returns([h]) for h in histories), strict=True))
         starts = range(0, len(keys), self.rows)
         made = [self._decide(keys[i : i + self.rows], histories[i : i + self.rows]) for i in starts]
         return tuple(np.concatenate(parts) for parts in zip(*made, strict=True))
@@ -50,7 +50,7 @@ class Cache:
             rows = self._rows(keys, histories)
             seen, brought = np.stack([h.observations[-1] for h in histories]), [h.rewards[-1:].sum() for h in histories]
             allowed = [np.ones(C, bool) if h.action_masks is None else h.action_masks[-1] for h in histories]
-            session.see(seen, np.array(brought), np.stack(allowed) if C else None, rows)
+            session.observe(seen, np.array(brought), np.stack(allowed) if C else None, rows)
             return session.decide(rows), session.told[rows]
         except BaseException:
             for key in keys:
@@ -69,19 +69,19 @@ class Cache:
                 self.forget(next(iter(self.taken)))
                 self.counts["evictions"] += 1
             self.taken[key] = self.free.pop()
-            session.resume([history], [self.taken[key]])
+            session.restore([history], [self.taken[key]])
         self.counts["hits"] += sum(held)
         self.counts["misses"] += len(held) - sum(held)
         rows = np.array([self.taken[key] for key in keys])
         for row, history in zip(rows, histories, strict=True):
             if session.now[row] < len(history.actions):  # what was done is known only when it was answered
-                session.did(history.actions[-1:], [row])
+                session.record_action(history.actions[-1:], [row])
         return rows
 
     def _holds(self, row, history):
         """Whether a row holds this past, but for what the last step brought, and perhaps what was done there."""
         s, t = self.session, len(history.actions)
-        n, target = s.now[row], self.policy.asked([history.target_return])[0]
+        n, target = s.now[row], self.policy.resolve_targets([history.target_return])[0]
         return bool(
             t
             and n in (t - 1, t)

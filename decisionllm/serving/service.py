@@ -88,7 +88,7 @@ class Service:
             self.counts["repeated"] += 1
             return pending.answer
         decided, reason = None, "model"
-        if pending.asks:
+        if pending.return_conditioned:
             try:
                 async with asyncio.timeout_at(late):
                     decided = await self._busy(self.model((id, pending.campaign.history())))
@@ -144,8 +144,8 @@ class Service:
         made = []
         for _, history in asked:
             try:
-                action, togo = (x[0] for x in self.policy.answer([history]))
-                made.append((action, float(togo) if self.policy.asks else None))
+                action, togo = (x[0] for x in self.policy.act_with_returns([history]))
+                made.append((action, float(togo) if self.policy.return_conditioned else None))
             except Exception as error:
                 made.append(error)
         return made

@@ -11,29 +11,29 @@ def inner(width):
     return min(width, 64) // HEADS * HEADS
 
 
-def blocks(layout):
+def blocks(entity_schema):
     """(kind, first, width, count) of each block of an observation: it is numbers first .. first + width * count."""
     first, found = 0, []
-    for kind, width, count in layout:
+    for kind, width, count in entity_schema:
         found.append((kind, first, width, count))
         first += width * count
     return found
 
 
 class EntityEncoder(nn.Module):
-    """Observations in the model's units (..., S) -> (..., D), by a layout as `schema.Spec` has it.
+    """Observations in the model's units (..., S) -> (..., D), by a entity_schema as `schema.Spec` has it.
 
     The own block and each kind of entity have one map, `linear` or `mlp`, shared by all entities of the kind. The entities that
     are there, however many, are pooled by attention whose query is the own block; before that they may look at each other, and
     at the own block, in `layers` layers. The order of entities of a kind is not seen.
     """
 
-    def __init__(self, layout, width, *, embedding="linear", layers=0):
+    def __init__(self, entity_schema, width, *, embedding="linear", layers=0):
         super().__init__()
-        if layout[0][0] != "own" or layout[0][2] != 1 or any(kind == "own" for kind, *_ in layout[1:]):
-            raise ValueError(f"Spec.layout: expected the one block own first, with count 1, got {layout}")
-        self.blocks, self.maps, D = blocks(layout), nn.ModuleList(), inner(width)
-        for _, size, _ in layout:
+        if entity_schema[0][0] != "own" or entity_schema[0][2] != 1 or any(kind == "own" for kind, *_ in entity_schema[1:]):
+            raise ValueError(f"Spec.entity_schema: expected the one block own first, with count 1, got {entity_schema}")
+        self.blocks, self.maps, D = blocks(entity_schema), nn.ModuleList(), inner(width)
+        for _, size, _ in entity_schema:
             deeper = [nn.GELU(), nn.Linear(D, D)] if embedding == "mlp" else []
             self.maps.append(nn.Sequential(nn.Linear(size, D), *deeper))
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))

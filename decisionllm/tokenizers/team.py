@@ -25,13 +25,13 @@ class TeamTokenizer(nn.Module):
         self.before = nn.Linear(spec.num_actions or spec.action_dim, width)
         self.unknown = nn.Parameter(torch.randn(2, width))  # no last action of its own; no member before it
 
-    def forward(self, each, returns_to_go, observations, actions, timesteps, mask, acted, team, identity):
+    def forward(self, each, returns_to_go, observations, actions, timesteps, mask, loss_mask, team, identity):
         """each: a TrajectoryTokenizer, whose maps are shared. (B, T), (B, T, S), (B, T, A), (B, T), (B, T) bool twice, (B,) twice,
         in the model's units, rows team by team in their order -> tokens (W, L, D) padded on the right, and the place of q in
         the list of each row's team (B, T)"""
-        T, told = mask.shape[1], each.returns is not None
-        here, base, size, first = arrange(mask, team, told)
-        seen = base[team] + told + here  # places
+        T, with_returns = mask.shape[1], each.returns is not None
+        here, base, size, first = arrange(mask, team, with_returns)
+        seen = base[team] + with_returns + here  # places
         asked = seen + team_sum(mask.long(), team)[team]
         row = torch.arange(len(team), device=team.device)[:, None]
         last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # the row of the member before
@@ -39,18 +39,18 @@ class TeamTokenizer(nn.Module):
         last = last.clamp(min=0)
 
         moves = each.numbers(actions)
-        shown = F.pad(acted, (1, -1))
+        shown = F.pad(loss_mask, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
             shown = shown & (torch.rand(shown.shape, device=shown.device) >= self.hide_actions)
         x = each.observations(observations) + self.identities(identity)[:, None]
         own = F.pad(each.actions(moves), (0, 0, 1, -1))
         o = x + torch.where(shown[..., None], own, self.unknown[0])
-        told_before = acted.gather(0, last) & ~alone
+        known_before = loss_mask.gather(0, last) & ~alone
         before = self.before(moves.gather(0, last[..., None].expand(-1, -1, moves.shape[-1])))
-        q = x + torch.where(told_before[..., None], before, self.unknown[1])
+        q = x + torch.where(known_before[..., None], before, self.unknown[1])
         parts, places, times, lists = [o, q], [seen, asked], [timesteps] * 2, [team[:, None].expand(-1, T)] * 2
         real = [mask, mask]
-        if told:
+        if with_returns:
             n = team_sum(mask.long(), team).clamp(min=1)
             mean = team_sum(torch.where(mask, returns_to_go, 0), team) / n
             parts.append(each.returns(mean[..., None]))
@@ -72,11 +72,11 @@ def team_sum(x, team):
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(mask, team, told):
+def arrange(mask, team, with_returns):
     """Where tokens stand: how many of its team are before each row at each step (B, T), where each step begins in the list of its
     team and how many tokens it has (W, T), and the first row of each team (W,)."""
     n = team_sum(mask.long(), team)
-    size = 2 * n + (n > 0) * told
+    size = 2 * n + (n > 0) * with_returns
     first = torch.searchsorted(team, torch.arange(len(n), device=team.device))
     before = mask.long().cumsum(0) - mask.long()
     return before - before[first][team], size.cumsum(1) - size, size, first

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decisionllm.backbones.build import Memory, drop, fingerprint, linear, pretrained
+from decisionllm.backbones.build import KVCache, drop, fingerprint, linear, pretrained
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
@@ -70,7 +70,7 @@ def test_our_gradients_are_the_librarys(backbone, tune):
     model = trunk(backbone, tune=tune, lora_rank=4)
     tokens, *texts = inputs(model.width)
     found = []
-    for read in (lambda x: model(x, *texts, reads=READS), lambda x: model.plain(x, *texts)[:, READS]):
+    for read in (lambda x: model(x, *texts, output_positions=READS), lambda x: model.plain(x, *texts)[:, READS]):
         x = tokens.clone().requires_grad_()
         model.zero_grad()
         hidden = read(x)
@@ -109,7 +109,7 @@ def test_what_is_not_read_is_only_not_computed(backbone):
     with torch.no_grad():
         every = model(*given)
         for reads in (READS, slice(-1, None), slice(0, 2)):
-            close(model(*given, reads=reads), every[:, reads])
+            close(model(*given, output_positions=reads), every[:, reads])
 
 
 @both
@@ -139,7 +139,7 @@ def test_tokens_read_in_pieces_are_read_as_at_once(backbone):
 
 def test_the_memory_of_some_rows_is_a_copy():
     """But for a text that all share, which is viewed."""
-    memory = Memory([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
+    memory = KVCache([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
     some = memory.rows(torch.tensor([2, 0]))
     some.keys[0].fill_(1)
     assert memory.keys[0].sum() == 0 and len(some.text_length) == 2

@@ -81,12 +81,12 @@ def test_a_day_by_hand(tmp_path):
     assert shown == pytest.approx(expected), "means of the steps' means, and no price for what was not shown"
     assert first.actions[:, 0].tolist() == pytest.approx([50.0] * 48)
     assert first.rewards.tolist() == [1, 0, 1] + [0] * 45
-    assert len(second.rewards) == 3 and second.acted.tolist() == [True, True, False], "its budget was used up before step 2"
+    assert len(second.rewards) == 3 and second.loss_mask.tolist() == [True, True, False], "its budget was used up before step 2"
     assert second.actions[:, 0].tolist() == pytest.approx([60, 60, 0])
     assert second.observations[:, 1].tolist() == [1.0, 0.5, 0.0]
     for one in (first, second):
         assert (one.group, one.terminated, one.truncated, one.final_observation) == (3, False, True, None)
-    assert first.acted.all() and first.observations.shape == (48, 21)
+    assert first.loss_mask.all() and first.observations.shape == (48, 21)
     assert auctionnet.read(path).done.tolist() == [[False] * 47 + [True], [False] * 2 + [True] * 46], "the day ends as well"
 
 
@@ -96,12 +96,12 @@ def test_a_step_without_anything_of_value_is_not_imitated(tmp_path):
         if columns["timeStepIndex"][i] == 4:
             columns["pValue"][i] = columns["bid"][i] = 0.0
     first, _ = episodes(put(tmp_path / "log.csv", columns))
-    assert np.flatnonzero(~first.acted).tolist() == [4] and first.actions[4] == 0, "no multiplier is known there"
+    assert np.flatnonzero(~first.loss_mask).tolist() == [4] and first.actions[4] == 0, "no multiplier is known there"
 
 
 def test_a_day_may_go_on_after_the_budget(tmp_path):
     _, whole = episodes(put(tmp_path / "log.csv", traffic()), until="day")
-    assert len(whole.rewards) == 48 and whole.acted.tolist() == [True] * 2 + [False] * 46
+    assert len(whole.rewards) == 48 and whole.loss_mask.tolist() == [True] * 2 + [False] * 46
 
 
 def test_the_rewards_by_hand(tmp_path):
@@ -138,7 +138,7 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
         np.testing.assert_allclose(a.observations, b.observations, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(a.actions, b.actions, rtol=1e-6)
         np.testing.assert_allclose(a.rewards, b.rewards, rtol=1e-4, atol=1e-7)
-        assert a.acted.tolist() == b.acted.tolist() and a.group == b.group
+        assert a.loss_mask.tolist() == b.loss_mask.tolist() and a.group == b.group
 
 
 def test_the_facts_are_those_that_campaigns_show_live():
@@ -207,7 +207,7 @@ def test_the_texts(tmp_path):
 
 def same(a, b):
     for one, other in zip(a, b, strict=True):
-        assert all((getattr(one, f) == getattr(other, f)).all() for f in ("observations", "actions", "rewards", "acted"))
+        assert all((getattr(one, f) == getattr(other, f)).all() for f in ("observations", "actions", "rewards", "loss_mask"))
         assert (one.group, one.task) == (other.group, other.task)
 
 
@@ -463,8 +463,8 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     ("options", "message"),
     [
         ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"),
-        ({"facts": "all"}, "dataset.facts: expected one of none, numbers, progress, got 'all'"),
-        ({"returns": "reward"}, "dataset.returns: expected one of conversions, value, score, got 'reward'"),
+        ({"facts": "all"}, "dataset.context_features: expected one of none, numbers, progress, got 'all'"),
+        ({"returns": "reward"}, "dataset.reward: expected one of conversions, value, score, got 'reward'"),
         ({"features": "first"}, "dataset.features: expected one of repaired, original, got 'first'"),
         ({"until": "end"}, "dataset.until: expected one of done, day, got 'end'"),
         ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),

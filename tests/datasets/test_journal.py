@@ -51,7 +51,7 @@ def test_training_reads_to_the_bit_what_the_policy_was_shown_and_did(tmp_path, o
     episodes = list(source.episodes)
     assert len(episodes) == 4 and source.spec.horizon == 48
     for i, episode in enumerate(episodes):
-        asked = [row for row, meant in zip(episode.observations.tolist(), episode.acted, strict=True) if meant]
+        asked = [row for row, meant in zip(episode.observations.tolist(), episode.loss_mask, strict=True) if meant]
         assert asked == shown[i] and len(asked) > 3, "the policy is asked while there is money"
         assert episode.actions[:, 0].tolist() == np.float32(done[i]).tolist() and len(episode.rewards) == 48
         assert episode.task == env.tasks[i] and episode.terminated == (env.campaigns.remaining[i] < 0.1) != episode.truncated
@@ -84,17 +84,23 @@ def test_a_fallback_is_not_to_be_imitated(tmp_path):
     with sqlite3.connect(tmp_path / "j.sqlite") as file:
         file.execute("""UPDATE ticks SET answer = json_set(answer, '$.fallback', 'deadline') WHERE step = 2""")
     (after,) = load(path=str(tmp_path / "j.sqlite")).episodes
-    assert before.acted[2] and np.flatnonzero(before.acted != after.acted).tolist() == [2]
+    assert before.acted[2] and np.flatnonzero(before.loss_mask != after.loss_mask).tolist() == [2]
     assert before.actions.tolist() == after.actions.tolist()
 
 
 def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     serve("j.sqlite")
-    options = ["dataset=journal", "dataset.path=j.sqlite", "dataset.show=lean", "dataset.facts=numbers", "text=told"]
+    options = [
+        "dataset=journal",
+        "dataset.path=j.sqlite",
+        "dataset.observation=minimal",
+        "dataset.context_features=budget_and_cpa",
+        "text=told",
+    ]
     assert command("data", *options) == 0 and "4 in 4 groups, 192 steps" in capsys.readouterr().out
     loop = [option for option in LOOP if not option.startswith("dataset")]
-    assert command("train", *options, *NANO, *loop, "run=runs/again", "held_out=0.25") == 0
+    assert command("train", *options, *NANO, *loop, "run=runs/again", "data.held_out=0.25") == 0
     assert (tmp_path / "runs" / "again" / "checkpoint").is_dir()
     server = Journal("j.sqlite")  # one that runs: what is written lies beside the file
     serve("j.sqlite", positions="3")

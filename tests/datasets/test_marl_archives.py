@@ -54,7 +54,7 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
             np.testing.assert_array_equal(log.agents["observation"][row], world["observations"][t, i])
             np.testing.assert_array_equal(log.agents["available"][row], world["legals"][t, i])
             assert log.agents["action"][row] == world["actions"][t, i]
-            assert log.agents["acted"][row] == chosen[t, i].any()  # the busy have a row that is not to be imitated
+            assert log.agents["loss_mask"][row] == chosen[t, i].any()  # the busy have a row that is not to be imitated
         clock = log.steps["group"] == g
         np.testing.assert_array_equal(log.steps["reward"][clock], world["rewards"][:, 0])
         np.testing.assert_array_equal(log.steps["state"][clock], world["state"])

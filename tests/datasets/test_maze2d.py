@@ -104,12 +104,12 @@ def test_beyond_a_goal_steps_are_shown_and_not_imitated(tmp_path):
     assert [(10 * e.actions[:, 0]).round().tolist() for e in episodes] == [
         [0, 1, 2, 3, 4, 5], [4, 5, 6, 7], [7], [8, 9],
     ]  # the ball jumps after row 7, and the log ends after row 9  # fmt: skip
-    assert [e.acted.tolist() for e in episodes] == [[True] * 4 + [False] * 2, [True] * 3 + [False], [True], [True] * 2]
+    assert [e.loss_mask.tolist() for e in episodes] == [[True] * 4 + [False] * 2, [True] * 3 + [False], [True], [True] * 2]
     assert episodes[0].rewards.tolist() == [0, 0, 1, 1, 1, 0]  # of the goal that was told: y = 1.51 is near, 1.48 is not
     store = write(tmp_path / "store", load(maze="umaze", path=str(path), text="goal", beyond=2))
-    assert store.acted.tolist() == [a for e in episodes for a in e.acted.tolist()] and store.spec.horizon == 302
-    assert store.episode(1).acted.tolist() == [True, True, True, False]
-    with pytest.raises(ValueError, match="dataset.beyond=2: needs text=goal, got none"):
+    assert store.loss_mask.tolist() == [a for e in episodes for a in e.loss_mask.tolist()] and store.spec.horizon == 302
+    assert store.episode(1).loss_mask.tolist() == [True, True, True, False]
+    with pytest.raises(ValueError, match="dataset.steps_after_goal=2: needs text=goal, got none"):
         cut_by(path, beyond=2)
 
 

@@ -11,7 +11,7 @@ from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
 def test_a_log_played_again_in_the_world_pays_the_same():
     log = spread.generate("mixed", agents=4, groups=30, seed=2)
     world = Spread(3 * spread.SEEDS + np.arange(30), 4)
-    seen, acted, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
+    seen, loss_mask, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
     for step in range(HORIZON):
         assert (world.observe() == seen[:, step].reshape(120, -1)).all()
         assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()
@@ -22,7 +22,7 @@ def test_a_log_played_again_in_the_world_pays_the_same():
 def test_every_log_is_a_store_of_teams(tmp_path, log, actions):
     source = spread.load(log=log, groups=20, actions=actions, text="informative")
     store = write(tmp_path / "store", source)
-    assert store.spec.layout == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6)) and store.spec.observation_dim == 40
+    assert store.spec.entity_schema == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6)) and store.spec.observation_dim == 40
     assert store.spec.num_actions == (5 if actions == "discrete" else 0)
     assert len(np.unique(store.group)) == 20 and "A team of" in store.tasks[0]
     for g in range(20):
@@ -57,8 +57,10 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_one_who_is_then_seen_by_nobo
         before, after = (sizes[mine & (log.agents["step"] == t)][0] for t in (0, HORIZON - 1))
         assert before - after == 4  # a place, and what it did not say
     assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(range(5))
-    stays = [e for e in spread.load(log="varying", groups=200).episodes if e.later]
-    assert len(stays) == 20 and all(len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.later < 0 for e in stays)
+    stays = [e for e in spread.load(log="varying", groups=200).episodes if e.return_after_exit]
+    assert len(stays) == 20 and all(
+        len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.return_after_exit < 0 for e in stays
+    )
 
 
 def test_the_same_seed_is_the_same_log_and_another_is_not():

@@ -62,20 +62,20 @@ def test_discrete_actions_and_their_masks_come_back(tmp_path):
 
 
 def test_members_of_a_team_come_back_and_what_it_was_paid_after_they_were_gone_counts(tmp_path):
-    gone = replace(episode([1, 2]), agent=0, start=0, later=5.0)
-    stays = replace(episode([2, 5], S=2), agent=1, start=3, later=0.0)
+    gone = replace(episode([1, 2]), agent=0, start=0, return_after_exit=5.0)
+    stays = replace(episode([2, 5], S=2), agent=1, start=3, return_after_exit=0.0)
     store = open_store(make_store(tmp_path / "s", [gone, stays]).path)
-    assert [(e.agent, e.start, e.later) for e in (store.episode(0), store.episode(1))] == [(0, 0, 5.0), (1, 3, 0.0)]
+    assert [(e.agent, e.start, e.return_after_exit) for e in (store.episode(0), store.episode(1))] == [(0, 0, 5.0), (1, 3, 0.0)]
     assert store.returns.tolist() == [8, 7]
     assert windows.of_store(store).returns_to_go.tolist() == [8, 7, 7, 5]
 
 
 def test_a_layout_comes_back_and_must_fill_the_observation(tmp_path):
-    spec = Spec(5, 1, horizon=3, low=(-1.0,), high=(1.0,), layout=(("own", 1, 1), ("goal", 2, 2)))
+    spec = Spec(5, 1, horizon=3, low=(-1.0,), high=(1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2)))
     store = write(tmp_path / "s", Source(spec, [Episode(np.zeros((1, 5), np.float32), np.zeros((1, 1)), np.zeros(1))]))
     assert open_store(store.path).spec == spec
     with pytest.raises(ValueError, match="blocks of 5 numbers in all"):
-        replace(spec, layout=(("own", 1, 2),))
+        replace(spec, entity_schema=(("own", 1, 2),))
 
 
 @pytest.mark.parametrize("field", ["observations", "actions", "rewards", "task", "group", "terminated", "final_observation"])

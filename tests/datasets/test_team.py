@@ -10,7 +10,7 @@ from decisionllm.data import data
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare, write
-from decisionllm.datasets.team import Log, canonical, collect, layout, load, read, source
+from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
 from tests.conftest import node
 
 META = {"name": "toy", "horizon": 9, "task": "Hold the bridge.", "reward_rule": "one for each step that it stands.",
@@ -40,7 +40,7 @@ def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
     agents = dict(zip(("group", "step", "agent"), keys.T, strict=True)) | {
         "observation": np.concatenate(seen).astype(np.float32), "observation_offsets": np.cumsum([0, *map(len, seen)]),
         "action": keys.sum(1) % 3, "available": np.ones((len(keys), 3), bool), "reward": keys[:, 2].astype(np.float32),
-        "acted": np.array([tuple(key) not in busy for key in keys.tolist()]),
+        "loss_mask": np.array([tuple(key) not in busy for key in keys.tolist()]),
         "terminated": np.array([last.get((g, i)) == t for g, t, i in keys.tolist()]),
     }  # fmt: skip
     group, step = (x.ravel() for x in np.meshgrid(range(len(sizes)), range(steps), indexing="ij"))
@@ -82,7 +82,7 @@ def even(log):
 def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
     store = write(tmp_path / "s", source(toy()))
     assert store.group.tolist() == [0] * 3 + [1] * 4 + [2] * 5 and store.agent.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
-    assert store.spec.layout == (("own", 2, 1), ("mate", 3, 6)) and store.spec.observation_dim == 2 + 6 * 3
+    assert store.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6)) and store.spec.observation_dim == 2 + 6 * 3
     for e in range(12):
         g, i = store.group[e], store.agent[e]
         episode = store.episode(e)
@@ -96,7 +96,7 @@ def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
 def test_what_a_team_is_paid_after_a_death_is_a_part_of_every_return_to_go(tmp_path):
     """Agent 1 of world 0 dies in its step 1: it saw 1 + 2 of 21, and all of 21 is its return."""
     store = write(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
-    assert store.lengths.tolist() == [6, 2, 6, 6] and store.later.tolist() == [0, 18, 0, 0]
+    assert store.lengths.tolist() == [6, 2, 6, 6] and store.return_after_exit.tolist() == [0, 18, 0, 0]
     assert store.returns.tolist() == [21] * 4 and store.rewards[6:8].tolist() == [1, 2]
     assert store.terminated.tolist() == [False, True, False, False] and store.truncated.tolist() == [True, False, True, True]
     steps = windows.of_store(store)
@@ -121,35 +121,35 @@ def test_the_dead_have_no_row_and_the_busy_are_not_imitated(tmp_path):
     assert store.lengths.tolist() == [6, 6, 4]
     assert store.acted[:6].tolist() == [True, False, False, True, True, True] and store.acted[6:].all()
     window = windows.cut(windows.of_store(store), np.array([0, 2]), np.array([0, 0]), 6)
-    assert window.imitated.tolist() == [[True, False, False, True, True, True], [True] * 4 + [False] * 2]
+    assert window.loss_mask.tolist() == [[True, False, False, True, True, True], [True] * 4 + [False] * 2]
     assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]  # the busy one still sees
 
 
 def test_who_comes_late_or_comes_back_has_an_episode_for_each_stay(tmp_path):
     store = write(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
     assert store.agent.tolist() == [0, 1, 1] and store.start.tolist() == [1, 0, 4] and store.lengths.tolist() == [5, 2, 2]
-    assert store.later.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [20, 21, 11]
+    assert store.return_after_exit.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [20, 21, 11]
     assert not store.terminated.any()  # it left, or the clock ran out
 
 
 def test_an_action_that_was_not_recorded_is_not_imitated(tmp_path):
     log, _ = changed(toy((2,)), "agents", (0, 3, 1), action=-1, available=[False, True, True])
-    agents = {name: column for name, column in log.agents.items() if name != "acted"}
+    agents = {name: column for name, column in log.agents.items() if name != "loss_mask"}
     store = write(tmp_path / "s", source(replace(log, agents=agents)))
-    assert np.flatnonzero(~store.acted).tolist() == [9] and store.actions[9] == 1  # shown as the first that was allowed
-    nobody, _ = changed(log, "agents", (0, 3, 1), available=False, acted=False)
+    assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1  # shown as the first that was allowed
+    nobody, _ = changed(log, "agents", (0, 3, 1), available=False, loss_mask=False)
     assert write(tmp_path / "t", source(nobody)).action_masks is None  # where nobody chooses, nothing is forbidden
 
 
 def test_individual_rewards_are_ones_own_or_the_mean_of_the_whole_team(tmp_path):
     log = toy((3,), gone=[(0, 2, 1, None)])  # agent i is paid i a step
     own = write(tmp_path / "own", source(log, returns="own"))
-    assert own.returns.tolist() == [0, 6, 2] and own.later.tolist() == [0, 0, 0]
+    assert own.returns.tolist() == [0, 6, 2] and own.return_after_exit.tolist() == [0, 0, 0]
     mean = write(tmp_path / "mean", source(log, returns="mean"))
     np.testing.assert_allclose(mean.returns, (0 + 6 + 2) / 3, rtol=1e-6)
     lacking = replace(log, steps={name: column for name, column in log.steps.items() if name != "reward"})
     assert source(lacking).info["returns"] == "own"
-    with pytest.raises(ValueError, match="log, steps: expected a column reward, which returns=team needs, got none"):
+    with pytest.raises(ValueError, match="log, steps: expected a column reward, which model.condition_on=team needs, got none"):
         source(lacking, returns="team")
 
 
@@ -189,14 +189,14 @@ def test_a_layout_has_room_for_the_capacity_or_for_what_was_seen():
         "a": {"observations": {"8": [["own", 2, 1], ["tree", 2, 3]]}},
         "b": {"observations": {"7": [["own", 5, 1], ["rock", 1, 2]]}},
     }
-    assert layout({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
-    assert layout({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
+    assert entity_schema({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
+    assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
     for given, message in (
         ([["own", 2, 1], ["rock", 2, 2]], "type c: expected rock entities of 1 numbers as elsewhere, got 2"),
         ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as in the observation, got"),
     ):
         with pytest.raises(ValueError, match=message):
-            layout({"types": types | {"c": {"observations": {"6": given}}}}, 2)
+            entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)
 
 
 def test_types_with_other_sizes_and_other_actions_share_a_model(tmp_path):
@@ -205,7 +205,7 @@ def test_types_with_other_sizes_and_other_actions_share_a_model(tmp_path):
     scout = log.agents["group"] == 1
     agents = log.agents | {"agent_type": scout.astype(np.int8), "action": log.agents["action"] % 2}
     store = write(tmp_path / "s", source(replace(log, meta=log.meta | {"types": types}, agents=agents), text="informative"))
-    assert store.spec.layout == (("own", 8, 1),)  # six numbers at most, and which type it is
+    assert store.spec.entity_schema == (("own", 8, 1),)  # six numbers at most, and which type it is
     first, last = store.episode(0), store.episode(4)
     np.testing.assert_array_equal(first.observations[:, 6:], [[1, 0]] * 6)
     np.testing.assert_array_equal(last.observations[:, 6:], [[0, 1]] * 6)
@@ -278,15 +278,15 @@ def test_continuous_actions_come_back_and_those_not_recorded_are_not_imitated(tm
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
-    agents = {name: column for name, column in log.agents.items() if name not in ("action", "available", "acted")}
+    agents = {name: column for name, column in log.agents.items() if name not in ("action", "available", "loss_mask")}
     types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
     log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
     multiagent.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     np.testing.assert_array_equal(store.actions, np.nan_to_num(values)[order])
-    assert (store.acted == (order != 3)).all() and store.spec.high == (1, 1) and store.spec.num_actions == 0
-    assert store.spec.layout == (("own", 4, 1),)
+    assert (store.loss_mask == (order != 3)).all() and store.spec.high == (1, 1) and store.spec.num_actions == 0
+    assert store.spec.entity_schema == (("own", 4, 1),)
 
 
 BAD = {
@@ -301,7 +301,7 @@ BAD = {
     "a world that does not end": ("steps", (2, 5), {"truncated": False}, "expected terminated or truncated on a world's last step; if the log was cut"),
     "a row after a death": ("agents", (2, 2, 4), {"terminated": True}, "terminated: expected no row of this agent in the next step, got one"),
     "an action out of range": ("agents", (2, 2, 4), {"action": 3}, "action: expected an index below 3, got 3"),
-    "no action though it acted": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since acted is true, got -1"),
+    "no action though it loss_mask": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since loss_mask is true, got -1"),
     "a reward that is no number": ("steps", (2, 2), {"reward": np.nan}, "reward: expected a finite number, got nan"),
 }  # fmt: skip
 
@@ -345,7 +345,7 @@ def test_observations_of_other_sizes_need_blocks_or_another_type():
     ):
         source(replace(log, meta=log.meta | {"types": types}))
     flat = source(even(replace(toy((3,)), meta=log.meta | {"types": types})))
-    assert flat.spec.layout == (("own", 6, 1),)
+    assert flat.spec.entity_schema == (("own", 6, 1),)
     broken = even(toy((3,)))
     broken.agents["observation"][7, 2] = np.inf
     with pytest.raises(
@@ -421,7 +421,7 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     (tmp_path / "more.json").write_text(json.dumps(more))
     told = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
     assert "Hold the gate." in next(iter(told.episodes)).task and "Role: You stand still." in next(iter(told.episodes)).task
-    assert told.spec.layout == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
+    assert told.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
     with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
         load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
 
@@ -509,7 +509,7 @@ def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
     )
     sheep = write(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
     assert sheep.terminated.all() and sheep.lengths.tolist() == [2, 2] and sheep.returns.tolist() == [-2, -2]
-    assert sheep.later.tolist() == [0, 0]
+    assert sheep.return_after_exit.tolist() == [0, 0]
 
 
 def test_a_world_that_is_played_ends_by_the_clock_or_by_itself():

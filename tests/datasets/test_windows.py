@@ -40,17 +40,17 @@ def test_a_rollout_that_asks_for_what_a_log_brought_reads_as_the_log_does(tmp_pa
 def test_ahead_counts_so_many_next_rewards(tmp_path):
     """Truncated: what the last steps would have brought is not known, so they are left out. Terminated: nothing follows."""
     cut_off, ended = episode([1, 2, 3, 4]), episode([1, 2, 3, 4], terminated=True, truncated=False)
-    steps = windows.of_store(make_store(tmp_path / "s", [cut_off, ended, episode([8])]), ahead=2)
+    steps = windows.of_store(make_store(tmp_path / "s", [cut_off, ended, episode([8])]), return_horizon=2)
     assert [togo(steps, e) for e in range(3)] == [[3, 5, 7], [3, 5, 7, 4], []]
 
 
 def test_ahead_as_long_as_the_episode_is_the_whole_return_of_its_first_step(tmp_path):
-    steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), ahead=3)
+    steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=3)
     assert togo(steps, 0) == [6]
 
 
 def test_with_ahead_the_return_asked_for_stays_what_it_is():
-    steps = windows.of_histories([history([1, 2]), history([5])], [10.0, 7.0], ahead=4)
+    steps = windows.of_histories([history([1, 2]), history([5])], [10.0, 7.0], return_horizon=4)
     assert [togo(steps, e) for e in range(2)] == [[10, 10, 10], [7, 7]]
 
 
@@ -178,5 +178,5 @@ def test_shares_that_cannot_be_are_refused(tmp_path):
     store = grouped(tmp_path, range(3))
     with pytest.raises(ValueError, match=r"quality: expected a share within 0 \.\. 1, got 1.5"):
         windows.select(store, quality=1.5)
-    with pytest.raises(ValueError, match="held_out=1.0 leaves no group of 3 to train on"):
+    with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
         windows.select(store, held_out=1.0)

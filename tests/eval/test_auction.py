@@ -35,7 +35,7 @@ class Always:
     def act(self, observations, rewards=None):
         return self.multiplier[:, None]
 
-    def keep(self, rows):
+    def select(self, rows):
         self.multiplier = self.multiplier[rows]
 
 
@@ -261,14 +261,14 @@ def test_every_baseline_plays():
 def test_each_budget_is_a_part_with_measures_of_its_own():
     env = Auction(1, periods="0-1", budgets="1,0.5,1.25", **SMALL)
     episodes, brought = played(env, always(60.0))
-    parts = env.parts()
+    parts = env.conditions()
     assert list(parts) == ["replay", "replay 50 %", "replay 125 %"] and [len(rows) for rows in parts.values()] == [96] * 3
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(288))
     assert env.campaigns.budgets[parts["replay 50 %"]].tolist() == [b / 2 for b in PUBLISHED["budgets"] * 2]
     for rows in parts.values():
         part = [episodes[i] for i in rows]
         conversions, spend, _ = brought[rows].T
-        found, limit = env.measures(part), env.target_cpa[rows]
+        found, limit = env.metrics(part), env.target_cpa[rows]
         assert found["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
         assert found["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
         some = conversions > 0
@@ -285,7 +285,7 @@ def test_each_budget_is_a_part_with_measures_of_its_own():
 def test_half_a_budget_lasts_for_less():
     env = Auction(1, periods="0", budgets="0.5,1,1.5", **SMALL)
     episodes, _ = played(env, always(60.0))
-    half, whole, more = (env.score([episodes[i] for i in rows]).mean() for rows in env.parts().values())
+    half, whole, more = (env.score([episodes[i] for i in rows]).mean() for rows in env.conditions().values())
     assert half < 0.8 * whole and whole < 0.9 * more
 
 
@@ -338,7 +338,7 @@ def test_in_a_market_only_our_budget_is_another():
     env.reset(0)
     found = [market.budgets / PUBLISHED["budgets"] for market, _ in env.world.worlds]
     assert [f[5] for f in found] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in found)
-    assert list(env.parts()) == ["market 50 %", "market"]
+    assert list(env.conditions()) == ["market 50 %", "market"]
 
 
 def test_the_picture_shows_spend_multiplier_and_cost():
@@ -406,10 +406,31 @@ def test_prices_that_are_not_there_or_do_not_fit_are_refused(tmp_path):
 def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     """From a log to the report, by the command line."""
     put(tmp_path / "log.csv", log())
-    loop = ("window=5", "batch_size=8", "steps=2", "warmup=1", "precision=no", "device=cpu", "tracker=none")
-    own = ("env.opportunities=2000", "env.periods='0'", "dataset.facts=numbers", "dataset.show=lean", "text=informative")
-    train = ("dataset=auction", f"dataset.path={tmp_path}/log.csv", f"run={tmp_path}/run", f"home={tmp_path}/data", *loop, *own)
-    assert command("train", *train, *NANO, "name=ours", "held_out=0", "validation_batches=1") == 0
+    loop = (
+        "window=5",
+        "optim.batch_size=8",
+        "steps=2",
+        "optim.warmup=1",
+        "optim.precision=no",
+        "device=cpu",
+        "log.tracker=none",
+    )
+    own = (
+        "env.opportunities=2000",
+        "env.periods='0'",
+        "dataset.context_features=budget_and_cpa",
+        "dataset.observation=minimal",
+        "text=informative",
+    )
+    train = (
+        "dataset=auction",
+        f"dataset.path={tmp_path}/log.csv",
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}/data",
+        *loop,
+        *own,
+    )
+    assert command("train", *train, *NANO, "name=ours", "data.held_out=0", "log.validation_batches=1") == 0
     evaluate = (f"run={tmp_path}/run", f"out={tmp_path}/out", "episodes=3", "+env.budgets=[0.5,1]")
     assert command("evaluate", *evaluate) == 0
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]

@@ -53,7 +53,7 @@ class Homewards:
         self.diary.append((observations[:, 0].tolist(), None if rewards is None else rewards.tolist(), list(self.tasks)))
         return np.full((len(observations), 1), -1.0)
 
-    def keep(self, rows):
+    def select(self, rows):
         self.tasks = [task for task, kept in zip(self.tasks, rows, strict=True) if kept]
 
 
@@ -155,7 +155,7 @@ def test_the_scripted_players_score_what_they_are_known_to():
 
 
 def test_another_goal_may_be_told_while_the_fixed_one_pays():
-    world = Maze2D(1, maze="umaze", text="goal", told_goal="3,1")
+    world = Maze2D(1, maze="umaze", text="goal", instructed_goal="3,1")
     assert "row 3, column 1 (x = 3.0, y = 1.0)" in world.tasks[0] and world.protocol == "told-3-1"
     world.reset(0)
     world.states = np.array([[1.0, 1.0, 0, 0]])
@@ -168,13 +168,13 @@ def test_another_goal_may_be_told_while_the_fixed_one_pays():
 
 @pytest.mark.parametrize("told", ["2,1", "9,9", "-2,1", "1", "1,2,3", "one,two"])
 def test_a_goal_that_is_no_free_cell_is_refused(told):
-    with pytest.raises(ValueError, match=f"env.told_goal: expected a free cell .* 1,1 1,2 1,3 2,3 3,1 .*got '{told}'"):
-        Maze2D(1, maze="umaze", text="goal", told_goal=told)
+    with pytest.raises(ValueError, match=f"env.instructed_goal: expected a free cell .* 1,1 1,2 1,3 2,3 3,1 .*got '{told}'"):
+        Maze2D(1, maze="umaze", text="goal", instructed_goal=told)
 
 
 def test_a_goal_is_told_only_in_words():
-    with pytest.raises(ValueError, match="env.told_goal: needs text=goal, or nobody is told; got text=none"):
-        Maze2D(1, maze="umaze", told_goal="3,1")
+    with pytest.raises(ValueError, match="env.instructed_goal: needs text=goal, or nobody is told; got text=none"):
+        Maze2D(1, maze="umaze", instructed_goal="3,1")
 
 
 def test_the_picture_of_a_maze_has_the_paths_in_its_corridors():
@@ -246,7 +246,7 @@ class Always:
         self.seen.append(observations.tolist())
         return np.tile(self.action, (len(observations), 1))
 
-    def keep(self, rows):
+    def select(self, rows):
         pass
 
 
@@ -426,7 +426,7 @@ def test_the_report_is_one_file_that_needs_nothing_else(tmp_path):
 
 
 def test_whether_a_told_goal_was_reached_and_held_is_measured():
-    env = Maze2D(3, maze="umaze", text="goal", told_goal="3,1")
+    env = Maze2D(3, maze="umaze", text="goal", instructed_goal="3,1")
     there, near, far = (3.0, 1.0), (3.0, 1.4), (1.0, 1.0)
 
     def walk(*places):
@@ -435,5 +435,5 @@ def test_whether_a_told_goal_was_reached_and_held_is_measured():
         return Episode(rows[:-1], np.zeros((299, 2), np.float32), np.zeros(299, np.float32), final_observation=rows[-1])
 
     episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
-    assert env.measures(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
-    assert Maze2D(1, maze="umaze").measures(episodes) == {}
+    assert env.metrics(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
+    assert Maze2D(1, maze="umaze").metrics(episodes) == {}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.smax import Unmasked, verdicts
 from decisionllm.datasets import smax
 from decisionllm.datasets.store import write
-from decisionllm.datasets.team import layout, read, source
+from decisionllm.datasets.team import entity_schema, read, source
 from decisionllm.envs.smax import OWN, STOP, TEACHERS, UNIT, Facts, Teacher, allowed, compiled
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.smax import Player, SmaxTeams
@@ -94,7 +94,7 @@ def recorded():
 def test_the_return_of_every_unit_is_what_the_world_paid_its_team_dead_or_alive(recorded):
     log, world = recorded
     episodes = list(source(log).episodes)
-    own, later = (np.array(x) for x in zip(*((e.rewards.sum(dtype=float), e.later) for e in episodes), strict=True))
+    own, later = (np.array(x) for x in zip(*((e.rewards.sum(dtype=float), e.return_after_exit) for e in episodes), strict=True))
     assert np.abs(own + later - world["returns"][[e.group for e in episodes]]).max() < 1e-5
     assert later.sum() > 0.3 * (own + later).sum(), "without the rows after a death a third were lost"
 
@@ -107,7 +107,7 @@ def test_the_dead_have_no_row_and_the_living_have_one(recorded):
     ended = np.bincount(log.steps["group"])
     assert (length == ended).all()
     for e in episodes:
-        assert len(e.rewards) == world["lives"][e.group, e.agent] and e.start == 0 and e.acted.all()
+        assert len(e.rewards) == world["lives"][e.group, e.agent] and e.start == 0 and e.loss_mask.all()
         assert e.terminated == (len(e.rewards) < ended[e.group] or e.group in log.steps["group"][log.steps["terminated"]])
 
 
@@ -119,7 +119,7 @@ def test_no_recorded_action_is_forbidden_and_many_are(recorded):
 
 def test_a_recorded_log_is_a_store_whose_units_have_types_and_whose_targets_are_the_enemies(tmp_path, recorded):
     store = write(tmp_path / "store", source(recorded[0], text="informative"))
-    assert store.spec.layout == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6)) and store.spec.num_actions == 10
+    assert store.spec.entity_schema == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6)) and store.spec.num_actions == 10
     assert sorted(task.split()[-1] for task in store.tasks) == ["stalker.", "zealot."]
     assert store.spec == source(recorded[0]).spec
     enemies = store.observations[:, 12 + 14 * 6 :].reshape(-1, 6, 14)
@@ -134,7 +134,7 @@ def test_focused_fire_wins_by_hand(duel):
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     assert [e.rewards.tolist() for e in episodes] == [[0.5, 1.5]] * 6
     assert env.score(episodes[::3]).tolist() == [100, 100] and [e.group for e in episodes] == [0, 0, 0, 1, 1, 1]
-    assert env.measures(episodes[::3]) == {
+    assert env.metrics(episodes[::3]) == {
         "execution": "per_agent", "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
     }  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_the_dead_leave_the_batch_and_their_team_is_paid_on(duel, monkeypatch):
     log = smax.generate("expert", map="duel", groups=2, noise=0.0)
     episodes = list(source(log).episodes)
     assert [len(e.rewards) for e in episodes] == [2, 2, 4, 2, 2, 2], "battle 1 is out of time after two steps"
-    assert [e.later for e in episodes] == [0.25, 0.25, 0, 0, 0, 0]
+    assert [e.return_after_exit for e in episodes] == [0.25, 0.25, 0, 0, 0, 0]
     assert [e.terminated for e in episodes] == [True] * 5 + [False]
     assert [e.truncated for e in episodes] == [False] * 5 + [True]
     assert [e.action_masks[1].tolist() for e in episodes[:2]] == [[False] * 4 + [True] * 3] * 2
@@ -154,22 +154,22 @@ def test_the_dead_leave_the_batch_and_their_team_is_paid_on(duel, monkeypatch):
     played = rollout(env.baselines(0)["expert"], env, seed=0)
     for ours, logged in zip(played, episodes, strict=True):
         assert (ours.observations == layout_of(env, logged)).all() and ours.rewards.tolist() == logged.rewards.tolist()
-    assert env.measures(played[::3])["out_of_time"] == 0.5 and env.measures(played[:1])["return"] == 0.75
+    assert env.metrics(played[::3])["out_of_time"] == 0.5 and env.metrics(played[:1])["return"] == 0.75
     assert sum(e.rewards.sum() for e in played[:1]) == 0.5, "its first unit did not see all of it"
 
 
 def layout_of(env, episode):
     """The observations of a log of six places as those of an evaluation of three, which has room for three marines."""
-    assert env.layout == (("own", 12, 1), ("ally", 14, 3), ("enemy", 14, 3))
+    assert env.entity_schema == (("own", 12, 1), ("ally", 14, 3), ("enemy", 14, 3))
     own, allies, enemies = np.split(episode.observations, [12, 12 + 6 * 14], 1)
     return np.concatenate([own, allies[:, : 3 * 14], enemies[:, : 3 * 14]], 1)
 
 
 def test_what_a_policy_sees_has_the_layout_of_its_log(duel):
     made, env = smax.load(map="duel", groups=3, text="informative"), SmaxTeams(1, map="duel", text="informative")
-    assert made.spec.layout == env.layout and {e.task for e in made.episodes} == set(env.tasks)
+    assert made.spec.entity_schema == env.entity_schema and {e.task for e in made.episodes} == set(env.tasks)
     assert made.spec.observation_dim == env.reset(0).shape[1] and made.spec.num_actions == env.action_masks.shape[1]
-    assert layout(env.meta, 3) == env.layout
+    assert entity_schema(env.meta, 3) == env.entity_schema
 
 
 def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
@@ -177,13 +177,13 @@ def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
     env = SmaxTeams(40, crash="0,1")
     env.seeds = env.seeds * 2
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
-    assert list(env.parts()) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
+    assert list(env.conditions()) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
     asked = np.stack(env.world.asked[:2])  # (2, E, N)
     stood = (asked == STOP) & (np.arange(120)[:, None] >= 40)
     who = stood[1, 40:].argmax(1)
     assert (stood.sum(2) == np.repeat([[0, 1, 0], [0, 1, 1]], 40, 1)).all()
     assert (who[:40] == who[40:]).all() and set(who) == {0, 1, 2}, "the same one under each crash"
-    assert env.measures(episodes[:1])["return"] == 0.75 and env.measures(episodes[120:240:3])["return"] < 0.75
+    assert env.metrics(episodes[:1])["return"] == 0.75 and env.metrics(episodes[120:240:3])["return"] < 0.75
 
 
 def test_a_forbidden_action_is_counted_and_does_nothing(duel):
@@ -204,7 +204,7 @@ def test_no_policy_does_what_is_forbidden_unless_it_is_not_told(duel, monkeypatc
         env = kind(20, map="duel")
         rollout(lambda tasks, e=env: policy.begin(tasks, e.horizon), env, seed=0)
         counts[kind] = env.illegal.sum()
-    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.parts()) == ["per agent, unmasked"]
+    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions()) == ["per agent, unmasked"]
 
 
 def view(enemies, own=(0.25, 0.5)):

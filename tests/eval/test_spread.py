@@ -13,7 +13,7 @@ from decisionllm.eval.spread import SpreadTeams
 
 def play(env, name="expert", seed=0):
     episodes = rollout(env.baselines(seed)[name], env, seed=seed)
-    return {protocol: [episodes[i] for i in members] for protocol, members in env.parts().items()}, episodes
+    return {protocol: [episodes[i] for i in members] for protocol, members in env.conditions().items()}, episodes
 
 
 def scores(env, name="expert"):
@@ -30,7 +30,7 @@ def test_the_references_are_what_is_measured_again(agents, actions):
 
 def test_random_play_scores_about_0_and_the_expert_about_100_with_any_number_of_agents():
     env = SpreadTeams(200, agents="2-6")
-    assert list(env.parts()) == [f"per agent, {n} agents" for n in range(2, 7)]
+    assert list(env.conditions()) == [f"per agent, {n} agents" for n in range(2, 7)]
     for name, wanted in (("random", 0), ("expert", 100)):
         assert list(scores(env, name).values()) == pytest.approx([wanted] * 5, abs=8)
 
@@ -48,7 +48,7 @@ def test_what_a_policy_sees_is_what_a_log_shows():
     env.reset(0)
     env.world = Spread(logs.SEEDS + np.arange(4), 3)
     assert (env.observe() == np.stack([e.observations[0] for e in log.episodes])).all()
-    assert env.layout == log.spec.layout
+    assert env.entity_schema == log.spec.entity_schema
 
 
 def test_every_agent_is_paid_the_mean_of_its_team_and_rows_of_a_team_share_a_group():
@@ -106,7 +106,7 @@ def test_a_result_counts_worlds_and_says_what_lies_behind_it():
     parts, _ = play(env)
     (protocol, part), *_ = parts.items()
     assert protocol == "per agent, 4 agents" and len(part) == 10
-    told = env.measures(part)
+    told = env.metrics(part)
     assert told["execution"] == "per_agent" and told["agents"] == 4 and told["reference"] == [-30.7352, -8.9167]
     assert 0.6 < told["covered"] <= 1 and told["touches"] >= 0
 

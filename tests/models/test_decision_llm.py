@@ -84,13 +84,13 @@ def test_the_loss_weighs_every_real_step_alike():
 
 def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
     model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
-    acted = batch.mask.clone()
+    loss_mask = batch.mask.clone()
     acted[0, 2:5] = False
     with torch.no_grad():
         each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
         wanted = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
-        torch.testing.assert_close(model(replace(batch, acted=acted))["nll"], wanted)
-        nothing = model(replace(batch, acted=torch.zeros_like(acted)))
+        torch.testing.assert_close(model(replace(batch, loss_mask=loss_mask))["nll"], wanted)
+        nothing = model(replace(batch, loss_mask=torch.zeros_like(loss_mask)))
         assert nothing["nll"] == 0
 
 
@@ -112,7 +112,7 @@ def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
 
 
 def test_what_can_be_reached_is_an_expectile_of_returns_that_were_not_told():
-    model, batch = make_model(CONTINUOUS, expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
+    model, batch = make_model(CONTINUOUS, max_return_expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():

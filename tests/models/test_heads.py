@@ -10,7 +10,7 @@ from tests.conftest import node
 
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
-AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, layout=(("own", 1, 1), ("enemy", 1, 2)))
+AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, entity_schema=(("own", 1, 1), ("enemy", 1, 2)))
 HEADS = [(name, {}) for name in discover()["head"]] + [("bins", {"chained": True, "num_bins": 9})]
 
 

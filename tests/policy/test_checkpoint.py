@@ -289,8 +289,8 @@ def test_what_cannot_be_written_is_one_clear_error_and_the_last_checkpoint_stays
 
 
 def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
-    words = ("train", *LOOP, *NANO, f"run={tmp_path}/runs/a", f"home={tmp_path}/data")
-    assert command("data", "dataset=synthetic", "dataset.episodes=40", f"home={tmp_path}/data") == 0
+    words = ("train", *LOOP, *NANO, f"run={tmp_path}/runs/a", f"cache_dir={tmp_path}/data")
+    assert command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data") == 0
     with full_disk(tmp_path):
         assert command(*words) == 1
     said = capsys.readouterr().err

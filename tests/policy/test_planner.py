@@ -27,7 +27,7 @@ class Walk(nn.Module):
 
 def walker(spec=LINE, *, own=0.5, **options):
     """A policy whose own action is always `own`, in the model's units, and whose normaliser changes nothing but actions."""
-    policy = make_policy(spec, dynamics=True, plan=3, **options)
+    policy = make_policy(spec, dynamics=True, planning_horizon=3, **options)
     policy.model.dynamics = Walk(lambda place: 0 * place)
     if not spec.num_actions:
         policy.model.head.out.weight.data.zero_()
@@ -37,7 +37,7 @@ def walker(spec=LINE, *, own=0.5, **options):
 
 def decide(policy, place=0.0, horizon=10):
     session = policy.begin([""], horizon)
-    session.see(np.array([[place]], np.float32))
+    session.observe(np.array([[place]], np.float32))
     return session.decide()
 
 
@@ -95,7 +95,7 @@ def test_every_discrete_action_is_tried():
 @pytest.mark.parametrize("returns", ["told", "none"])
 @pytest.mark.parametrize("window, stride", [(1, 1), (4, 2)])
 def test_a_session_plans_as_the_plain_policy_does(window, stride, returns):
-    policy = make_policy(CONTINUOUS, window=window, stride=stride, returns=returns, dynamics=True, plan=3)
+    policy = make_policy(CONTINUOUS, window=window, stride=stride, returns=returns, dynamics=True, planning_horizon=3)
     policy.model.normalizer.reward_scale.fill_(5.0)
     world = World(CONTINUOUS)
     actions = play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(4))
@@ -109,18 +109,18 @@ def test_a_session_plans_as_the_plain_policy_does(window, stride, returns):
 
 
 def test_imagining_leaves_no_trace():
-    policy = make_policy(CONTINUOUS, dynamics=True, plan=3)
+    policy = make_policy(CONTINUOUS, dynamics=True, planning_horizon=3)
     world = World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
     for t in range(5):
-        session.see(*world.seen(np.arange(4), t))
+        session.observe(*world.seen(np.arange(4), t))
         first = session.decide()
         before = [session.observations.copy(), session.rewards.copy(), session.now.copy()]
         np.testing.assert_array_equal(session.decide(), first)
         for now, was in zip([session.observations, session.rewards, session.now], before, strict=True):
             np.testing.assert_array_equal(now, was)
         assert not session.observations[:, t + 1 :].any()
-        session.did(first)
+        session.record_action(first)
 
 
 def test_dynamics_learn_a_known_world():
@@ -155,9 +155,9 @@ def test_dynamics_learn_a_known_world():
 
 
 def test_a_plan_needs_dynamics_and_few_dimensions():
-    with pytest.raises(ValueError, match="plan=3: needs a model trained with dynamics=true"):
-        make_policy(CONTINUOUS, plan=3)
+    with pytest.raises(ValueError, match="act.planning_horizon=3: needs a model trained with model.dynamics=true"):
+        make_policy(CONTINUOUS, planning_horizon=3)
     wide = Spec(observation_dim=3, action_dim=3, horizon=15, low=(-1.0,) * 3, high=(1.0,) * 3)
     with pytest.raises(ValueError, match="at most two action dimensions, or discrete actions, got 3"):
-        make_policy(wide, plan=3, dynamics=True)
-    make_policy(DISCRETE, plan=3, dynamics=True, head="discrete")
+        make_policy(wide, planning_horizon=3, dynamics=True)
+    make_policy(DISCRETE, planning_horizon=3, dynamics=True, head="discrete")

@@ -96,12 +96,16 @@ def test_it_is_so_for_every_way_to_train(options):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_it_is_so_where_what_can_be_reached_is_asked_for(window, stride, backbone):
     agree(
-        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, expectile=0.9), CONTINUOUS
+        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, max_return_expectile=0.9),
+        CONTINUOUS,
     )
 
 
 def test_what_can_be_reached_is_what_the_model_says_of_a_window_without_returns():
-    policy, world = make_policy(CONTINUOUS, target_return=None, expectile=0.9, window=15, stride=7), World(CONTINUOUS)
+    policy, world = (
+        make_policy(CONTINUOUS, target_return=None, max_return_expectile=0.9, window=15, stride=7),
+        World(CONTINUOUS),
+    )
     world.targets = [None] * 4
     policy.model.normalizer.return_range.copy_(torch.tensor([-9.0, 9.0]))
     asked = []
@@ -119,7 +123,7 @@ def test_what_can_be_reached_is_what_the_model_says_of_a_window_without_returns(
     window = cut(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
-        wanted = policy.model.reachable(policy.model.read(batch, told))
+        wanted = policy.model.predict_max_return(policy.model.read(batch, told))
     torch.testing.assert_close(returns, wanted)
     assert wanted.std() > 0.01
 
@@ -172,7 +176,7 @@ def test_episodes_that_have_begun_at_different_times_are_taken_up(spec):
     world, now = World(spec), np.array([0, 9, 4, 2])
     world.actions[:] = np.random.default_rng(1).integers(2, size=world.actions.shape)
     session = policy.begin(world.tasks, 15, world.targets)
-    session.resume([world.history(i, t) for i, t in enumerate(now)])
+    session.restore([world.history(i, t) for i, t in enumerate(now)])
     rows = np.arange(4)
     for step in range(6):
         wanted = policy.act([world.history(i, t) for i, t in enumerate(now)])
@@ -190,21 +194,21 @@ def test_episodes_that_end_leave_and_the_others_go_on(family, tmp_path):
     world = World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
     play(policy, world, session, np.arange(4), 0, 4)
-    session.keep(np.array([True, False, True, True]))
+    session.select(np.array([True, False, True, True]))
     play(policy, world, session, np.array([0, 2, 3]), 4, 8)
-    session.keep(np.array([2, 1]))
+    session.select(np.array([2, 1]))
     play(policy, world, session, np.array([3, 2]), 8, 10)
-    session.keep(np.array([0]))
+    session.select(np.array([0]))
     play(policy, world, session, np.array([3]), 10, 15)
 
 
 def test_episodes_may_leave_before_anything_was_decided_and_one_may_go_on_alone():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
-    session.keep(np.array([2, 1]))
+    session.select(np.array([2, 1]))
     play(policy, world, session, np.array([2, 1]), 0, 4)
     for end in (6, 8):
-        session.keep(np.array([-1]))
+        session.select(np.array([-1]))
         play(policy, world, session, np.array([1]), end - 2, end)
 
 
@@ -215,10 +219,10 @@ def test_deciding_again_changes_nothing(window, stride):
     session, rows = policy.begin(world.tasks, 15, world.targets), np.arange(4)
     for t in range(8):
         wanted = policy.act([world.history(i, t) for i in rows])
-        session.see(*world.seen(rows, t))
+        session.observe(*world.seen(rows, t))
         for _ in range(2):
             np.testing.assert_allclose(session.decide(), wanted, atol=2e-4, err_msg=f"step {t}")
-        session.did(wanted)
+        session.record_action(wanted)
         world.actions[:, t] = wanted
 
 
@@ -226,9 +230,9 @@ def test_a_session_tells_the_histories_that_it_was_told():
     policy, world = make_policy(DISCRETE, head="discrete"), World(DISCRETE)
     session = policy.begin(world.tasks, 15, world.targets)
     play(policy, world, session, np.arange(4), 0, 5)
-    session.see(*world.seen(np.arange(4), 5))
-    again = policy.begin(world.tasks, 15, world.targets).resume(session.histories())
-    again.see(*world.seen(np.arange(4), 5))
+    session.observe(*world.seen(np.arange(4), 5))
+    again = policy.begin(world.tasks, 15, world.targets).restore(session.histories())
+    again.observe(*world.seen(np.arange(4), 5))
     for i, told in [*enumerate(session.histories()), *enumerate(again.histories())]:
         wanted = world.history(i, 5)
         assert (told.task, told.target_return) == (wanted.task, wanted.target_return)
@@ -254,8 +258,8 @@ def test_a_history_asks_for_its_own_return_or_for_the_policys():
 
 def test_what_was_received_is_taken_off_unless_returns_count_ahead():
     """Having received 2 of 5 is the same as asking for 3 of nothing received, but for a return of the next steps."""
-    for ahead, alike in ((0, True), (4, False)):
-        policy, world = make_policy(CONTINUOUS, window=1, stride=1, ahead=ahead), World(CONTINUOUS)
+    for return_horizon, alike in ((0, True), (4, False)):
+        policy, world = make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon), World(CONTINUOUS)
         past = world.observations[0, :2], np.zeros((1, 2), np.float32)
         one = policy.act([History(*past, np.array([2.0]), target_return=5.0)])
         other = policy.act([History(*past, np.array([0.0]), target_return=3.0)])
@@ -289,7 +293,7 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
         policy.act([world.history(0, 1), History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0))])
     with pytest.raises(ValueError, match=r"history 0: expected at most 15 steps \(the horizon\), got 16"):
         policy.act([world.history(0, 15)])
-    with pytest.raises(ValueError, match="horizon: expected at most 15 steps.*got 16. Train with timesteps=none"):
+    with pytest.raises(ValueError, match="horizon: expected at most 15 steps.*got 16. Train with model.timesteps=none"):
         policy.begin([""], 16)
     session = policy.begin(["", ""], 1)
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
@@ -320,9 +324,9 @@ def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
         if len(rows):
             wanted = policy.act([world.history(i, now[i]) for i in rows])
             masks = None if world.masks is None else world.masks[rows, now[rows]]
-            session.see(world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows)
+            session.observe(world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows)
             np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}")
-            session.did(wanted, rows)
+            session.record_action(wanted, rows)
             world.actions[rows, now[rows]] = wanted
             now[rows] += 1
 
@@ -336,11 +340,11 @@ def test_a_row_may_be_given_to_another_episode_with_another_text(family, tmp_pat
     )
     session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
     for rows, t in (([0, 2], 0), ([1], 5)):
-        session.resume([world.history(i, t) for i in rows], rows)
+        session.restore([world.history(i, t) for i in rows], rows)
     other.actions[:] = 0.5
     for step in range(8):
         if step == 3:  # row 2 is taken from one who is under way
-            session.resume([other.history(0, 7)], [2])
+            session.restore([other.history(0, 7)], [2])
         of = [(world, 0, step), (world, 1, 5 + step), (world, 2, step) if step < 3 else (other, 0, 4 + step)]
         wanted = policy.act([w.history(i, t) for w, i, t in of])
         brought = [w.rewards[i, t - 1] if t else 0 for w, i, t in of]

@@ -32,7 +32,7 @@ def made(spec, stays, seed=0):
             masks = np.ones((n, 4), bool) if spec.num_actions else None
             episodes.append(Episode(
                 rng.normal(size=(n, 3)).astype(np.float32), chosen.astype(np.float32), np.ones(n, np.float32), group=g,
-                action_masks=masks, agent=agent, start=start, later=float(whole - end), task=TASKS[agent % 2],
+                action_masks=masks, agent=agent, start=start, return_after_exit=float(whole - end), task=TASKS[agent % 2],
             ))  # fmt: skip
     return episodes
 
@@ -127,7 +127,7 @@ def test_members_that_were_not_chosen_are_seen_and_not_imitated(tmp_path):
     draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], chosen=[1])
     window = draw(0)
     assert set(window.episodes) == {0, 1, 2} and window.mask.any(1).all()
-    np.testing.assert_array_equal(window.imitated, window.mask & (window.episodes == 1)[:, None])
+    np.testing.assert_array_equal(window.loss_mask, window.mask & (window.episodes == 1)[:, None])
 
 
 def test_an_agent_that_comes_back_is_the_same_one(tmp_path):
@@ -247,12 +247,12 @@ def test_an_agent_alone_is_the_same_in_a_batch_of_teams_and_by_itself(tmp_path):
 @torch.no_grad()
 def test_what_was_not_acted_is_not_told_and_has_no_weight(tmp_path):
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
-    acted = window.mask.copy()
+    loss_mask = window.mask.copy()
     acted[1, 2] = False
-    model, batch = joint(), batch_of(replace(window, acted=acted), log)
+    model, batch = joint(), batch_of(replace(window, loss_mask=loss_mask), log)
     assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(model, batch, "actions", (1, 1)).max() > 1e-5
     each = -model.head(model.read(batch), batch.action_masks).log_prob(batch.actions)
-    torch.testing.assert_close(model(batch)["nll"], each[batch.acted].mean())
+    torch.testing.assert_close(model(batch)["nll"], each[batch.loss_mask].mean())
     other = batch.actions.clone()
     other[1, 2] = (other[1, 2] + 1) % 4
     assert model(replace(batch, actions=other))["nll"] == model(batch)["nll"]
@@ -297,7 +297,7 @@ class World:
             actions[alive, t] = session.act(self.observations[alive, t], self.rewards[alive, t - 1] if t else None, masks)
             goes_on = self.ends[alive] > t + 1
             if not goes_on.all():
-                session.keep(goes_on)
+                session.select(goes_on)
             alive = alive[goes_on]
         return actions
 
@@ -335,7 +335,7 @@ def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
         n = world.ends[i]
         episodes.append(Episode(
             world.observations[i, :n], actions[i, :n], world.rewards[i, :n], group=int(g), task=world.tasks[i],
-            action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, later=float(returns[g] - world.rewards[i, :n].sum()),
+            action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
         ))  # fmt: skip
     log = store.write(tmp_path / "log", store.Source(spec, episodes, {"name": "test"}))
     draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
@@ -375,16 +375,16 @@ def test_teams_do_not_see_each_other_and_a_member_that_has_ended_is_still_rememb
 
 
 def test_what_cannot_act_as_a_team_is_refused():
-    with pytest.raises(ValueError, match="execution=joint: needs a model trained with execution=joint or both"):
+    with pytest.raises(ValueError, match="team.execution=joint: needs a model trained with team.execution=joint or both"):
         policy_of(make_model(DISCRETE, head="discrete"))
-    with pytest.raises(ValueError, match="execution=joint: expected the groups of the agents, the env names none"):
+    with pytest.raises(ValueError, match="team.execution=joint: expected the groups of the agents, the env names none"):
         policy_of(joint()).begin([""], 5)
     with pytest.raises(ValueError, match=r"groups: expected at most 16 agents in a team.*got 17"):
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(ValueError, match="execution, order: .* got 'both' and 'random'"):
         policy_of(joint(), execution="both")
-    with pytest.raises(ValueError, match="execution=joint: expected neither an expectile nor dynamics"):
-        joint(expectile=0.9)
+    with pytest.raises(ValueError, match="team.execution=joint: expected neither an expectile nor dynamics"):
+        joint(max_return_expectile=0.9)
     with pytest.raises(ValueError, match="hide_actions: expected a share within 0 .. 1, got 2"):
         joint(hide_actions=2)
     session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
@@ -397,21 +397,21 @@ def test_what_cannot_act_as_a_team_is_refused():
 
 # the game
 
-GAME = ("head=discrete", "returns=none", "timesteps=none", "window=1", "batch_size=64", "warmup=50", "lr=0.01", "steps=300",
-        "log_every=100", "validation_batches=1", "precision=no", "device=cpu", "tracker=none", "dataset=permutation")  # fmt: skip
+GAME = ("head=discrete", "model.condition_on=none", "model.timesteps=none", "window=1", "optim.batch_size=64", "optim.warmup=50", "optim.lr=0.01", "steps=300",
+        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none", "dataset=permutation")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
     """Two trainings on games of three: with both executions in random orders, and joint in one order."""
     path = tmp_path_factory.mktemp("games")
-    for name, words in {"both": ["execution=both"], "fixed": ["execution=joint", "order=given"]}.items():
-        assert command("train", *GAME, *NANO, *words, f"name={name}", f"run={path}/{name}", f"home={path}/data") == 0
+    for name, words in {"both": ["team.execution=both"], "fixed": ["team.execution=joint", "team.order=given"]}.items():
+        assert command("train", *GAME, *NANO, *words, f"name={name}", f"run={path}/{name}", f"cache_dir={path}/data") == 0
     return path
 
 
 def agreed(run, out, *words):
-    assert command("evaluate", f"run={run}", f"out={out}", "episodes=2000", "report=false", "decode=sample", *words) == 0
+    assert command("evaluate", f"run={run}", f"out={out}", "episodes=2000", "report=false", "act.decode=sample", *words) == 0
     row = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
     return row["score"], row["policy"], row["execution"]
 
@@ -419,13 +419,13 @@ def agreed(run, out, *words):
 def test_agents_that_are_asked_in_turn_agree_and_those_that_choose_alone_cannot(games, tmp_path):
     score, name, execution = agreed(games / "both", tmp_path)
     assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, unless told otherwise
-    score, name, execution = agreed(games / "both", tmp_path, "execution=per_agent")
+    score, name, execution = agreed(games / "both", tmp_path, "team.execution=per_agent")
     assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
 
 
 def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_changed_in_training(games, tmp_path):
     scores = {
-        (run, order): agreed(games / run, tmp_path, f"order={order}")[0]
+        (run, order): agreed(games / run, tmp_path, f"team.order={order}")[0]
         for run in ("both", "fixed") for order in ("given", "reverse")
     }  # fmt: skip
     assert scores["both", "given"] - scores["both", "reverse"] < 1 and scores["both", "reverse"] >= 97
@@ -433,7 +433,7 @@ def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_chang
 
 
 def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_taken(tmp_path):
-    words = ("dataset.agents=2-4", "dataset.games=200", "execution=both", "steps=2")
+    words = ("dataset.agents=2-4", "dataset.games=200", "team.execution=both", "steps=2")
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
     assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
     with pytest.raises(ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"):
@@ -443,7 +443,14 @@ def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_t
 def test_micro_batches_part_no_team_and_equal_the_whole_batch(tmp_path):
     lines = []
     for parts in (1, 4):
-        words = (f"accumulate={parts}", "steps=3", "log_every=1", "execution=both", "dataset.agents=2-4", "batch_size=16")
+        words = (
+            f"optim.accumulate={parts}",
+            "steps=3",
+            "log.every=1",
+            "team.execution=both",
+            "dataset.agents=2-4",
+            "optim.batch_size=16",
+        )
         assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0
         lines.append([json.loads(line) for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()])
     for one, other in zip(*lines, strict=True):

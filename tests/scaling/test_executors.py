@@ -61,7 +61,7 @@ def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
 
 def test_a_run_in_two_processes_has_the_loss_of_one_and_says_what_fails(tmp_path):
     """The batch of w32 cannot be dealt out to two."""
-    odd = listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32 batch_size=7")
+    odd = listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32 optim.batch_size=7")
     one, _ = study(tmp_path / "one", odd)
     two, _ = study(tmp_path / "two", odd, "processes=2")
     assert "2 x cpu" in (tmp_path / "two" / two["w16"]["run"] / "run-0.txt").read_text()

@@ -239,11 +239,11 @@ def test_a_replayed_day_is_bid_for_as_an_evaluation_does():
     for t in range(48):
         value, volume = env.world.due(t)
         answer = desk.tick(id, index=t, result=result, coming={"value": float(value[0]), "volume": float(volume[0])})
-        session.see(seen, brought)
+        session.observe(seen, brought)
         if not answer["guards"]:
             assert answer["multiplier"] == pytest.approx(float(session.decide()[0, 0]), rel=1e-5), f"step {t}"
         bid, c = np.array([answer["multiplier"]]), env.campaigns
-        session.did(bid[:, None])
+        session.record_action(bid[:, None])
         result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.world.step(t, bid, c.remaining).items()}
         paid = env.paid()
         c.record(**{name: np.array([x]) for name, x in result.items()})
@@ -262,7 +262,7 @@ def campaign(budget=100.0, spent=0.0, step=0, **more):
             if not t
             else made.told({"coming": drawn(0, t)["coming"], "result": nothing()}, OPTIONS)
         )
-        made = made.did(20.0)
+        made = made.record_action(20.0)
     if step:
         made = made.told({"coming": drawn(0, step)["coming"], "result": nothing() | {"spend": spent}}, OPTIONS)
     return made

@@ -166,9 +166,9 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def answer(self, histories):
+    def act_with_returns(self, histories):
         self.gate.wait(20)
-        return self.policy.answer(histories)
+        return self.policy.act_with_returns(histories)
 
 
 def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
@@ -298,7 +298,7 @@ def test_the_stateless_truth_is_policy_act_to_the_last_bit(client):
         past = rng.normal(size=(t + 1, 21)), rng.uniform(0, 300, (t, 1)), rng.uniform(0, 2, t)
         body = dict(zip(("observations", "actions", "rewards"), (x.tolist() for x in past), strict=True))
         got = client.post("/v1/act", json=body | {"text": "Go.", "target_return": 4.0}).json()
-        wanted = policy.answer([History(*(x.astype(np.float32) for x in past[:2]), past[2], 4.0, "Go.")])
+        wanted = policy.act_with_returns([History(*(x.astype(np.float32) for x in past[:2]), past[2], 4.0, "Go.")])
         assert got == {"action": wanted[0][0].tolist(), "return_to_go": float(wanted[1][0])}
 
 
@@ -488,9 +488,9 @@ def test_nothing_that_can_be_asked_ends_in_an_error_of_ours(client, mode):
 def run(tmp_path_factory):
     """A run of the auction, trained for two steps."""
     path = tmp_path_factory.mktemp("auction")
-    words = ("dataset=auction", f"dataset.path={FIXTURES}/trajectories_period-7.csv.gz", "head=gaussian", "dataset.show=lean", "dataset.facts=numbers",
-             "dataset.returns=value", "expectile=0.9", "window=16", "steps=2", "warmup=1", "batch_size=8", "precision=no", "tracker=none",
-             "held_out=0", "validation_batches=1", f"home={path}/data", f"run={path}/run")  # fmt: skip
+    words = ("dataset=auction", f"dataset.path={FIXTURES}/trajectories_period-7.csv.gz", "head=gaussian", "dataset.observation=minimal", "dataset.context_features=budget_and_cpa",
+             "dataset.reward=expected_value", "model.max_return_expectile=0.9", "window=16", "steps=2", "optim.warmup=1", "optim.batch_size=8", "optim.precision=no", "log.tracker=none",
+             "data.held_out=0", "log.validation_batches=1", f"cache_dir={path}/data", f"run={path}/run")  # fmt: skip
     assert command("train", *words, *NANO) == 0
     return path / "run"
 
@@ -568,7 +568,9 @@ def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, 
     assert [verb for verb, _ in lines] == ["data", "train"]
     for verb, words in lines:
         short = (
-            ["steps=2", "batch_size=4", "tracker=none", "held_out=0", f"run={tmp_path}/again", *NANO] if verb == "train" else []
+            ["steps=2", "optim.batch_size=4", "log.tracker=none", "data.held_out=0", f"run={tmp_path}/again", *NANO]
+            if verb == "train"
+            else []
         )
         assert command(verb, *words.replace("runs/auction/nano-0/journal.sqlite", f"{tmp_path}/j").split(), *short) == 0
     assert "1 in 1 groups, 2 steps" in capsys.readouterr().out

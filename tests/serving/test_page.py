@@ -35,7 +35,7 @@ def chromium():
 
 
 @pytest.fixture
-def see(chromium):
+def observe(chromium):
     """Open a page in a tab that remembers nothing; in the end nothing was refused and no script has failed."""
     before = chromium.current_window_handle
     chromium.switch_to.new_window("tab")

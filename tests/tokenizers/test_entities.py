@@ -13,7 +13,7 @@ from decisionllm.tokenizers.entities import EntityEncoder
 from tests.conftest import make_model
 
 LAYOUT = (("own", 3, 1), ("landmark", 3, 4), ("agent", 5, 2))
-SPEC = Spec(observation_dim=25, action_dim=1, horizon=9, num_actions=5, layout=LAYOUT)
+SPEC = Spec(observation_dim=25, action_dim=1, horizon=9, num_actions=5, entity_schema=LAYOUT)
 ways = pytest.mark.parametrize(("layers", "embedding"), [(0, "linear"), (0, "mlp"), (2, "linear")])
 
 
@@ -28,9 +28,9 @@ def drawn(n=7, seed=0, present=0.6):
     return np.concatenate(parts, 1).astype(np.float32)
 
 
-def encoder(layers, embedding, layout=LAYOUT):
+def encoder(layers, embedding, entity_schema=LAYOUT):
     torch.manual_seed(0)
-    made = EntityEncoder(layout, 32, embedding=embedding, layers=layers)
+    made = EntityEncoder(entity_schema, 32, embedding=embedding, layers=layers)
     with torch.no_grad():
         for weight in made.parameters():
             weight.mul_(2)
@@ -126,7 +126,7 @@ def test_a_layout_without_its_own_block_is_refused():
 
 def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
     """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
-    spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, layout=(("own", 3, 1), ("landmark", 3, 4)))
+    spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, entity_schema=(("own", 3, 1), ("landmark", 3, 4)))
     model = make_model(spec, head="pointer", returns="none", timesteps="none", embedding="mlp")
     assert model.head.targets == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]

@@ -103,7 +103,7 @@ def test_the_order_is_return_observation_action(embedding, returns):
     tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, returns=returns)
     assert [changed(tokenizer, i) for i in range(4)] == ([[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]])
     observations = {token for step in range(3) for token in [3 * step + 1 if returns else 2 * step]}
-    assert set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.reads]) == observations
+    assert set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.output_positions]) == observations
 
 
 def test_without_timesteps_a_step_is_the_same_whenever_it_comes():

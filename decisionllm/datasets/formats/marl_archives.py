@@ -139,7 +139,7 @@ def joint(path, group, observations, actions, rewards, terminals, *, available=N
     steps = {"group": world, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
              "truncated": last & ~terminals.all(1)}  # fmt: skip
     agents = {"group": world[at], "step": step[at], "agent": who, "observation": observations[there].reshape(len(at), -1),
-              "acted": choice[there], "terminated": (row == until)[there] & ~last[at]}  # fmt: skip
+              "loss_mask": choice[there], "terminated": (row == until)[there] & ~last[at]}  # fmt: skip
     if discrete:
         agents["action"] = actions.reshape(s, N)[there]
         limits = {"num_actions": int(agents["action"].max()) + 1 if available is None else available.shape[2]}

@@ -27,7 +27,7 @@ TABLES = {
         "won": "bool?", "state": "{float32}?",
     },
     "agents": {
-        "group": "int64", "step": "int32", "agent": "int16", "agent_type": "int8|types?", "team": "int8?", "acted": "bool?",
+        "group": "int64", "step": "int32", "agent": "int16", "agent_type": "int8|types?", "team": "int8?", "loss_mask": "bool?",
         "observation": "{float32}", "action": "int32?", "action_values": "{float32}?", "available": "{bool}?",
         "reward": "float32?", "terminated": "bool?", "duration": "int16?", "behaviour": "int8|behaviours?",
     },
@@ -40,7 +40,7 @@ class Log:
 
     observation, state: (n, O), or the rows end to end and `observation_offsets` (n+1,). agent_type, behaviour: indices into
     meta["types"] and meta["behaviours"]; left out: 0, as is team. action: (n,), -1 where it was not recorded; action_values: (n, A),
-    nan there. available: (n, C) bool. acted: False where the action is not to be imitated; left out: wherever one was recorded.
+    nan there. available: (n, C) bool. loss_mask: False where the action is not to be imitated; left out: wherever one was recorded.
     """
 
     meta: dict

@@ -11,7 +11,7 @@ STATE = (
     "market price, last 3", "value, last 3", "conversion, last 3", "won, last 3",
     "value now", "volume now", "volume, last 3", "volume, all",
 )  # fmt: skip
-FACTS = ("log budget", "target cpa", "spend / target cpa", "conversions", "value exposed")
+CONTEXT = ("log budget", "target cpa", "spend / target cpa", "conversions", "value exposed")
 MEANS = ("bid", "market_price", "value", "conversion", "won")  # of a step, over its opportunities
 
 
@@ -55,17 +55,11 @@ class Campaigns:
         shown[:, 14], shown[:, 15] = self.volumes[max(t - 3, 0) : t].sum(0), self.volumes[:t].sum(0)
         return shown
 
-    def facts(self):
-        """What the sixteen numbers leave out: (N, 5) float64, in the order of FACTS."""
+    def context(self):
+        """What the sixteen numbers leave out: (N, 5) float64, in the order of CONTEXT."""
         return np.stack(
             [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
         )
-
-    def earned(self, returns):
-        """The return so far: (N,). returns: `conversions`, as counted; `value`, expected of what was shown; `score`, of the latter."""
-        if returns == "score":
-            return score(self.exposed_value, self.spend, self.target_cpa)
-        return self.conversions if returns == "conversions" else self.exposed_value
 
     def guarded(self, multipliers):
         """A guard of the limit: who has paid more for a conversion than is allowed bids the limit at most, until it holds again. (N,)

@@ -1,0 +1,119 @@
+"""What an auction policy observes, which reward its returns count and which text describes its task.
+
+One saved specification serves the log readers, the market, the replay, the server, the journal and AuctionNet's simulator.
+"""
+
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+
+from decisionllm.config import one_of
+from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
+
+MIN_REMAINING = 0.1  # currency: an advertiser with less left no longer bids
+OBSERVATIONS = {
+    "auctionnet": STATE,
+    "minimal": ("time left", "budget left", "value now", "volume now", "volume, all"),  # nothing that depends on own past bids
+}
+CONTEXT_FEATURES = {"none": 0, "budget_and_cpa": 2, "progress": 5}  # how many columns of Campaigns.context()
+REWARDS = ("conversions", "expected_value", "score")
+TEXTS = ("none", "constant", "informative", "shuffled", "served")
+
+
+@dataclass(frozen=True)
+class ObservationSpec:
+    """How a campaign becomes an observation, a reward and a task text.
+
+    Args:
+        observation: `auctionnet`, AuctionNet's sixteen state numbers; `minimal`, the five of them that do not depend on own past bids.
+        context_features: appended to them: `none`; `budget_and_cpa`, log budget and target CPA; `progress`, also spend / target CPA,
+            conversions and exposed value so far.
+        reward: `conversions`, as counted; `expected_value`, the sum of the predicted conversion probabilities of exposed ads, with less
+            noise; `score`, the increase of AuctionNet's score of the expected conversions, so that exceeding the target CPA is penalised.
+        text: `none`; `constant`, the objective without numbers; `informative`, also budget, target CPA and category; `shuffled`, trained
+            on informative texts of other advertisers; `served`, the texts that a server's journal holds.
+
+    Raises:
+        ValueError: an unknown value of an option.
+    """
+
+    observation: str = "auctionnet"
+    context_features: str = "none"
+    reward: str = "conversions"
+    text: str = "none"
+
+    def __post_init__(self) -> None:
+        one_of("observation", self.observation, OBSERVATIONS)
+        one_of("context_features", self.context_features, CONTEXT_FEATURES)
+        one_of("reward", self.reward, REWARDS)
+        one_of("text", self.text, TEXTS)
+
+    @classmethod
+    def of(cls, info: dict) -> "ObservationSpec":
+        """The specification saved in a dataset's info (run.json, `dataset`).
+
+        Raises:
+            ValueError: the run was not trained on an auction dataset.
+        """
+        lacking = [f.name for f in fields(cls) if f.name not in info]
+        if lacking:
+            raise ValueError(
+                f"expected a run of an auction dataset, got one of {info.get('name')!r}, whose info lacks {', '.join(lacking)}"
+            )
+        return cls(**{f.name: info[f.name] for f in fields(cls)})
+
+    def info(self) -> dict:
+        """The four options as saved in a dataset's info."""
+        return asdict(self)
+
+    @property
+    def size(self) -> int:
+        """S, the numbers of an observation."""
+        return len(OBSERVATIONS[self.observation]) + CONTEXT_FEATURES[self.context_features]
+
+    def features(self, states: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """States (..., 16) in the order of STATE and context (..., 5) in the order of CONTEXT -> observations (..., S) float64."""
+        columns = [STATE.index(name) for name in OBSERVATIONS[self.observation]]
+        return np.concatenate([states[..., columns], context[..., : CONTEXT_FEATURES[self.context_features]]], -1)
+
+    def observe(self, campaigns: Campaigns, value: np.ndarray | float, volume: np.ndarray | float) -> np.ndarray:
+        """Observations (N, S) before a step whose opportunities have this mean value and number, (N,) each."""
+        return self.features(campaigns.observe(value, volume), campaigns.context())
+
+    def total_reward(self, campaigns: Campaigns) -> np.ndarray:
+        """(N,) return so far, in reward units."""
+        return cumulative(self.reward, campaigns.conversions, campaigns.exposed_value, campaigns.spend, campaigns.target_cpa)
+
+    def task(self, budget: float, target_cpa: float, category: int) -> str:
+        """The task text of one campaign. budget: currency; target_cpa: currency a conversion.
+
+        Raises:
+            ValueError: text=served, whose texts are given with each campaign.
+        """
+        if self.text == "served":
+            raise ValueError("text=served: this policy has no text template; give each campaign its text")
+        if self.text == "none":
+            return ""
+        return task_text() if self.text == "constant" else task_text(budget, target_cpa, category)
+
+
+def cumulative(
+    reward: str, conversions: np.ndarray, exposed_value: np.ndarray, spend: np.ndarray, target_cpa: np.ndarray
+) -> np.ndarray:
+    """The return so far, of cumulative conversions, exposed value and spend. Shapes that broadcast, see ObservationSpec.reward."""
+    if reward == "score":
+        return score(exposed_value, spend, target_cpa)
+    return conversions if reward == "conversions" else exposed_value
+
+
+def task_text(budget: float | None = None, target_cpa: float | None = None, category: int | None = None) -> str:
+    """The task in words; without numbers, the objective that all advertisers share."""
+    goal = f"Bid for impressions over one day of {STEPS} steps. Get as many conversions as you can within"
+    if budget is None or target_cpa is None or category is None:
+        return f"Auction. {goal} a budget, at a cost limit for each."
+    size = "small" if budget < 2500 else "medium" if budget < 3500 else "large"  # thirds of AuctionNet's 48 advertisers
+    limit = "strict" if target_cpa < 85 else "moderate" if target_cpa < 105 else "loose"
+    return (
+        f"Auction, advertiser of category {int(category)}. {goal} a {size} budget of {budget:g}, "
+        f"at a {limit} cost limit of {target_cpa:g} for each."
+    )
