@@ -16,7 +16,7 @@ from decisionllm.evaluate import evaluate
 ROWS = Path(__file__).parent / "multiagent.jsonl"
 CRASHES = (0, 2, 4, 8)
 EVALUATION = {"seed": 0, "sweep": [], "targets": [], "baselines": False, "report": False, "env": {}, "device": "cpu", "stride": None,
-              "decode": None, "plan": None, "execution": None, "order": None}  # fmt: skip
+              "decode": None, "planning_horizon": None, "execution": None, "order": None}  # fmt: skip
 
 
 def rows(runs, out, *, episodes, **options):

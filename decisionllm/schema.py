@@ -167,9 +167,9 @@ class Window(StepColumns[np.ndarray]):
     text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # of a team: which of its sampler's texts
 
     def __post_init__(self) -> None:
+        check_record(self)
         if self.loss_mask is None:
             object.__setattr__(self, "loss_mask", self.mask)
-        check_record(self)
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,9 @@ class Batch(StepColumns[torch.Tensor]):
     identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_record(self)
         if self.loss_mask is None:
             object.__setattr__(self, "loss_mask", self.mask)
-        check_record(self)
 
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""

@@ -81,7 +81,7 @@ def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", r
         target_return,
         return_horizon=return_horizon,
         decode=decode,
-        planning_horizon=plan,
+        planning_horizon=planning_horizon,
     )
 
 

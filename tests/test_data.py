@@ -86,7 +86,14 @@ def test_a_window_begins_anywhere_and_says_nothing_where_there_is_no_text(tmp_pa
 
 
 def config(tmp_path, dataset, **changed):
-    return {"dataset": dataset, "home": str(tmp_path / "home"), "ahead": 0, "window": 4, "seed": 0, "export": ""} | changed
+    return {
+        "dataset": dataset,
+        "cache_dir": str(tmp_path / "home"),
+        "return_horizon": 0,
+        "window": 4,
+        "seed": 0,
+        "export": "",
+    } | changed
 
 
 def test_the_verb_prints_what_the_functions_say(tmp_path, capsys):

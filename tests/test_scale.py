@@ -114,7 +114,7 @@ def test_what_is_measured_is_the_mean_over_all_steps_held_out(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy, config = (
         make_policy(store.spec, timesteps="none"),
-        {"held_out": 0.02, "data_seed": 3, "ahead": 0, "window": 1, "dynamics": False},
+        {"held_out": 0.02, "data_seed": 3, "return_horizon": 0, "window": 1, "dynamics": False},
     )
     found, (_, held_out) = scale.measure(policy, config, store, 2**14), scale.windows.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])

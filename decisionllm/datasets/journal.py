@@ -73,8 +73,8 @@ def episode(campaign, ticks, task, group, spec, *, features):
     seen, done, meant = (np.array(column[:n]) for column in zip(*rows, strict=True))
     spent = bool(world.remaining[0] < MIN_REMAINING)
     return Episode(
-        seen.astype(np.float32), done.astype(np.float32), np.diff(earned).astype(np.float32), spent, not spent, task, group,
-        loss_mask=meant,
+        seen.astype(np.float32), done.astype(np.float32), np.diff(earned).astype(np.float32), terminated=spent, truncated=not spent, task=task,
+        group=group, loss_mask=meant,
     )  # fmt: skip
 
 

@@ -48,7 +48,18 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
         terminated, truncated = bool(raw.terminations[-1]), bool(raw.truncations[-1]) or not raw.terminations[-1]
         try:
             rows = shown(dataset, observations, goal)
-            episodes.append(Episode(rows[:-1], actions, rewards, terminated, truncated, words, e, final_observation=rows[-1]))
+            episodes.append(
+                Episode(
+                    rows[:-1],
+                    actions,
+                    rewards,
+                    terminated=terminated,
+                    truncated=truncated,
+                    task=words,
+                    group=e,
+                    final_observation=rows[-1],
+                )
+            )
         except ValueError as error:
             raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
     if not episodes:

@@ -20,8 +20,8 @@ def load(*, agents: str = "3", games: int = 2000, seed: int = 0) -> Source:
         n = numbers[g % len(numbers)]
         for i, place in enumerate(rng.permutation(n)):
             episodes.append(Episode(
-                one[:, None], np.array([[place]], np.float32), one, True, False, "", g, np.arange(max(numbers))[None] < n,
-                agent=i, start=0, return_after_exit=0.0,
+                one[:, None], np.array([[place]], np.float32), one, terminated=True, truncated=False, group=g,
+                action_masks=np.arange(max(numbers))[None] < n, agent=i, start=0, return_after_exit=0.0,
             ))  # fmt: skip
     info = {"name": f"permutation-{agents}", "env": "permutation", "text": "none", "agents": agents, "seed": seed}
     return Source(Spec(observation_dim=1, action_dim=1, horizon=1, num_actions=max(numbers)), episodes, info)

@@ -154,10 +154,10 @@ def prepare(dataset, cache_dir):
 
 
 def _check(name, episode, spec):
-    observed, loss_mask = episode.observations.shape[1], episode.actions.shape[1]
-    if (observed, loss_mask) != (spec.observation_dim, spec.action_dim):
+    observed, taken = episode.observations.shape[1], episode.actions.shape[1]
+    if (observed, taken) != (spec.observation_dim, spec.action_dim):
         raise ValueError(
-            f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {acted}"
+            f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {taken}"
         )
     if len(episode.rewards) > spec.horizon:
         raise ValueError(

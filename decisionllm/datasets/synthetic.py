@@ -36,8 +36,8 @@ def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, see
                 break
         observations, actions, rewards = (np.array(column, np.float32) for column in zip(*rows, strict=True))
         made.append(Episode(
-            observations, actions, rewards, bool(arrived[0]), not arrived[0], task_text(name) if text == "goal" else "", e,
-            final_observation=position[0].astype(np.float32),
+            observations, actions, rewards, terminated=bool(arrived[0]), truncated=not arrived[0],
+            task=task_text(name) if text == "goal" else "", group=e, final_observation=position[0].astype(np.float32),
         ))  # fmt: skip
     action = {"action_dim": 1, "num_actions": 5} if discrete else {"action_dim": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
     spec = Spec(observation_dim=2, **action, horizon=point.HORIZON)

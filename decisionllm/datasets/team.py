@@ -170,8 +170,8 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     def episode(e):
         a, b = start[e], end[e]
         return Episode(
-            seen[a:b], actions[a:b], paid[a:b], bool(ended[b - 1]), not ended[b - 1], tasks[e], int(group[a]), None if masks is None else masks[a:b],
-            acted[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
+            seen[a:b], actions[a:b], paid[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1], task=tasks[e],
+            group=int(group[a]), action_masks=None if masks is None else masks[a:b], loss_mask=loss_mask[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
         )  # fmt: skip
 
     bounds = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}

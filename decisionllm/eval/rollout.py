@@ -39,7 +39,7 @@ def rollout(begin, env, *, seed, progress=lambda steps: None):
         progress(1)
     groups = getattr(env, "groups", range(N))  # of the rows, where several are a team
     return [
-        Episode(*(np.array(log[name][i], np.float32) for name in log), bool(terminated[i]), not terminated[i], env.tasks[i],
-                int(groups[i]), final_observation=final[i])
+        Episode(*(np.array(log[name][i], np.float32) for name in log), terminated=bool(terminated[i]),
+                truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]), final_observation=final[i])
         for i in range(N)
     ]  # fmt: skip

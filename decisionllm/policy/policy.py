@@ -195,7 +195,8 @@ class Session:
         return [
             History(
                 self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], 
-                None if self.open[i] else float(self.targets[i]), self.tasks[i], None if self.masks is None else self.masks[i, : t + 1],
+                None if self.open[i] else float(self.targets[i]), self.tasks[i],
+                action_masks=None if self.masks is None else self.masks[i, : t + 1],
             )
             for i, t in zip(np.arange(len(self.now))[rows], self.now[rows], strict=True)
         ]  # fmt: skip
@@ -281,7 +282,7 @@ class Session:
             return_horizon=policy.return_horizon,
         )
         flat = [None if x is None else x[rows].reshape(N * H, -1) for x in (self.observations, self.actions, self.masks)]
-        steps = Steps(flat[0], flat[1], togo.astype(np.float32), first, first + now + 1, flat[2])
+        steps = Steps(flat[0], flat[1], togo.astype(np.float32), first, first + now + 1, action_masks=flat[2])
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
         whole = (start != self.start[rows]) | (start == now)  # a window of one step has none to go on from
         for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):

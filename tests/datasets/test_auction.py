@@ -16,7 +16,7 @@ from decisionllm.datasets.auction import files, load, relabelled, save, similar,
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
-from decisionllm.envs.auction.campaign import FACTS, STATE, Campaigns, score
+from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
 from decisionllm.envs.auction.market import play
 from tests.conftest import episode, make_store, node
 
@@ -69,8 +69,8 @@ def numbers(table, name):
 
 def test_a_day_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    first, second = episodes(path, facts="progress")
-    shown = dict(zip((*STATE, *FACTS), first.observations[2].tolist(), strict=True))
+    first, second = episodes(path, context_features="progress")
+    shown = dict(zip((*STATE, *CONTEXT), first.observations[2].tolist(), strict=True))
     expected = {
         "time left": 46 / 48, "budget left": 0.98, "bid": (5 + 12.5) / 2, "bid, last 3": (5 + 12.5) / 2,
         "market price": (1 + 2) / 2, "value": (0.1 + 0.25) / 2, "conversion": (1 + 0) / 2, "won": (1 + 0.5) / 2,
@@ -106,7 +106,7 @@ def test_a_day_may_go_on_after_the_budget(tmp_path):
 
 def test_the_rewards_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    pay = {returns: episodes(path, returns=returns)[0].rewards for returns in ("conversions", "value", "score")}
+    pay = {returns: episodes(path, condition_on=returns)[0].rewards for returns in ("conversions", "value", "score")}
     assert pay["value"].tolist() == pytest.approx([0.1, 0] * 24)
     assert pay["score"].tolist() == pytest.approx([0.025, 0] * 24), "each 0.1 cost 2, a quarter of it is left at a limit of 10"
     assert pay["conversions"].sum() == 2
@@ -115,9 +115,9 @@ def test_the_rewards_by_hand(tmp_path):
 @pytest.mark.parametrize("path", [TRAFFIC_LOG, TRAJECTORY_LOG])
 def test_the_increments_of_the_score_add_up_to_the_days(path):
     log = auctionnet.read(path)
-    days = [e.rewards.sum(dtype=np.float64) for e in episodes(path, returns="score", until="day")]
+    days = [e.rewards.sum(dtype=np.float64) for e in episodes(path, reward="score", until="day")]
     np.testing.assert_allclose(days, score(log.exposed_value.sum(1), log.spend, log.target_cpa), rtol=1e-5)
-    assert any((e.rewards < 0).any() for e in episodes(path, returns="score")), "a step can cost more than it brings"
+    assert any((e.rewards < 0).any() for e in episodes(path, reward="score")), "a step can cost more than it brings"
 
 
 def test_the_conversion_is_the_originals():
@@ -134,7 +134,9 @@ def test_the_conversion_is_the_originals():
 
 
 def test_trajectories_and_their_traffic_are_the_same_episodes():
-    for a, b in zip(*(episodes(p, facts="progress", returns="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True):
+    for a, b in zip(
+        *(episodes(p, context_features="progress", reward="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True
+    ):
         np.testing.assert_allclose(a.observations, b.observations, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(a.actions, b.actions, rtol=1e-6)
         np.testing.assert_allclose(a.rewards, b.rewards, rtol=1e-4, atol=1e-7)
@@ -143,11 +145,11 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
 
 def test_the_facts_are_those_that_campaigns_show_live():
     log = auctionnet.read(TRAJECTORY_LOG)
-    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, facts="progress", until="day")]
+    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, context_features="progress", until="day")]
     live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
     spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
     for t in range(48):
-        np.testing.assert_allclose([rows[t] for rows in shown], live.facts(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose([rows[t] for rows in shown], live.context(), rtol=1e-5, atol=1e-6)
         live.record(
             bid=zeros, market_price=zeros, value=zeros, conversion=zeros, won=zeros, volume=zeros, spend=spend[:, t],
             conversions=log.conversions[:, t], exposed_value=log.exposed_value[:, t],
@@ -255,7 +257,7 @@ def test_files_folders_and_patterns_of_several_periods(tmp_path):
 @pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".parquet"])
 def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys):
     source, target = put(tmp_path / "log.csv", traffic()), tmp_path / "out" / f"trajectories{kind}"
-    config = {"dataset": node("dataset", "auction", path=str(source)), "home": str(tmp_path / "home"), "ahead": 0, "window": 4,
+    config = {"dataset": node("dataset", "auction", path=str(source)), "cache_dir": str(tmp_path / "home"), "return_horizon": 0, "window": 4,
               "seed": 0, "export": f"trajectories:{target}"}  # fmt: skip
     data(config)
     assert f"written: trajectories:{target}" in capsys.readouterr().out
@@ -271,7 +273,7 @@ def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path):
-    config = {"dataset": node("dataset", "synthetic", episodes=6), "home": str(tmp_path / "home"), "ahead": 0, "window": 4,
+    config = {"dataset": node("dataset", "synthetic", episodes=6), "cache_dir": str(tmp_path / "home"), "return_horizon": 0, "window": 4,
               "seed": 0, "export": f"trajectories:{tmp_path / 'x.csv'}"}  # fmt: skip
     with pytest.raises(ValueError, match="export=trajectories: expected an auction dataset, got synthetic"):
         data(config)
@@ -486,7 +488,7 @@ def test_a_return_to_ask_for_is_that_of_days_with_about_the_same_budget_and_limi
 
 
 def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
-    store = write(tmp_path / "store", load(periods="3", behaviour="dealt", facts="progress", seed=5))
+    store = write(tmp_path / "store", load(periods="3", behaviour="dealt", context_features="progress", seed=5))
     period = play(mixture("dealt", 3, seed=5), 3, seed=5)
     assert store.info["name"] == "auction@market-dealt-seed5-periods-3" and len(store.lengths) == 48
     for e in (0, 17, 47):
@@ -496,7 +498,7 @@ def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
         np.testing.assert_allclose(store.episode(e).actions[:, 0], period.multipliers[:n, e], rtol=1e-6)
         np.testing.assert_allclose(store.episode(e).observations[:, :16], period.states[:n, e], rtol=1e-6)
     save(tmp_path / "log.parquet", store)
-    again = episodes(tmp_path / "log.parquet", facts="progress")
+    again = episodes(tmp_path / "log.parquet", context_features="progress")
     for e, made in enumerate(again):
         np.testing.assert_allclose(made.observations, store.episode(e).observations, rtol=1e-5, atol=1e-6)
 
@@ -518,11 +520,11 @@ def test_behaviours_are_dealt_anew_in_each_period():
 
 def test_what_is_shown_is_chosen_by_name(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    every, lean = (episodes(path, show=show, facts="progress")[0].observations for show in ("official", "lean"))
-    names = [*STATE, *FACTS]
-    kept = [names.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *FACTS)]
+    every, lean = (episodes(path, show=show, context_features="progress")[0].observations for show in ("official", "lean"))
+    names = [*STATE, *CONTEXT]
+    kept = [names.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)]
     np.testing.assert_array_equal(lean, every[:, kept])
-    told = episodes(path, show="lean", facts="numbers")[0].observations
+    told = episodes(path, observation="minimal", context_features="budget_and_cpa")[0].observations
     np.testing.assert_array_equal(told, lean[:, :7])
     np.testing.assert_allclose(told[0, 5:], [math.log(100), 10], rtol=1e-6)
 
@@ -549,7 +551,15 @@ def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
 
 def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    source = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    source = load(
+        path=str(path),
+        relabel=5,
+        text="informative",
+        observation="minimal",
+        context_features="budget_and_cpa",
+        reward="score",
+        seed=3,
+    )
     made = list(source.episodes)
     assert len(made) == 12 and source.info["name"].endswith("-relabelled-5") and len(source.info["campaigns"]) == 12
     for e, (_, _, category, budget, target_cpa, earned) in zip(made, source.info["campaigns"], strict=True):
@@ -561,7 +571,23 @@ def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path)
     budget, target_cpa = value(first)[3:5]
     bought, spend = 0.1 * min(24, budget / 2), min(48, budget)
     assert first.rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
-    again = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=3)
+    again = load(
+        path=str(path),
+        relabel=5,
+        text="informative",
+        observation="minimal",
+        context_features="budget_and_cpa",
+        reward="score",
+        seed=3,
+    )
     assert [e.task for e in again.episodes] == [e.task for e in made]
-    other = load(path=str(path), relabel=5, text="informative", show="lean", facts="numbers", returns="score", seed=4)
+    other = load(
+        path=str(path),
+        relabel=5,
+        text="informative",
+        observation="minimal",
+        context_features="budget_and_cpa",
+        reward="score",
+        seed=4,
+    )
     assert [e.task for e in other.episodes] != [e.task for e in made]

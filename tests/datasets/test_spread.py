@@ -11,7 +11,7 @@ from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
 def test_a_log_played_again_in_the_world_pays_the_same():
     log = spread.generate("mixed", agents=4, groups=30, seed=2)
     world = Spread(3 * spread.SEEDS + np.arange(30), 4)
-    seen, loss_mask, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
+    seen, acted, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
     for step in range(HORIZON):
         assert (world.observe() == seen[:, step].reshape(120, -1)).all()
         assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()

@@ -429,7 +429,7 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
     log, _ = changed(toy((2, 3), gone=[(1, 2, 2, None)], busy=[(0, 0, 0)]), "agents", (0, 1, 0), available=[False, True, True])
     multiagent.write(tmp_path / "log", log)
-    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "home": str(tmp_path), "ahead": 0, "window": 3, "seed": 0,
+    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "cache_dir": str(tmp_path), "return_horizon": 0, "window": 3, "seed": 0,
               "export": f"team:{tmp_path / 'copy'}"}  # fmt: skip
     data(config)
     said = " ".join(capsys.readouterr().out.split())

@@ -114,7 +114,7 @@ def test_windows_are_drawn_uniformly_over_the_steps_of_the_chosen_episodes(tmp_p
 
 def test_good_episodes_are_drawn_more_often_and_their_steps_alike(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 1]), episode([0, 0, 0]), episode([2, 0])])
-    weights = windows.preference(store.returns, 0.5)
+    weights = windows.return_weights(store.returns, 0.5)
     assert weights == pytest.approx([1, np.exp(-2), 1])
     sampler = windows.Sampler(windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights)
     found = sampler(0)
@@ -142,7 +142,7 @@ def grouped(tmp_path, groups, rewards=None):
 
 def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     store = grouped(tmp_path, range(5), [1, 9, 5, 7, 3])
-    chosen = lambda quality: windows.select(store, quality=quality)[0].tolist()  # noqa: E731
+    chosen = lambda quality: windows.select(store, min_return_quantile=quality)[0].tolist()  # noqa: E731
     assert chosen(0.0) == [0, 1, 2, 3, 4]
     assert chosen(0.5) == [1, 2, 3]
     assert chosen(0.75) == [1, 3]
@@ -170,13 +170,13 @@ def test_a_smaller_fraction_is_a_part_of_a_larger_one_and_the_held_out_stay_the_
 def test_quality_is_of_those_that_are_kept(tmp_path):
     store = grouped(tmp_path, range(8), [1, 2, 3, 4, 5, 6, 7, 8])
     kept, _ = windows.select(store, fraction=0.5, seed=0)
-    best, _ = windows.select(store, fraction=0.5, quality=1.0, seed=0)
+    best, _ = windows.select(store, fraction=0.5, min_return_quantile=1.0, seed=0)
     assert best.tolist() == [kept.max()]
 
 
 def test_shares_that_cannot_be_are_refused(tmp_path):
     store = grouped(tmp_path, range(3))
     with pytest.raises(ValueError, match=r"quality: expected a share within 0 \.\. 1, got 1.5"):
-        windows.select(store, quality=1.5)
+        windows.select(store, min_return_quantile=1.5)
     with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
         windows.select(store, held_out=1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decisionllm.baselines.rules import TargetCPA
-from decisionllm.envs.auction.campaign import FACTS, STATE, Campaigns, offered, score, summary
+from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
 from decisionllm.envs.auction.market import Market, opportunities, settle
 
 BROUGHT = {  # of steps 0 to 4, of one campaign
@@ -55,7 +55,7 @@ def test_the_originals_last_three_are_the_first_three():
 
 
 def test_facts_are_what_was_told_and_what_came_of_it():
-    facts = dict(zip(FACTS, after(5).facts()[0].tolist(), strict=True))
+    facts = dict(zip(CONTEXT, after(5).context()[0].tolist(), strict=True))
     expected = {"log budget": np.log(100), "target cpa": 10, "spend / target cpa": 2, "conversions": 3, "value exposed": 3}
     assert facts == pytest.approx(expected)
 

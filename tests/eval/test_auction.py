@@ -167,12 +167,12 @@ def test_what_is_observed_is_what_the_campaigns_were_told(tmp_path):
     steps = list(islice(traffic(0, 2000), 48))
     market = [np.linspace(0.5, 9, len(values)) for values, _ in steps]
     write(tmp_path / "lwc_period_0.parquet", market)
-    env = Auction(1, periods="0", positions="9", path=str(tmp_path), facts="progress", **SMALL)
+    env = Auction(1, periods="0", positions="9", path=str(tmp_path), context_features="progress", **SMALL)
     seen = [env.reset(0)]
     book = Campaigns([PUBLISHED["budgets"][9]], [PUBLISHED["target_cpa"][9]])
     for step, multiplier in ((0, 40.0), (1, 60.0)):
         values, prices = steps[step][0][:, 9], market[step]
-        expected = shown(book.observe([values.mean()], len(values)), book.facts(), facts="progress")
+        expected = shown(book.observe([values.mean()], len(values)), book.context(), context_features="progress")
         np.testing.assert_allclose(seen[-1], expected, rtol=1e-9)
         after, rewards, ended, truncated = env.step(np.array([[multiplier]]))
         seen.append(after)
@@ -201,7 +201,7 @@ def test_prices_of_a_file_are_those_of_our_market_if_it_holds_them(tmp_path):
 
 @pytest.mark.parametrize("returns", ["conversions", "value", "score"])
 def test_rewards_add_up_to_the_return_that_was_asked_for_and_the_score_is_the_same(returns):
-    env = Auction(1, periods="0", returns=returns, **SMALL)
+    env = Auction(1, periods="0", condition_on=returns, **SMALL)
     episodes, brought = played(env, always(120.0))
     conversions, spend, value = brought.T
     total = {"conversions": conversions, "value": value, "score": score(value, spend, env.target_cpa)}[returns]
@@ -214,7 +214,16 @@ def test_rewards_add_up_to_the_return_that_was_asked_for_and_the_score_is_the_sa
 
 
 def test_what_is_shown_and_told_is_as_in_the_dataset():
-    lean = Auction(1, periods="0", positions="0,9", show="lean", facts="numbers", text="informative", budgets="0.5", **SMALL)
+    lean = Auction(
+        1,
+        periods="0",
+        positions="0,9",
+        observation="minimal",
+        context_features="budget_and_cpa",
+        text="informative",
+        budgets="0.5",
+        **SMALL,
+    )
     assert lean.reset(0).shape == (2, 7)
     assert lean.tasks == [task_text(1450, 100, 0), task_text(1000, 130, 1)]
     assert Auction(1, periods="0", text="constant", **SMALL).tasks == [task_text()] * 48
@@ -225,7 +234,7 @@ def test_what_is_shown_and_told_is_as_in_the_dataset():
 
 
 def test_a_bidder_of_the_market_is_shown_what_it_was_made_for():
-    env = Auction(1, periods="0", show="lean", features="repaired", **CHEAP)
+    env = Auction(1, periods="0", observation="minimal", features="repaired", **CHEAP)
     asked = []
 
     class Watched:

@@ -85,7 +85,7 @@ def test_the_loss_weighs_every_real_step_alike():
 def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
     model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
     loss_mask = batch.mask.clone()
-    acted[0, 2:5] = False
+    loss_mask[0, 2:5] = False
     with torch.no_grad():
         each = -model.head(model.read(batch)).log_prob(model.normalizer.actions(batch.actions))
         wanted = (each[0, :2].sum() + each[0, 5] + each[1, :2].sum()) / 5
@@ -95,7 +95,7 @@ def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
 
 
 def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
-    model = make_model(CONTINUOUS, dynamics=True, returns="none")
+    model = make_model(CONTINUOUS, dynamics=True, condition_on="none")
     batch = replace(make_batch(CONTINUOUS, [3, 2], 4), rewards=torch.arange(8.0).view(2, 4))
     model.normalizer.change_scale.fill_(2.0)
     model.normalizer.reward_mean.fill_(1.0)
@@ -149,11 +149,11 @@ def after(batch, name, t):
 
 @both
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-@pytest.mark.parametrize("returns", ["told", "none"])
+@pytest.mark.parametrize("returns", ["return_to_go", "none"])
 def test_an_action_sees_neither_itself_nor_the_future(backbone, spec, returns):
     """What is changed at step 3 is first seen at step 3 if it is a return or an observation, and at step 4 if an action."""
     head = "discrete" if spec.num_actions else "gaussian"
-    model, batch = make_model(spec, backbone=backbone, head=head, returns=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
+    model, batch = make_model(spec, backbone=backbone, head=head, condition_on=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
     before = said(model, batch)
     for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "told" else [])):
         now = said(model, after(batch, name, 3))
@@ -190,7 +190,7 @@ def test_each_row_reads_its_own_text(backbone):
 
 
 def test_without_returns_they_are_not_read():
-    model, batch = make_model(CONTINUOUS, returns="none"), make_batch(CONTINUOUS, [6], 6)
+    model, batch = make_model(CONTINUOUS, condition_on="none"), make_batch(CONTINUOUS, [6], 6)
     other = replace(batch, returns_to_go=batch.returns_to_go + 5)
     with torch.no_grad():
         assert torch.equal(model(other)["nll"], model(batch)["nll"])

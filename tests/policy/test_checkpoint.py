@@ -125,7 +125,7 @@ WRONG = {  # fmt: off
     "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
     "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
     "another embedding": ("config.yaml", lambda c: c.update(embedding="mlp"), "not this model's weights"),
-    "without returns": ("config.yaml", lambda c: c.update(returns="none"), "unknown: tokenizer.returns"),
+    "without returns": ("config.yaml", lambda c: c.update(condition_on="none"), "unknown: tokenizer.returns"),
     "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
     "another observation": (
         "run.json",

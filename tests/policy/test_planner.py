@@ -92,14 +92,14 @@ def test_every_discrete_action_is_tried():
         assert decide(policy) == wanted
 
 
-@pytest.mark.parametrize("returns", ["told", "none"])
+@pytest.mark.parametrize("returns", ["return_to_go", "none"])
 @pytest.mark.parametrize("window, stride", [(1, 1), (4, 2)])
 def test_a_session_plans_as_the_plain_policy_does(window, stride, returns):
-    policy = make_policy(CONTINUOUS, window=window, stride=stride, returns=returns, dynamics=True, planning_horizon=3)
+    policy = make_policy(CONTINUOUS, window=window, stride=stride, condition_on=returns, dynamics=True, planning_horizon=3)
     policy.model.normalizer.reward_scale.fill_(5.0)
     world = World(CONTINUOUS)
     actions = play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(4))
-    plain = make_policy(CONTINUOUS, window=window, stride=stride, returns=returns, dynamics=True)
+    plain = make_policy(CONTINUOUS, window=window, stride=stride, condition_on=returns, dynamics=True)
     own = plain.act([world.history(i, 14) for i in range(4)])
     held = np.isclose(
         actions[:, :, :, None], np.stack([CONTINUOUS.low, np.add(CONTINUOUS.low, CONTINUOUS.high) / 2, CONTINUOUS.high], -1)
@@ -126,7 +126,7 @@ def test_imagining_leaves_no_trace():
 def test_dynamics_learn_a_known_world():
     """x' = x + 0.3 a and a payment of 2 x: the unexplained share of both falls to almost nothing."""
     rng = np.random.default_rng(0)
-    model = make_policy(LINE, window=1, stride=1, returns="none", dynamics=True, timesteps="none").model.train()
+    model = make_policy(LINE, window=1, stride=1, condition_on="none", dynamics=True, timesteps="none").model.train()
     from decisionllm.datasets.windows import Steps, collate, cut
 
     places, actions = rng.normal(size=(512, 1)), rng.uniform(-2, 2, (512, 1))

@@ -67,10 +67,12 @@ def agree(policy, spec, tasks=TASKS):
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("tune", ["full", "lora"])
-@pytest.mark.parametrize("returns", ["told", "none"])
+@pytest.mark.parametrize("returns", ["return_to_go", "none"])
 def test_the_cached_session_is_the_plain_policy(backbone, tune, returns):
     """Episodes of 15 steps in windows of 6, of which 3 leave at once."""
-    actions = agree(make_policy(CONTINUOUS, backbone=backbone, returns=returns, backbone_options={"tune": tune}), CONTINUOUS)
+    actions = agree(
+        make_policy(CONTINUOUS, backbone=backbone, condition_on=returns, backbone_options={"tune": tune}), CONTINUOUS
+    )
     assert actions.std(1).min() > 0.01  # it does not always do the same
 
 
@@ -84,7 +86,7 @@ def test_it_is_so_for_texts_that_are_shared_or_missing(tasks):
     agree(make_policy(CONTINUOUS), CONTINUOUS, tasks)
 
 
-WAYS = [{"ahead": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"head": "bins", "decode": "mean"}]
+WAYS = [{"return_horizon": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"head": "bins", "decode": "mean"}]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
@@ -311,7 +313,7 @@ def test_a_policy_that_cannot_act_is_refused():
             make_policy(CONTINUOUS, window=6, stride=stride)
 
 
-@pytest.mark.parametrize("options", [{}, {"target_return": None, "expectile": 0.9}, {"head": "discrete"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "max_return_expectile": 0.9}, {"head": "discrete"}], ids=str)
 def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
     spec = DISCRETE if "head" in options else CONTINUOUS
     policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)

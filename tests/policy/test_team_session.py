@@ -45,7 +45,7 @@ def sampler(path, spec, stays, chosen=None, **options):
 
 def batch_of(window, log):
     tasks = [*log.tasks, text.of_team(log.tasks)]  # as a sampler's
-    return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.told)
+    return windows.collate(window, text.encode(text.own_tokenizer(), tasks), window.text_index)
 
 
 def rows(window, wanted):
@@ -81,7 +81,7 @@ def test_a_window_holds_all_of_a_group_over_the_same_steps_of_their_world(tmp_pa
                 assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]  # the team's, the dead's too
             assert len(set(members.identity)) == len(members.identity) and members.identity.max() < POOL
             told = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
-            assert {draw.tasks[i] for i in members.told} == {text.of_team(told)}, "those who are not there now, too"
+            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(told)}, "those who are not there now, too"
             seen.add((int(group), begin))
         assert window.team.tolist() == sorted(window.team) and len(set(window.team)) == 16
     assert seen == {(g, t) for g in range(3) for t in range(6)}
@@ -112,8 +112,8 @@ def test_half_of_the_windows_are_parted_into_teams_of_one(tmp_path):
     draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
     window = draw(0)
     assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
-    assert (window.told[:24] == log.task[window.episodes[:24]]).all() and len(set(window.told[:24])) == 2
-    assert {draw.tasks[i] for i in window.told[24:]} == {text.of_team(TASKS)}
+    assert (window.text_index[:24] == log.task[window.episodes[:24]]).all() and len(set(window.text_index[:24])) == 2
+    assert {draw.tasks[i] for i in window.text_index[24:]} == {text.of_team(TASKS)}
 
 
 def test_members_are_left_out_at_random_but_never_all(tmp_path):
@@ -160,7 +160,7 @@ def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     window = windows.cut(draw.steps, everybody, -draw.start, 6)
     window = replace(
         window, timesteps=(window.timesteps + draw.start[:, None]) * window.mask, team=log.group, identity=draw.number,
-        told=draw.told[log.group],
+        text_index=draw.team_text[log.group],
     )  # fmt: skip
     return window, log
 
@@ -248,7 +248,7 @@ def test_an_agent_alone_is_the_same_in_a_batch_of_teams_and_by_itself(tmp_path):
 def test_what_was_not_acted_is_not_told_and_has_no_weight(tmp_path):
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     loss_mask = window.mask.copy()
-    acted[1, 2] = False
+    loss_mask[1, 2] = False
     model, batch = joint(), batch_of(replace(window, loss_mask=loss_mask), log)
     assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(model, batch, "actions", (1, 1)).max() > 1e-5
     each = -model.head(model.read(batch), batch.action_masks).log_prob(batch.actions)
@@ -311,7 +311,7 @@ def policy_of(model, window=5, stride=2, **options):
 def test_cached_decoding_of_teams_is_the_plain_one(window, stride, backbone, returns):
     for spec in (DISCRETE, CONTINUOUS):
         world, played = World(spec), []
-        policy = policy_of(joint(spec, backbone=backbone, returns=returns), window, stride)
+        policy = policy_of(joint(spec, backbone=backbone, condition_on=returns), window, stride)
         for cached in (True, False):
             played.append(world.play(TeamSession(policy, world.tasks, 10, None, world.groups, cached=cached)))
         np.testing.assert_allclose(played[0], played[1], atol=2e-4)
@@ -358,7 +358,9 @@ def test_alone_a_session_is_the_policy_that_reads_histories():
         actions = world.play(policy.begin(world.tasks, 10))
         for t in (0, 4, 7):
             histories = [
-                History(o[: t + 1], a[:t], r[:t], None, task, None if world.masks is None else world.masks[i, : t + 1])
+                History(
+                    o[: t + 1], a[:t], r[:t], None, task, action_masks=None if world.masks is None else world.masks[i, : t + 1]
+                )
                 for i, (o, a, r, task) in enumerate(zip(world.observations, actions, world.rewards, world.tasks, strict=True))
             ]
             np.testing.assert_allclose(policy.act(histories), actions[:, t], atol=2e-4)

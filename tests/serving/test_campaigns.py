@@ -18,7 +18,7 @@ from tests.conftest import make_policy
 
 STEPS = 12
 OPTIONS = {"show": "official", "facts": "progress", "returns": "value", "features": "repaired", "text": "informative"}
-REACH = {"target_return": None, "expectile": 0.9}
+REACH = {"target_return": None, "max_return_expectile": 0.9}
 
 
 def drawn(campaign, step):
@@ -46,7 +46,9 @@ def policy_of(options=OPTIONS, **changes):
             told = drawn(i, step)
             if step:
                 world.record(**told["result"])
-            seen.append(shown(world.observe(**told["coming"]), world.facts(), show=options["show"], facts=options["facts"])[0])
+            seen.append(
+                shown(world.observe(**told["coming"]), world.context(), show=options["show"], facts=options["facts"])[0]
+            )
     policy = make_policy(
         Spec(len(seen[0]), 1, STEPS, (0.0,), (300.0,)), **{"target_return": 9.0, "window": 6, "stride": 2} | changes
     )
@@ -69,7 +71,7 @@ def by_hand(policy, campaign, answers, step, options=OPTIONS):
             rewards.append(float(world.exposed_value[0]) - before)
             before = float(world.exposed_value[0])
         observations.append(
-            shown(world.observe(**told["coming"]), world.facts(), show=options["show"], facts=options["facts"])[0]
+            shown(world.observe(**told["coming"]), world.context(), show=options["show"], facts=options["facts"])[0]
         )
     f = facts(campaign)
     size = "small" if f["budget"] < 2500 else "medium"
@@ -209,7 +211,7 @@ def test_campaigns_that_a_policy_cannot_serve_are_refused():
     with pytest.raises(Refused, match="text: expected none"):
         Desk(policy_of(), OPTIONS | {"text": "none"}).open(**facts(0), text="Bid high.")
     with pytest.raises(Refused, match="target_return: expected none"):
-        Desk(policy_of(returns="none"), OPTIONS).open(**facts(0), target_return=3.0)
+        Desk(policy_of(condition_on="none"), OPTIONS).open(**facts(0), target_return=3.0)
     with pytest.raises(ValueError, match="decode: expected mode or mean, got sample"):
         Desk(policy_of(decode="sample"), OPTIONS)
 

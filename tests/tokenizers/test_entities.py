@@ -109,7 +109,7 @@ def test_a_kind_that_is_never_there_keeps_its_units():
 
 def test_a_model_of_entities_reads_their_set():
     """The whole model, one layer of entities that look at each other, in normalised units."""
-    model = make_model(SPEC, head="discrete", entities=1)
+    model = make_model(SPEC, head="discrete", entity_layers=1)
     model.normalizer.fit(drawn(50), np.arange(50.0))
     assert len(model.tokenizer.observations.layers) == 2
     x = torch.from_numpy(drawn())
@@ -127,7 +127,7 @@ def test_a_layout_without_its_own_block_is_refused():
 def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
     """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
     spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, entity_schema=(("own", 3, 1), ("landmark", 3, 4)))
-    model = make_model(spec, head="pointer", returns="none", timesteps="none", embedding="mlp")
+    model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
     assert model.head.targets == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]
     wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
