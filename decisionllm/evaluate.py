@@ -1,9 +1,12 @@
-"""The verb `evaluate`: load runs, roll them out beside scripted baselines, append to results.jsonl, write the report."""
+"""The command `evaluate`: roll runs out beside scripted baselines, append to results.jsonl, write the report."""
 
 import json
 import re
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,101 +16,125 @@ from rich.progress import Progress
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import build
-from decisionllm.schema import Report
+from decisionllm.schema import Episode, Report
 
 
-def evaluate(config):
-    """Roll out every run of config["run"] (see configs/evaluate.yaml). Returns the path of results.jsonl."""
+class Contender(NamedTuple):
+    """A player to roll out: its name in results, the target return that names its row, and how it begins."""
+
+    name: str
+    target: float | None
+    begin: Begin
+    scripted: bool
+
+
+def evaluate(config: dict[str, Any]) -> Path:
+    """Roll out every run of config["run"].
+
+    Args:
+        config: plain dicts, see configs/evaluate.yaml.
+
+    Returns:
+        The path of results.jsonl.
+
+    Raises:
+        ValueError: a run cannot be evaluated, or an option does not fit it.
+        FileNotFoundError: a run is not there or has no checkpoint.
+    """
     console = Console(soft_wrap=True, markup=False, highlight=False)
     runs = [Path(str(run)) for run in (config["run"] if isinstance(config["run"], list) else [config["run"]])]
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     out = Path(config["out"]) if config["out"] else runs[0].parent
     acting = config["act"] | config["team"]
-    acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(
-        config["seed"]
-    )  # of act.decode=sample
+    acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
-    results, drawn, versions = out / "results.jsonl", set(), checkpoint.versions()
+    drawn: set[str] = set()  # labels of pictures, and of datasets whose baselines were played
+    published: dict[str, dict[str, float]] = {}  # by dataset
+    units: dict[str, str] = {}
     out.mkdir(parents=True, exist_ok=True)
-    with results.open("a") as file:
-        for run, (policy, trained, facts) in zip(runs, loaded, strict=True):
-            if trained["env"]["_target_"] == "none" and not config["env"]:
-                raise ValueError(f"{run}: env=none, there is no world to roll out in; give one, such as +env._target_=...")
-            env = build(trained["env"] | config["env"], config["episodes"])
-            if hasattr(env, "execution"):  # it names its rows after it
-                env.execution = policy.execution.replace("_", " ")
-            told = policy.return_conditioned
-            headline = policy.target_return if told else None
-            targets = {headline: headline}  # as a row calls it: one for all, or one each
-            for quantile in config["target_quantiles"] if told else []:
-                each = (
-                    env.target_returns(facts["dataset"], quantile)
-                    if hasattr(env, "target_returns")
-                    else checkpoint.target(facts, quantile)
+    with (out / "results.jsonl").open("a") as file:
+        for run, (policy, run_config, info) in zip(runs, loaded, strict=True):
+            if run_config["env"]["_target_"] == "none" and not config["env"]:
+                raise ValueError(
+                    f"{run}: env=none, there is no environment to roll out in; give one, such as +env._target_=..."
                 )
-                targets.setdefault(float(np.mean(each)), each)
-            targets |= {float(target): float(target) for target in config["target_returns"] if told}
-            own = (
-                trained["name"]
-                + f"+plan{policy.planning_horizon}" * bool(policy.planning_horizon)
-                + "+joint" * (policy.execution == "joint")
-            )
-            players = [
-                (
-                    f"{own}+reach" if told and target is None else own,
-                    target,
-                    lambda tasks, p=policy, e=env, t=each: p.begin(tasks, e.horizon, t, getattr(e, "groups", None)),
-                    True,
-                )
-                for target, each in targets.items()
-            ]
-            if config["baselines"] and hasattr(env, "baselines") and facts["dataset"]["name"] not in drawn:
-                players += [(name, None, begin, False) for name, begin in env.baselines(config["seed"]).items()]
-            for name, target, begin, ours in players:
-                with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-                    task = bar.add_task(f"{name} {target or ''}", total=env.horizon)
-                    began = time.monotonic()
-                    episodes = rollout(
-                        begin, env, seed=config["seed"], progress=lambda n, bar=bar, task=task: bar.advance(task, n)
-                    )
-                seconds = time.monotonic() - began
-                extra = {"env_seed": config["seed"]}
-                if ours:
-                    extra |= {
-                        "run": str(run),
-                        "decode": policy.decode,
-                        "planning_horizon": policy.planning_horizon,
-                        "execution": policy.execution,
-                        "fingerprint": facts["fingerprint"],
-                        "versions": versions,
-                    }
-                whole = {env.protocol if ours else "scripted": range(len(episodes))}
-                parts = env.conditions() if hasattr(env, "conditions") else whole
-                for protocol, members in parts.items():
+            env: Env = build(run_config["env"] | config["env"], config["episodes"])
+            dataset = info["dataset"]["name"]
+            published[dataset], units[dataset] = dict(env.published), env.unit
+            contenders = [*targets(policy, run_config, info, env, config)]
+            if config["baselines"] and dataset not in drawn:
+                scripted = env.baselines(config["seed"])
+                contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
+            shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
+                      "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": checkpoint.versions()}  # fmt: skip
+            for who in contenders:
+                episodes, seconds = play(who, env, config["seed"], console)
+                for protocol, members in env.conditions(policy.execution, who.scripted).items():
                     part = [episodes[i] for i in members]
-                    scores = env.score(part) if hasattr(env, "score") else [float(e.rewards.sum()) for e in part]
+                    scores = env.score(part)
                     low, high = report.interval(scores)
                     row = Report(
-                        dataset=facts["dataset"]["name"], policy=name, protocol=protocol, text=env.text if ours else "none",
-                        seed=trained["seed"] if ours else config["seed"], target_return=target,
-                        headline=not ours or target == headline, n=len(part), score=float(sum(scores) / len(scores)), low=low,
-                        high=high, mean_return=float(sum(e.rewards.sum() for e in part) / len(part)), seconds=round(seconds, 2),
-                        extra=extra | (env.metrics(part) if hasattr(env, "metrics") else {}),
+                        dataset=dataset, policy=who.name, protocol=protocol, text="none" if who.scripted else env.text,
+                        seed=config["seed"] if who.scripted else run_config["seed"], target_return=who.target,
+                        headline=who.scripted or who.target == headline(policy), n=len(part), score=float(np.mean(scores)), low=low,
+                        high=high, mean_return=float(np.mean([e.rewards.sum() for e in part])), seconds=round(seconds, 2),
+                        extra={"env_seed": config["seed"]} | ({} if who.scripted else shared) | env.metrics(part),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     file.flush()
-                    about = "" if len(parts) == 1 else f"  {protocol}"
-                    console.print(
-                        f"{name:24s} target {'-' if target is None else format(target, '.1f'):>6s}  score {row.score:6.1f}  [{low:.1f}, {high:.1f}]  {seconds:.1f} s{about}"
-                    )
-                    label = re.sub(r"[^\w.+-]+", "-", f"{name}-{protocol}-{row.seed}")
-                    if hasattr(env, "draw") and label not in drawn and row.headline and protocol == next(iter(parts)):
+                    console.print(line(row))
+                    label = re.sub(r"[^\w.+-]+", "-", f"{who.name}-{protocol}-{row.seed}")
+                    first = protocol == next(iter(env.conditions(policy.execution, who.scripted)))
+                    if label not in drawn and row.headline and first:
                         drawn.add(label)
-                        report.save(out / f"rollout-{label}.png", env.draw(part, f"{name}, {protocol}: {row.score:.1f}"))
-            drawn.add(facts["dataset"]["name"])
+                        picture = env.draw(part, f"{who.name}, {protocol}: {row.score:.1f}")
+                        if picture is not None:
+                            report.save(out / f"rollout-{label}.png", picture)
+            drawn.add(dataset)
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
-        console.print(f"report: {report.write_report(out, getattr(env, 'published', {}), getattr(env, 'unit', ''))}")
-    return results
+        console.print(f"report: {report.write_report(out, published, units)}")
+    return out / "results.jsonl"
+
+
+def headline(policy: Any) -> float | None:
+    """The one target return that is fixed before the run; None: no target, or the predicted maximum return."""
+    return policy.target_return if policy.return_conditioned else None
+
+
+def targets(
+    policy: Any, run_config: dict[str, Any], info: dict[str, Any], env: Env, config: dict[str, Any]
+) -> Iterator[Contender]:
+    """The policy once for each target return: the headline, quantiles of the training returns, and given returns."""
+    given: dict[float | None, Any] = {headline(policy): headline(policy)}  # as a row names it: one for all, or one each
+    if policy.return_conditioned:
+        for quantile in config["target_quantiles"]:
+            each = env.target_returns(info["dataset"], quantile)
+            each = checkpoint.target(info, quantile) if each is None else each
+            given.setdefault(float(np.mean(each)), each)
+        given |= {float(target): float(target) for target in config["target_returns"]}
+    name = run_config["name"] + f"+plan{policy.planning_horizon}" * bool(policy.planning_horizon)
+    name += "+joint" * (policy.execution == "joint")
+    for target, each in given.items():
+        suffix = "+max-return" if policy.return_conditioned and target is None else ""
+        begin = partial(policy.begin, horizon=env.horizon, target_returns=each, groups=env.groups)
+        yield Contender(name + suffix, target, begin, False)
+
+
+def play(who: Contender, env: Env, seed: int, console: Console) -> tuple[list[Episode], float]:
+    """The episodes of one player, and the seconds they took."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{who.name} {who.target or ''}", total=env.horizon)
+        began = time.monotonic()
+        episodes = rollout(who.begin, env, seed=seed, progress=lambda n: bar.advance(task, n))
+        return episodes, time.monotonic() - began
+
+
+def line(row: Report) -> str:
+    """A result row for the terminal."""
+    target = "-" if row.target_return is None else format(row.target_return, ".1f")
+    scores = f"score {row.score:6.1f}  [{row.low:.1f}, {row.high:.1f}]"
+    return f"{row.policy:24s} target {target:>6s}  {scores}  {row.seconds:.1f} s  {row.protocol}"

@@ -128,6 +128,9 @@ class Episode(StepColumns[np.ndarray]):
     agent: int | None = stored(np.int32, None)  # number in its group, the same throughout the group
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
     return_after_exit: float | None = stored(np.float32, None)  # reward of the team after it left; part of every return-to-go
+    outcome: dict[str, Any] = field(
+        default_factory=dict, kw_only=True
+    )  # of a rollout: what happened beside the rewards; not stored
 
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
@@ -135,7 +138,9 @@ class Episode(StepColumns[np.ndarray]):
         check_record(self)
 
 
-EPISODE_FIELDS = {f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS}  # name -> dtype in a store
+EPISODE_FIELDS = {
+    f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata
+}  # name -> dtype in a store
 
 
 @dataclass(frozen=True)

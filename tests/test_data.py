@@ -6,7 +6,7 @@ import pytest
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.maze2d import read_hdf5
-from decisionllm.datasets.store import Source, open_store, write
+from decisionllm.protocols import Source, open_store, write
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 

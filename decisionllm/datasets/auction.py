@@ -13,10 +13,10 @@ from decisionllm.baselines.rules import mixture
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, chosen, listed, spelled
-from decisionllm.datasets.store import Source
 from decisionllm.envs.auction.campaign import STATE, STEPS, score
 from decisionllm.envs.auction.market import play
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.store import Source
 from decisionllm.envs.auction.campaign import Campaigns
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

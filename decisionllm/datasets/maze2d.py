@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.store import Source
 from decisionllm.envs.maze2d import Maze, Planner, reward
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.datasets.store import Source
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from decisionllm.datasets.store import Source
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

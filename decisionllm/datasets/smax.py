@@ -6,9 +6,9 @@ expert, medium, random: one teacher. mixed: a third of the groups each.
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.store import Source
 from decisionllm.datasets.team import Log, source
 from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 
 LOGS = (*TEACHERS, "mixed")

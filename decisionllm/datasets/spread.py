@@ -7,9 +7,9 @@ that the log holds several joint ways of doing the same. varying: experts, 3 to 
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.store import Source
 from decisionllm.datasets.team import Log, source
 from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")

@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -21,15 +20,6 @@ from decisionllm.registry import build
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Source:
-    """What an adapter gives: the data's spec, its episodes, and whatever a result must say about where they came from."""
-
-    spec: Spec
-    episodes: Iterable[Episode]
-    info: dict = field(default_factory=dict)  # name, env, text, cut, seed, ...: JSON values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +133,7 @@ def prepare(dataset, cache_dir):
     which takes the same options; they are hashed with their sizes and times, so that a new or replaced file is read.
     """
     module = dataset["_target_"].rpartition(".")[0]
-    name_files = getattr(import_module(module), "files", lambda **options: [])
+    name_files = vars(import_module(module)).get("files", lambda **options: [])
     read = [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
     stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in read]
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from decisionllm.datasets.store import Source
 from decisionllm.envs import point
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

@@ -13,7 +13,7 @@ from decisionllm.datasets.formats.team_log import Log as Log
 from decisionllm.datasets.formats.team_log import collect as collect
 from decisionllm.datasets.formats.team_log import read as read
 from decisionllm.datasets.formats.team_log import write as write
-from decisionllm.datasets.store import Source
+from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 

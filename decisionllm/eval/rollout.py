@@ -1,45 +1,57 @@
-"""A policy acting in an env, N episodes at once, in lock-step."""
+"""N episodes played in lock-step by one player."""
+
+from collections.abc import Callable
 
 import numpy as np
 
+from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
 
-def rollout(begin, env, *, seed, progress=lambda steps: None):
-    """Play N episodes to their ends: N Episodes, the type that training reads.
+def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None] = lambda steps: None) -> list[Episode]:
+    """Play N episodes to their ends.
 
-    begin(tasks) -> something whose `act(observations, rewards)` answers with actions (N, A) in raw units: a policy's session, or
-    a scripted player. env: `reset(seed)`, `step(actions)`, `tasks`; see `eval/maze2d.py`. Where it has `action_masks` (N, C), the
-    discrete actions that are allowed now, the player is told them too. An ended episode leaves the batch: the player is told to
-    `keep(rows)`, those that go on, and the env still gets N actions, zeros for the others.
+    Args:
+        begin: makes a player for the env's task texts, see `protocols.Player`.
+        env: see `protocols.Env`.
+        seed: of the env's starts.
+        progress: called with 1 after each step.
+
+    Returns:
+        N episodes, of the type that training reads, with the env's outcomes.
     """
     observations = np.asarray(env.reset(seed), np.float32)
     N = len(observations)
-    player, rewards, alive = begin(env.tasks), None, np.arange(N)
-    log = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
+    player, rewards, running = begin(env.tasks), None, np.arange(N)
+    log: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
     terminated, final = np.zeros(N, bool), np.zeros_like(observations)
-    while len(alive):
-        allowed = [env.action_masks[alive]] if hasattr(env, "action_masks") else []
-        actions = np.asarray(player.act(observations[alive], rewards, *allowed), np.float32)
-        full = np.zeros((N, actions.shape[1]), np.float32)
-        full[alive] = actions
-        after, gains, ended, truncated = env.step(full)
-        for i in alive:
+    while len(running):
+        masks = env.action_masks
+        masks = None if masks is None else masks[running]
+        chosen = np.asarray(player.act(observations[running], rewards, masks), np.float32)
+        actions = np.zeros((N, chosen.shape[1]), np.float32)
+        actions[running] = chosen
+        after, gains, ended, truncated = env.step(actions)
+        for i in running:
             log["observations"][i].append(observations[i])
-            log["actions"][i].append(full[i])
+            log["actions"][i].append(actions[i])
             log["rewards"][i].append(gains[i])
-        terminated[alive] |= ended[alive]
-        over = (ended | truncated)[alive]
+        terminated[running] |= ended[running]
+        over = (ended | truncated)[running]
         observations = np.asarray(after, np.float32)
-        final[alive[over]] = observations[alive[over]]
+        final[running[over]] = observations[running[over]]
         if over.any() and not over.all():
             player.select(~over)
-        alive = alive[~over]
-        rewards = gains[alive]
+        running = running[~over]
+        rewards = gains[running]
         progress(1)
-    groups = getattr(env, "groups", range(N))  # of the rows, where several are a team
+    groups = np.arange(N) if env.groups is None else env.groups
+    outcomes = env.outcomes()
     return [
-        Episode(*(np.array(log[name][i], np.float32) for name in log), terminated=bool(terminated[i]),
-                truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]), final_observation=final[i])
+        Episode(
+            **{name: np.array(log[name][i], np.float32) for name in log},
+            terminated=bool(terminated[i]), truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]),
+            final_observation=final[i], outcome={name: values[i] for name, values in outcomes.items()},
+        )
         for i in range(N)
     ]  # fmt: skip

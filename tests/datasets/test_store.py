@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import Source, open_store, prepare, write
+from decisionllm.protocols import Source, open_store, prepare, write
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 

@@ -1,0 +1,257 @@
+"""The interfaces of everything that can be added: environments, players, heads, dataset readers.
+
+Read this page before you add one. Required members are in the Protocol; optional members have a default in the class below it.
+Letters: N episodes that are played at once, S observation size, A action size, C discrete actions, B batch, T window length,
+D model width, K entities.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from decisionllm.schema import Episode, Spec
+
+
+class Player(Protocol):
+    """Whoever acts in a rollout: a policy's session, a baseline or a scripted controller."""
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Choose the next actions of the M episodes that are still running.
+
+        Args:
+            observations: (M, S) current observations, raw units.
+            rewards: (M,) rewards of the previous step; None at the first step.
+            action_masks: (M, C) True where a discrete action is allowed; None without masks.
+
+        Returns:
+            (M, A) actions in raw units; a discrete action is one index.
+        """
+        ...
+
+    def select(self, rows: np.ndarray) -> None:
+        """Continue with these episodes alone. rows: (M,) bool or int, counted among the episodes that were running."""
+        ...
+
+
+Begin = Callable[[Sequence[str]], Player]  # task texts of N episodes -> a player of them
+
+
+class Env(Protocol):
+    """N episodes stepped together, in lock-step. Subclass `EnvDefaults` and write the members without a default.
+
+    Attributes:
+        tasks: N task texts.
+        horizon: most steps of an episode.
+        protocol: label of the evaluation protocol in results, such as `standard` or `goal-text`.
+        text: the text option the tasks were made with, such as `none` or `goal`.
+        unit: of the score; empty for a normalised score (0: random policy, 100: reference).
+        published: scores of other work for the report, {name: score}.
+        groups: (N,) which rows share a world; None: every row has its own.
+        action_masks: (N, C) which discrete actions are allowed now; None: all.
+    """
+
+    tasks: Sequence[str]
+    horizon: int
+    protocol: str
+    text: str
+    unit: str
+    published: Mapping[str, float]
+    groups: np.ndarray | None
+
+    @property
+    def action_masks(self) -> np.ndarray | None: ...
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Start N episodes. The same seed starts the same episodes. Returns observations (N, S), raw units."""
+        ...
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance every episode by one step; ended episodes get zero actions and their results are ignored.
+
+        Args:
+            actions: (N, A) raw units.
+
+        Returns:
+            observations (N, S), rewards (N,), terminated (N,) bool, truncated (N,) bool.
+        """
+        ...
+
+    def outcomes(self) -> dict[str, np.ndarray]:
+        """What happened beside the rewards, (N, ...) arrays by name. Read once after the last step and kept in `Episode.outcome`."""
+        ...
+
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
+        """(M,) score of each episode: a function of the episodes alone."""
+        ...
+
+    def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
+        """The rows of the results: {protocol label: indices of its episodes}.
+
+        Args:
+            execution: `per_agent` or `joint`.
+            scripted: the player is a scripted controller, not a policy.
+        """
+        ...
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+        """Further columns of a result row, JSON values."""
+        ...
+
+    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+        """A matplotlib figure of these episodes, or None."""
+        ...
+
+    def baselines(self, seed: int) -> dict[str, Begin]:
+        """Scripted players to compare with: {name: tasks -> player}."""
+        ...
+
+    def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
+        """(N,) target returns of this quantile of similar training episodes; None: one target for all, from the run.
+
+        Args:
+            info: the training dataset's info, as in run.json.
+            quantile: within 0 .. 1.
+        """
+        ...
+
+
+class EnvDefaults:
+    """Defaults of the optional members of `Env`: returns as scores, one condition, no metrics, pictures or baselines."""
+
+    tasks: Sequence[str]
+    horizon: int
+    protocol: str = "standard"
+    text: str = "none"
+    unit: str = ""
+    published: Mapping[str, float] = {}
+    groups: np.ndarray | None = None
+
+    @property
+    def action_masks(self) -> np.ndarray | None:
+        return None
+
+    def outcomes(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
+        return np.array([float(e.rewards.sum()) for e in episodes])
+
+    def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
+        return {"scripted" if scripted else self.protocol: range(len(self.tasks))}
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+        return {}
+
+    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+        return None
+
+    def baselines(self, seed: int) -> dict[str, Begin]:
+        return {}
+
+    def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
+        return None
+
+
+class Distribution(Protocol):
+    """A distribution over actions, in the model's units: continuous actions within -1 .. 1, discrete ones as an index."""
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        """(B, T, A) -> (B, T) log-probability, or log-density, in nats."""
+        ...
+
+    @property
+    def mode(self) -> torch.Tensor:
+        """(B, T, A) most likely actions."""
+        ...
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """(B, T, A) mean actions; of discrete actions the mode."""
+        ...
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        """(B, T, A) actions drawn from the distribution."""
+        ...
+
+
+class Head(Protocol):
+    """Maps hidden states at observation tokens to a distribution over the next action. A subclass of torch.nn.Module.
+
+    Attributes:
+        loss_floor: the least negative log-likelihood that its distributions can have, nats an action. Scaling laws are fitted
+            to the loss above it, since the zero of a density has no meaning.
+        entities: which entities of the observation it points at; None: it reads the hidden state alone.
+    """
+
+    loss_floor: float
+    entities: slice | None
+
+    def __call__(
+        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
+    ) -> Distribution:
+        """Distribution over the next action.
+
+        Args:
+            hidden: (B, T, D).
+            action_masks: (B, T, C) bool or None.
+            targets: (B, T, K, E) encodings of the entities it points at, where `entities` is not None.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a dataset reader returns: the spec of the data, its episodes, and its description.
+
+    Attributes:
+        spec: sizes and action space.
+        episodes: one pass over the episodes; it need not fit in memory twice.
+        info: name, env, options, seed: JSON values that a result must report.
+    """
+
+    spec: Spec
+    episodes: Iterable[Episode]
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class DatasetReader(Protocol):
+    """A function registered under `@register("dataset", name)`; its keyword-only parameters become `dataset.*` options.
+
+    A reader that reads files has a function `files(**options) -> list[Path]` beside it in its module, with the same options: a
+    store is made again when one of these files changes.
+    """
+
+    def __call__(self, **options: Any) -> Source: ...
+
+
+class Backbone(Protocol):
+    """A language model that reads a text prefix and embedded trajectory tokens. A subclass of torch.nn.Module.
+
+    Attributes:
+        width: D, size of a token.
+        tokenizer: of texts; see `decisionllm.tokenizers.text.encode`.
+        tune: `full`, `lora` or `frozen`.
+    """
+
+    width: int
+    tokenizer: Any
+    tune: str
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        text_ids: torch.Tensor,
+        text_mask: torch.Tensor,
+        text_index: torch.Tensor,
+        *,
+        output_positions: slice = slice(None),
+    ) -> torch.Tensor:
+        """Hidden states at `output_positions`: tokens (B, n, D), distinct texts (U, L) and the text of each row (B,) -> (B, n', D)."""
+        ...
+
+    def to(self, device: Any) -> Self: ...
