@@ -128,5 +128,5 @@ def test_a_mistake_on_the_command_line_is_refused_by_name(capsys, override, mess
 
 
 def test_the_names_are_known_without_importing_torch():
-    code = "import sys, decisionllm.__main__ as m; m.registry.discover(); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    code = "import sys, decisionllm.__main__, decisionllm.registry as r; r.discover(); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
