@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from decisionllm.backbones.build import KVCache, drop, fingerprint, linear, pretrained
+from decisionllm.backbones.build import fingerprint, pretrained
+from decisionllm.backbones.forward import Backbone, KVCache, drop
+from decisionllm.backbones.lora import linear
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
@@ -129,12 +131,12 @@ def test_tokens_read_in_pieces_are_read_as_at_once(backbone):
         wanted = model(tokens, *texts)
         memory = model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
         filled = torch.tensor([0, 0, 0, 0])
-        close(model.extend(tokens[:, :3], memory, filled), wanted[:, :3])
+        close(model.append(tokens[:, :3], memory, filled), wanted[:, :3])
         some = torch.tensor([3, 1])
-        close(model.extend(tokens[some, 3:5], memory, filled[some] + 3, some), wanted[some, 3:5])
+        close(model.append(tokens[some, 3:5], memory, filled[some] + 3, some), wanted[some, 3:5])
         later = torch.tensor([3, 5, 3, 5])
         pieces = torch.stack([tokens[i, t : t + 4] for i, t in enumerate(later)])
-        close(model.extend(pieces, memory, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
+        close(model.append(pieces, memory, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
 
 
 def test_the_memory_of_some_rows_is_a_copy():
@@ -156,7 +158,6 @@ def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
     """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
     from transformers import AutoModel
 
-    from decisionllm.backbones.build import Backbone
 
     monkeypatch.setattr(
         torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x

@@ -176,7 +176,7 @@ def test_quality_is_of_those_that_are_kept(tmp_path):
 
 def test_shares_that_cannot_be_are_refused(tmp_path):
     store = grouped(tmp_path, range(3))
-    with pytest.raises(ValueError, match=r"quality: expected a share within 0 \.\. 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"min_return_quantile: expected a share within 0 \.\. 1, got 1.5"):
         windows.select(store, min_return_quantile=1.5)
     with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
         windows.select(store, held_out=1.0)

@@ -8,7 +8,8 @@ import torch
 
 from decisionllm.datasets import windows
 from decisionllm.datasets.windows import collate
-from decisionllm.models.decision_llm import DecisionLLM, Normalizer, masked_mean
+from decisionllm.models.decision_llm import DecisionLLM, masked_mean
+from decisionllm.models.normalizer import Normalizer
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import text
@@ -118,9 +119,9 @@ def test_what_can_be_reached_is_an_expectile_of_returns_that_were_not_told():
     with torch.no_grad():
         told = torch.tensor([True, False, True, False])
         hidden, terms = model.read(batch, told), model(batch)
-        short = (batch.returns_to_go - 1) / 2 - model.reach(hidden)[..., 0]
+        short = (batch.returns_to_go - 1) / 2 - model.max_return(hidden)[..., 0]
         each = torch.where(short > 0, 0.9, 0.1) * short**2
-        torch.testing.assert_close(terms["reach"], (each[1, :2].sum() + each[3, 0]) / 3)
+        torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
         assert not torch.equal(model.read(batch, ~told), hidden)
         other = replace(batch, returns_to_go=batch.returns_to_go + 1)
         torch.testing.assert_close(model.read(other, told)[~told], hidden[~told], rtol=0, atol=0)  # of these nothing is seen
@@ -155,7 +156,7 @@ def test_an_action_sees_neither_itself_nor_the_future(backbone, spec, returns):
     head = "discrete" if spec.num_actions else "gaussian"
     model, batch = make_model(spec, backbone=backbone, head=head, condition_on=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
     before = said(model, batch)
-    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "told" else [])):
+    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "return_to_go" else [])):
         now = said(model, after(batch, name, 3))
         assert same(now[:, :first], before[:, :first])
         assert not any(same(now[:, t], before[:, t]) for t in range(first, 6))
@@ -299,5 +300,5 @@ def test_the_loss_of_masked_actions_is_that_of_the_allowed_ones_alone():
 
 
 def test_an_unknown_way_with_returns_is_refused():
-    with pytest.raises(ValueError, match="returns: expected told or none, got 'sometimes'"):
-        DecisionLLM(CONTINUOUS, None, None, returns="sometimes")
+    with pytest.raises(ValueError, match="model.condition_on: expected return_to_go or none, got 'sometimes'"):
+        DecisionLLM(CONTINUOUS, None, None, condition_on="sometimes")

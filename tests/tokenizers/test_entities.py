@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decisionllm.datasets import windows
-from decisionllm.models.decision_llm import Normalizer
+from decisionllm.models.normalizer import Normalizer
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
@@ -128,7 +128,7 @@ def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
     """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
     spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, entity_schema=(("own", 3, 1), ("landmark", 3, 4)))
     model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
-    assert model.head.targets == slice(1, 5)
+    assert model.head.entities == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]
     wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
     steps = windows.Steps(x, wanted[:, None].astype(np.float32), np.zeros(256, np.float32), np.arange(256), np.arange(256) + 1)

@@ -100,7 +100,7 @@ def changed(tokenizer, i):
 @pytest.mark.parametrize("embedding", ["linear", "mlp"])
 @pytest.mark.parametrize("returns", [True, False])
 def test_the_order_is_return_observation_action(embedding, returns):
-    tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, condition_on=returns)
+    tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, return_conditioned=returns)
     assert [changed(tokenizer, i) for i in range(4)] == ([[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]])
     observations = {token for step in range(3) for token in [3 * step + 1 if returns else 2 * step]}
     assert set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.output_positions]) == observations
