@@ -158,7 +158,6 @@ def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
     """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
     from transformers import AutoModel
 
-
     monkeypatch.setattr(
         torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x
     )

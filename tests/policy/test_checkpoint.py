@@ -16,8 +16,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from decisionllm.__main__ import configs
 from decisionllm.backbones.build import fingerprint
+from decisionllm.config import TrainConfig, plain
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
@@ -32,8 +32,8 @@ BACKBONES = {
 
 
 def config(backbone="nano lora", **options):
-    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
-    return defaults | {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "window": 6} | options
+    parts = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian")} | options
+    return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
 def trained(path, config):
@@ -45,10 +45,10 @@ def trained(path, config):
             if weight.requires_grad:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.normalizer.fit(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))
-    facts = {"spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
+    info = {"format": 2, "spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    (path / "run.json").write_text(json.dumps(facts))
+    (path / "run.json").write_text(json.dumps(info))
     checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
     return model
 
@@ -124,15 +124,15 @@ WRONG = {  # fmt: off
     "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
     "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
     "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
-    "another embedding": ("config.yaml", lambda c: c.update(embedding="mlp"), "not this model's weights"),
-    "without returns": ("config.yaml", lambda c: c.update(condition_on="none"), "unknown: tokenizer.returns"),
+    "another embedding": ("config.yaml", lambda c: c["model"].update(embedding="mlp"), "not this model's weights"),
+    "without returns": ("config.yaml", lambda c: c["model"].update(condition_on="none"), "unknown: tokenizer.returns"),
     "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
     "another observation": (
         "run.json",
         lambda f: f["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
-    "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
+    "no such target": ("config.yaml", lambda c: c["act"].update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
     "no normaliser": (
         "checkpoint/model.safetensors",
         lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
@@ -142,7 +142,8 @@ WRONG = {  # fmt: off
     "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
     "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
-    "damaged facts": ("run.json", half, "run.json is damaged or missing"),
+    "damaged info": ("run.json", half, "run.json is damaged or missing"),
+    "another format": ("run.json", lambda f: f.pop("format"), "expected a run of format 2, got format 1; train again"),
     "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
     "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
     "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),
@@ -157,15 +158,6 @@ def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         checkpoint.load(tmp_path / "run")
     assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
-
-
-def test_a_run_older_than_a_key_does_what_it_did(tmp_path):
-    trained(tmp_path / "run", config())
-    before = checkpoint.load(tmp_path / "run")[0].act(histories())
-    edit(tmp_path / "run" / "config.yaml", lambda c: [c.pop(key) for key in checkpoint.OLDER])
-    assert np.array_equal(checkpoint.load(tmp_path / "run")[0].act(histories()), before)
-    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
-    assert checkpoint.OLDER.items() <= defaults.items()  # or an old run would go on as another
 
 
 @pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
