@@ -8,29 +8,29 @@ an architecture whose blocks are not supported is read by `plain`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.backbones.lora import linear
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
 ALL = slice(None)
-Store = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values that later tokens attend to: per layer (N, G, M, d), the text first, then steps if there is room."""
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
-    text_mask: torch.Tensor  # (N, L) True where real
-    text_length: torch.Tensor  # (N,) real tokens: the position of the first step
+    keys: list[Tensor]
+    values: list[Tensor]
+    text_mask: Tensor  # (N, L) True where real
+    text_length: Tensor  # (N,) real tokens: the position of the first step
 
-    def rows(self, index: torch.Tensor) -> "KVCache":
+    def rows(self, index: Tensor) -> "KVCache":
         """The cache of these rows, a copy."""
         return self._each(lambda x: x[index])
 
@@ -41,12 +41,12 @@ class KVCache:
     def with_room(self, tokens: int) -> "KVCache":
         """A copy with room for this many more tokens."""
 
-        def extended(x: torch.Tensor) -> torch.Tensor:
+        def extended(x: Tensor) -> Tensor:
             return torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)
 
         return KVCache([*map(extended, self.keys)], [*map(extended, self.values)], self.text_mask, self.text_length)
 
-    def set_prefix(self, rows: torch.Tensor, texts: "KVCache") -> None:
+    def set_prefix(self, rows: Tensor, texts: "KVCache") -> None:
         """Give these rows (n,) other texts, of no more tokens than there is room for: the cache of n texts."""
         L = texts.text_mask.shape[1]
         for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
@@ -59,7 +59,7 @@ class KVCache:
         """Bytes of keys and values."""
         return sum(x.nbytes for x in (*self.keys, *self.values))
 
-    def _each(self, take: Callable[[torch.Tensor], torch.Tensor]) -> "KVCache":
+    def _each(self, take: Callable[[Tensor], Tensor]) -> "KVCache":
         return KVCache([*map(take, self.keys)], [*map(take, self.values)], take(self.text_mask), take(self.text_length))
 
 
@@ -79,7 +79,7 @@ class Backbone(nn.Module):
         self.model, self.tokenizer, self.tune = model, tokenizer, tune
         self.config = self.core.config
         self.width: int = self.config.hidden_size
-        self.layout: type[Layout] | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
+        self.layout: _Llama | _GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
 
     @property
     def core(self) -> Any:
@@ -90,19 +90,14 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
 
-    def embed(self, text_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, text_ids: Tensor) -> Tensor:
         """Word embeddings (U, L) -> (U, L, D)."""
         return self.core.get_input_embeddings()(text_ids)  # type: ignore[no-any-return]  # of transformers
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        text_ids: torch.Tensor,
-        text_mask: torch.Tensor,
-        text_index: torch.Tensor,
-        *,
+        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *,
         output_positions: slice = ALL,
-    ) -> torch.Tensor:
+    ) -> Tensor:  # fmt: skip
         """Read embedded tokens, each row after its text.
 
         Padding is on the right everywhere, after everything real, so that causal attention never includes it; the padding of a
@@ -124,7 +119,7 @@ class Backbone(nn.Module):
         cache = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
         n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
 
-        def with_text(i: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def with_text(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             if not text_ids.shape[1]:
                 return k, v
             return torch.cat([cache.keys[i], k], 2), torch.cat([cache.values[i], v], 2)
@@ -133,22 +128,20 @@ class Backbone(nn.Module):
         text_mask, length = (cache.text_mask, cache.text_length) if padded else (cache.text_mask[:1], cache.text_length[:1])
         return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)
 
-    def plain(
-        self, tokens: torch.Tensor, text_ids: torch.Tensor, text_mask: torch.Tensor, text_index: torch.Tensor
-    ) -> torch.Tensor:
+    def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
         x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         out = self.model(inputs_embeds=x.to(self.dtype), attention_mask=mask.long(), position_ids=positions, use_cache=False)
-        hidden: torch.Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
+        hidden: Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
         return hidden
 
-    def read_text(self, text_ids: torch.Tensor, text_mask: torch.Tensor) -> KVCache:
+    def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
         keys, values = [], []
 
-        def append(i: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             keys.append(k)
             values.append(v)
             return k, v
@@ -159,14 +152,9 @@ class Backbone(nn.Module):
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def append(
-        self,
-        tokens: torch.Tensor,
-        cache: KVCache,
-        filled: torch.Tensor,
-        rows: torch.Tensor | None = None,
-        *,
+        self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *,
         output_positions: slice = ALL,
-    ) -> torch.Tensor:
+    ) -> Tensor:  # fmt: skip
         """Read more tokens of some rows of a cache and write them into its room, in place.
 
         Args:
@@ -186,7 +174,7 @@ class Backbone(nn.Module):
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         end = L + int(filled.max()) + n
 
-        def write(i: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             for buffer, new in ((cache.keys[i], k), (cache.values[i], v)):
                 if together:
                     buffer[taken, :, end - n : end] = new
@@ -199,9 +187,7 @@ class Backbone(nn.Module):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
         return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)
 
-    def _run(
-        self, x: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor, store: Store, output_positions: slice
-    ) -> torch.Tensor:
+    def _run(self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice) -> Tensor:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
         visible: (B or 1, n, M) bool. store(i, k, v) keeps the new keys and values of block i and returns all to attend to.
@@ -222,7 +208,7 @@ class Backbone(nn.Module):
         return layout.norm(self.core, x)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, dropout: float) -> torch.Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)."""
     if q.is_cuda:
         return F.scaled_dot_product_attention(
@@ -234,11 +220,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     weights = (scores.view(B, H, n, M) + bias).softmax(-1)
     if dropout:
         weights = drop(weights, dropout)
-    mixed: torch.Tensor = weights.to(v.dtype).view(B, G, H // G * n, M) @ v
+    mixed: Tensor = weights.to(v.dtype).view(B, G, H // G * n, M) @ v
     return mixed.view(B, H, n, d)
 
 
-def drop(x: torch.Tensor, share: float) -> torch.Tensor:
+def drop(x: Tensor, share: float) -> Tensor:
     """Dropout of this share, in training. On a CPU from 16 random bits a number: five times faster than torch's own."""
     if x.is_cuda or not 0 < share < 1:
         return F.dropout(x, share)
@@ -248,54 +234,23 @@ def drop(x: torch.Tensor, share: float) -> torch.Tensor:
     return x * keep.mul_(1 / (1 - share))
 
 
-def _visible(text_mask: torch.Tensor, slots: torch.Tensor, M: int) -> torch.Tensor:
+def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
     """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N, n, L+M) bool."""
     text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
     steps = torch.arange(M, device=slots.device) <= slots[..., None]
     return torch.cat([text.expand(len(steps), -1, -1) if len(text) == 1 else text, steps.expand(len(text), -1, -1)], -1)
 
 
-class Layout(Protocol):
-    """How the blocks of an architecture are called."""
-
-    @staticmethod
-    def blocks(core: Any) -> Any: ...
-
-    @staticmethod
-    def enter(core: Any, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Input of the first block, and rotary embeddings."""
-        ...
-
-    @staticmethod
-    def project(block: Any, x: torch.Tensor, rope: Any, out: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries at the output positions, keys and values everywhere: (B, H, n', d), (B, G, n, d) twice."""
-        ...
-
-    @staticmethod
-    def attention_dropout(block: Any) -> float: ...
-
-    @staticmethod
-    def finish(block: Any, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Output of a block from its input x and the result of attention, (B, n', D) both."""
-        ...
-
-    @staticmethod
-    def norm(core: Any, x: torch.Tensor) -> torch.Tensor: ...
-
-
 class _Llama:
-    """The blocks of Qwen2, Qwen3, Llama, Mistral and their like."""
+    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
 
-    @staticmethod
-    def blocks(core: Any) -> Any:
+    def blocks(self, core: Any) -> Any:
         return core.layers
 
-    @staticmethod
-    def enter(core: Any, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
         return x, core.rotary_emb(x, positions)
 
-    @staticmethod
-    def project(block: Any, x: torch.Tensor, rope: Any, out: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
         attention, h = block.self_attn, _rms(block.input_layernorm, x)
         cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
         if h.shape[1] == h[:, out].shape[1]:
@@ -307,36 +262,30 @@ class _Llama:
             q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 
-    @staticmethod
-    def attention_dropout(block: Any) -> float:
+    def attention_dropout(self, block: Any) -> float:
         return float(block.self_attn.attention_dropout)
 
-    @staticmethod
-    def finish(block: Any, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + linear(mixed, block.self_attn.o_proj)[0]
         mlp = block.mlp
         gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
         return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
 
-    @staticmethod
-    def norm(core: Any, x: torch.Tensor) -> torch.Tensor:
+    def norm(self, core: Any, x: Tensor) -> Tensor:
         return _rms(core.norm, x)
 
 
 class _GPT2:
-    """The blocks of GPT-2."""
+    """How the blocks of GPT-2 are called."""
 
-    @staticmethod
-    def blocks(core: Any) -> Any:
+    def blocks(self, core: Any) -> Any:
         return core.h
 
-    @staticmethod
-    def enter(core: Any, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
         x = x + core.wpe(positions)
         return (drop(x, core.drop.p) if core.training else x), None
 
-    @staticmethod
-    def project(block: Any, x: torch.Tensor, rope: Any, out: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.attn
         h = block.ln_1(x)
         if out == ALL or not hasattr(attention.c_attn, "nf"):  # an adapter wraps the map: it is called whole
@@ -349,42 +298,39 @@ class _GPT2:
         split = partial(_split_heads, width=attention.head_dim)
         return split(q), split(k), split(v)
 
-    @staticmethod
-    def attention_dropout(block: Any) -> float:
+    def attention_dropout(self, block: Any) -> float:
         return float(block.attn.attn_dropout.p)
 
-    @staticmethod
-    def finish(block: Any, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
         attention, mlp = block.attn, block.mlp
         mixed = attention.c_proj(mixed)
         x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
         out = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
         return x + (drop(out, mlp.dropout.p) if block.training else out)
 
-    @staticmethod
-    def norm(core: Any, x: torch.Tensor) -> torch.Tensor:
+    def norm(self, core: Any, x: Tensor) -> Tensor:
         return core.ln_f(x)  # type: ignore[no-any-return]  # of transformers
 
 
-def _rms(norm: Any, x: torch.Tensor) -> torch.Tensor:
+def _rms(norm: Any, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def _split_heads(x: torch.Tensor, width: int) -> torch.Tensor:
-    heads: torch.Tensor = x.unflatten(-1, (-1, width))
+def _split_heads(x: Tensor, width: int) -> Tensor:
+    heads: Tensor = x.unflatten(-1, (-1, width))
     return heads.transpose(1, 2)  # (B, n, H d) -> (B, H, n, d)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
 @torch.no_grad()
-def _matching_layout(backbone: Backbone) -> type[Layout] | None:
+def _matching_layout(backbone: Backbone) -> _Llama | _GPT2 | None:
     """The layout that computes what the library does for two short texts and five tokens; None: neither does."""
     training = backbone.model.training
     backbone.model.eval()
@@ -395,9 +341,8 @@ def _matching_layout(backbone: Backbone) -> type[Layout] | None:
     index = torch.arange(2, device=device)
     plain = backbone.plain(x, ids, mask, index)
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(backbone.dtype, 5e-2) * plain.abs().max().item()
-    layouts: tuple[type[Layout], ...] = (_Llama, _GPT2)
     try:
-        for backbone.layout in layouts:
+        for backbone.layout in (_Llama(), _GPT2()):
             try:
                 if torch.allclose(backbone(x, ids, mask, index), plain, atol=tolerance, rtol=0):
                     return backbone.layout

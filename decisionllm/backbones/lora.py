@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -31,7 +31,7 @@ def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) 
         return get_peft_model(model, config)
 
 
-def linear(x: torch.Tensor, *layers: Any) -> list[torch.Tensor]:
+def linear(x: Tensor, *layers: Any) -> list[Tensor]:
     """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes.
 
     The products with the narrow sides of all adapters are one, and those with the wide sides are added in place.

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.models.dynamics import Dynamics
@@ -36,20 +36,10 @@ class DecisionLLM(nn.Module):
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        backbone: Backbone,
-        head: dict[str, Any],
-        *,
-        embedding: str = "linear",
-        timesteps: str = "learned",
-        condition_on: str = "return_to_go",
-        max_return_expectile: float = 0.0,
-        dynamics: bool = False,
-        entity_layers: int = 0,
-        execution: str = "per_agent",
-        hide_actions: float = 0.0,
-    ) -> None:
+        self, spec: Spec, backbone: Backbone, head: dict[str, Any], *, embedding: str = "linear", timesteps: str = "learned",
+        condition_on: str = "return_to_go", max_return_expectile: float = 0.0, dynamics: bool = False, entity_layers: int = 0,
+        execution: str = "per_agent", hide_actions: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if condition_on not in ("return_to_go", "none"):
             raise ValueError(f"model.condition_on: expected return_to_go or none, got {condition_on!r}")
@@ -74,18 +64,18 @@ class DecisionLLM(nn.Module):
         self.max_return_expectile = max_return_expectile
         self.team = TeamTokenizer(spec, width, hide_actions=hide_actions) if execution != "per_agent" else None
 
-    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Returns-to-go, observations and actions in the model's units, and timesteps."""
         units = self.normalizer
         columns = units.returns_to_go(batch.returns_to_go), units.observations(batch.observations), units.actions(batch.actions)
         return *columns, batch.timesteps
 
-    def tokens(self, batch: Batch, return_given: torch.Tensor | None = None) -> torch.Tensor:
+    def tokens(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
         """Tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
-        tokens: torch.Tensor = self.tokenizer(*self._inputs(batch), return_given)
+        tokens: Tensor = self.tokenizer(*self._inputs(batch), return_given)
         return tokens
 
-    def read(self, batch: Batch, return_given: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
         """Hidden states at each observation, from which the action there is predicted.
 
         Args:
@@ -98,12 +88,12 @@ class DecisionLLM(nn.Module):
         if self.team is not None:
             return self._read_teams(batch)
         tokens = self.tokens(batch, return_given)[:, :-1]  # no position attends to the last action
-        hidden: torch.Tensor = self.backbone(
+        hidden: Tensor = self.backbone(
             tokens, batch.text_ids, batch.text_mask, batch.text_index, output_positions=self.tokenizer.output_positions
         )
         return hidden.float()
 
-    def team_tokens(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def team_tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens of W teams (W, L, D), where each row's action is predicted in its team's list (B, T), and the team of each row
         (B,). A batch without teams has teams of one."""
         assert self.team is not None
@@ -112,7 +102,7 @@ class DecisionLLM(nn.Module):
         tokens, places = self.team(self.tokenizer, *self._inputs(batch), batch.mask, batch.loss_mask, team, identity)
         return tokens, places, team
 
-    def _read_teams(self, batch: Batch) -> torch.Tensor:
+    def _read_teams(self, batch: Batch) -> Tensor:
         tokens, places, team = self.team_tokens(batch)
         first, single = torch.searchsorted(team, torch.arange(len(tokens), device=team.device)), torch.bincount(team) == 1
         hidden, order = [], []
@@ -125,7 +115,7 @@ class DecisionLLM(nn.Module):
                 order.append(rows)
         return torch.cat(hidden)[torch.cat(order).argsort()]
 
-    def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss.
 
         Args:
@@ -154,23 +144,19 @@ class DecisionLLM(nn.Module):
             terms["reward"] = masked_mean((reward - true_reward).square(), known.mask)
         return terms
 
-    def predict_max_return(self, hidden: torch.Tensor) -> torch.Tensor:
+    def predict_max_return(self, hidden: Tensor) -> Tensor:
         """Hidden states of rows with the null return token (..., D) -> maximum return-to-go (...), raw units."""
         assert self.max_return is not None
         return self.normalizer.raw_returns_to_go(self.max_return(hidden)[..., 0])
 
-    def imagine(
-        self, hidden: torch.Tensor, observations: torch.Tensor, actions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def imagine(self, hidden: Tensor, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Predict what actions bring, in raw units: (N, D), (N, S), (N, A) -> next observations (N, S), rewards (N,)."""
         assert self.dynamics is not None
         units = self.normalizer
         change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
         return observations + units.change_mean + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
-    def distribution(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None, observations: torch.Tensor | None
-    ) -> Distribution:
+    def distribution(self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None) -> Distribution:
         """Distribution over the next action.
 
         Args:
@@ -187,14 +173,9 @@ class DecisionLLM(nn.Module):
         return distribution
 
     def choose(
-        self,
-        hidden: torch.Tensor,
-        action_masks: torch.Tensor | None,
-        observations: torch.Tensor | None = None,
-        *,
-        decode: str,
-        generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
+        self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None = None, *,
+        decode: str, generator: torch.Generator | None = None,
+    ) -> Tensor:  # fmt: skip
         """Choose the next actions of N episodes.
 
         Args:
@@ -219,7 +200,7 @@ class DecisionLLM(nn.Module):
         return self.normalizer.raw_actions(chosen[:, 0])
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of values (B, T) where mask (B, T) is True; padding has no weight, whatever it holds, even NaN."""
     assert mask is not None
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

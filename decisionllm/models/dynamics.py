@@ -1,7 +1,7 @@
 """A one-step dynamics model: the change of the observation and the reward that an action brings."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
@@ -25,9 +25,7 @@ class Dynamics(nn.Module):
         self.change = nn.Sequential(nn.Linear(S + A, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, S))
         self.reward = nn.Sequential(nn.Linear(width + A, inner), nn.SiLU(), nn.Linear(inner, 1))
 
-    def forward(
-        self, hidden: torch.Tensor, observations: torch.Tensor, actions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: Tensor, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., D), (..., S), (..., A), in the model's units -> change (..., S), reward (...)."""
         if self.num_actions:
             actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(hidden.dtype)

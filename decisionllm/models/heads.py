@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.registry import register
@@ -22,31 +22,30 @@ from decisionllm.tokenizers.entities import inner
 class Gaussian:
     """Independent normal distributions of one deviation."""
 
-    mean: torch.Tensor  # (B, T, A)
+    mean: Tensor  # (B, T, A)
     deviation: float
 
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, actions: Tensor) -> Tensor:
         scaled = (actions - self.mean) / self.deviation
         return (-0.5 * scaled**2 - math.log(self.deviation * math.sqrt(2 * math.pi))).sum(-1)
 
     @property
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return self.mean
 
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
         return self.mean + self.deviation * noise
 
 
 @register("head", "gaussian")
 class GaussianHead(nn.Module):
-    """A Gaussian of fixed deviation: its loss is the squared error.
+    """A Gaussian of fixed deviation, whose mean is a tanh: its loss is the squared error.
 
     Args:
         width: D, of hidden states.
         spec: of the data; continuous actions.
         deviation: in the model's units.
-        squash: the mean is a tanh, for actions that are often at their bounds.
 
     Raises:
         ValueError: the data has discrete actions.
@@ -54,50 +53,47 @@ class GaussianHead(nn.Module):
 
     entities: slice | None = None
 
-    def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5, squash: bool = True) -> None:
+    def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
-        self.out, self.deviation, self.squash = nn.Linear(width, spec.action_dim), deviation, squash
+        self.out, self.deviation = nn.Linear(width, spec.action_dim), deviation
         self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
 
-    def forward(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
-    ) -> Gaussian:
-        mean = self.out(hidden)
-        return Gaussian(mean.tanh() if self.squash else mean, self.deviation)
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Gaussian:
+        return Gaussian(self.out(hidden).tanh(), self.deviation)
 
 
 @dataclass(frozen=True)
 class Bins:
     """One categorical a dimension. In a chain each dimension is conditioned on the bins chosen in those before it."""
 
-    logits: Callable[[torch.Tensor | None], torch.Tensor]  # chosen bins (B, T, A) long, or None -> (B, T, A, K)
+    logits: Callable[[Tensor | None], Tensor]  # chosen bins (B, T, A) long, or None -> (B, T, A, K)
     num_bins: int
     turns: int  # evaluations of the logits to draw an action: 1, or A in a chain
 
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, actions: Tensor) -> Tensor:
         chosen = bins.encode(actions, self.num_bins)
         each = self.logits(chosen).log_softmax(-1).expand(*chosen.shape, -1).gather(-1, chosen[..., None])[..., 0]
         return (each - math.log(bins.width(self.num_bins))).sum(-1)
 
     @property
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return self._draw(lambda logits: logits.argmax(-1))
 
     @property
-    def mean(self) -> torch.Tensor:
+    def mean(self) -> Tensor:
         logits = self.logits(None if self.turns == 1 else bins.encode(self.mode, self.num_bins))
         centres = bins.decode(torch.arange(self.num_bins, device=logits.device), self.num_bins)
         return logits.softmax(-1) @ centres.to(logits.dtype)
 
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        def pick(logits: torch.Tensor) -> torch.Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        def pick(logits: Tensor) -> Tensor:
             drawn = torch.multinomial(logits.softmax(-1).flatten(0, -2), 1, generator=generator)
             return drawn.view(logits.shape[:-1])
 
         return self._draw(pick)
 
-    def _draw(self, pick: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _draw(self, pick: Callable[[Tensor], Tensor]) -> Tensor:
         chosen = pick(self.logits(None))
         for i in range(1, self.turns):
             chosen = torch.cat([chosen[..., :i], pick(self.logits(chosen))[..., i:]], -1)
@@ -130,15 +126,13 @@ class BinsHead(nn.Module):
             self.before = nn.Embedding(self.dims * num_bins, width)
             self.mix = nn.Linear(width, width)
 
-    def forward(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
-    ) -> Bins:
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Bins:
         K, A = self.num_bins, self.dims
         if not self.chained:
             independent = self.out(hidden).unflatten(-1, (A, K))
             return Bins(lambda chosen: independent, K, 1)
 
-        def logits(chosen: torch.Tensor | None) -> torch.Tensor:
+        def logits(chosen: Tensor | None) -> Tensor:
             chosen = torch.zeros(*hidden.shape[:2], A, dtype=torch.long, device=hidden.device) if chosen is None else chosen
             each = self.before(chosen + K * torch.arange(A, device=chosen.device))  # (B, T, A, D)
             earlier = each.cumsum(-2) - each  # sum over the dimensions before
@@ -152,26 +146,26 @@ class BinsHead(nn.Module):
 class Discrete:
     """One categorical over C actions."""
 
-    logits: torch.Tensor  # (B, T, C), log-probabilities, -inf where an action is not allowed
+    logits: Tensor  # (B, T, C), log-probabilities, -inf where an action is not allowed
 
     @classmethod
-    def masked(cls, logits: torch.Tensor, action_masks: torch.Tensor | None) -> "Discrete":
+    def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
         """Of the allowed actions: logits (B, T, C), masks (B, T, C) bool or None."""
         if action_masks is not None:
             logits = logits.masked_fill(~action_masks, float("-inf"))
         return cls(logits.log_softmax(-1))
 
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, actions: Tensor) -> Tensor:
         chosen = actions.long()
         return self.logits.expand(*chosen.shape[:-1], -1).gather(-1, chosen)[..., 0]
 
     @property
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return self.logits.argmax(-1, keepdim=True).float()
 
     mean = mode  # an index has no mean
 
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         drawn = torch.multinomial(self.logits.exp().flatten(0, 1), 1, generator=generator)
         return drawn.view(*self.logits.shape[:2], 1).float()
 
@@ -199,9 +193,7 @@ class DiscreteHead(nn.Module):
             )
         self.out = nn.Linear(width, spec.num_actions)
 
-    def forward(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
-    ) -> Discrete:
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
         return Discrete.masked(self.out(hidden), action_masks)
 
 
@@ -240,9 +232,7 @@ class PointerHead(nn.Module):
         self.out = nn.Linear(width, spec.num_actions - count)
         self.query, self.key = nn.Linear(width, inner(width)), nn.Linear(inner(width), inner(width))
 
-    def forward(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
-    ) -> Discrete:
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
         """hidden (B, T, D), action_masks (B, T, C) bool, targets (B, T, K, inner)."""
         assert targets is not None
         aimed = (self.key(targets) @ self.query(hidden)[..., None])[..., 0] * targets.shape[-1] ** -0.5

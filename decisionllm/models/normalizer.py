@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import blocks
@@ -19,17 +19,17 @@ class Normalizer(nn.Module):
         spec: of the data.
     """
 
-    observation_mean: torch.Tensor
-    observation_scale: torch.Tensor
-    return_mean: torch.Tensor
-    return_scale: torch.Tensor
-    return_range: torch.Tensor
-    change_mean: torch.Tensor  # of the observation, from one step to the next
-    change_scale: torch.Tensor
-    reward_mean: torch.Tensor
-    reward_scale: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
+    observation_mean: Tensor
+    observation_scale: Tensor
+    return_mean: Tensor
+    return_scale: Tensor
+    return_range: Tensor
+    change_mean: Tensor  # of the observation, from one step to the next
+    change_scale: Tensor
+    reward_mean: Tensor
+    reward_scale: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Normalizer(nn.Module):
         self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
         self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
 
-    def observations(self, x: torch.Tensor) -> torch.Tensor:
+    def observations(self, x: Tensor) -> Tensor:
         """Raw observations (..., S) in the model's units."""
         units = (x - self.observation_mean) / self.observation_scale
         if not self.blocks:
@@ -78,24 +78,24 @@ class Normalizer(nn.Module):
             parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
         return torch.cat(parts, -1)
 
-    def returns_to_go(self, x: torch.Tensor) -> torch.Tensor:
+    def returns_to_go(self, x: Tensor) -> Tensor:
         """Raw returns-to-go (...) in the model's units."""
         return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale
 
-    def raw_returns_to_go(self, x: torch.Tensor) -> torch.Tensor:
+    def raw_returns_to_go(self, x: Tensor) -> Tensor:
         """Returns-to-go (...) in the model's units in raw units, within the range of training."""
         return (x * self.return_scale + self.return_mean).clamp(*self.return_range)
 
-    def actions(self, x: torch.Tensor) -> torch.Tensor:
+    def actions(self, x: Tensor) -> Tensor:
         """Raw actions (..., A) in the model's units."""
         return x if self.discrete else (x - self.low) / (self.high - self.low) * 2 - 1
 
-    def raw_actions(self, x: torch.Tensor) -> torch.Tensor:
+    def raw_actions(self, x: Tensor) -> Tensor:
         """Actions (..., A) in the model's units in raw units, within their bounds."""
         return x if self.discrete else (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
 
 
-def _standardize(mean: torch.Tensor, scale: torch.Tensor, values: np.ndarray) -> None:
+def _standardize(mean: Tensor, scale: Tensor, values: np.ndarray) -> None:
     """Fill mean and scale (S,) from values (n, S)."""
     mean.copy_(torch.from_numpy(values.mean(0, dtype="float64")))
     scale.copy_(torch.from_numpy(_positive(values.std(0, dtype="float64"))))

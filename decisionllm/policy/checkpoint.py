@@ -22,6 +22,7 @@ import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import flat
@@ -103,7 +104,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, info
 
 
-def save(path: Path, model: DecisionLLM, trainer_tensors: dict[str, torch.Tensor], trainer_state: dict[str, Any]) -> None:
+def save(path: Path, model: DecisionLLM, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]) -> None:
     """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete."""
     folder = path / "checkpoint"
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
@@ -250,20 +251,20 @@ def target(info: dict[str, Any], quantile: float) -> float:
     return float(info["targets"][str(float(quantile))])
 
 
-def _own_state(model: DecisionLLM) -> dict[str, torch.Tensor]:
+def _own_state(model: DecisionLLM) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def _adapter_state(model: DecisionLLM) -> dict[str, torch.Tensor]:
+def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
     """The adapters, as peft names them."""
     if model.backbone.tune != "lora":
         return {}
     from peft import get_peft_model_state_dict
 
-    state: dict[str, torch.Tensor] = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+    state: dict[str, Tensor] = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
     return state
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from decisionllm.schema import Spec
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from decisionllm.policy.session import Rows, Session
 
 
-def candidate_actions(spec: Spec) -> torch.Tensor:
+def candidate_actions(spec: Spec) -> Tensor:
     """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at a bound or in the middle."""
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
@@ -23,7 +24,7 @@ def candidate_actions(spec: Spec) -> torch.Tensor:
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
-def plan(session: "Session", hidden: torch.Tensor, rows: "Rows") -> np.ndarray:
+def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:
     """Choose the first action of the imagined trajectory with the highest predicted reward.
 
     The first trajectory continues with the policy's own actions; each other one holds a candidate action. A plan replaces the

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.decision_llm import DecisionLLM
@@ -116,7 +117,7 @@ class Policy:
         session.observe(observations)
         return plan(session, hidden, slice(None)), returns
 
-    def read(self, histories: Sequence[History]) -> tuple[torch.Tensor, torch.Tensor | None, np.ndarray]:
+    def read(self, histories: Sequence[History]) -> tuple[Tensor, Tensor | None, np.ndarray]:
         """Hidden states at the last observations (N, D), the allowed actions there, (N, C) or None, and the return-to-go that
         each is conditioned on (N,)."""
         self._check(histories)
@@ -161,7 +162,7 @@ class Policy:
             return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
 
-    def choose(self, hidden: torch.Tensor, masks: torch.Tensor | None, observations: np.ndarray) -> np.ndarray:
+    def choose(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray) -> np.ndarray:
         """Actions (N, A) from hidden states (N, D), allowed actions (N, C) and current observations (N, S); raw units."""
         current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
         actions = self.model.choose(hidden, masks, current, decode=self.decode, generator=self.generator)

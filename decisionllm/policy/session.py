@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from decisionllm.backbones.forward import KVCache
 from decisionllm.datasets.windows import Steps, collate, cut, rollout_returns_to_go, window_start
@@ -75,12 +76,9 @@ class EpisodeBuffer:
         raise NotImplementedError
 
     def observe(
-        self,
-        observations: np.ndarray,
-        rewards: np.ndarray | None = None,
-        action_masks: np.ndarray | None = None,
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None,
         rows: Rows = ALL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
         now, each = self.now[rows], np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
@@ -100,7 +98,7 @@ class EpisodeBuffer:
         self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
         self.now[rows] += 1
 
-    def allowed(self, each: np.ndarray) -> torch.Tensor | None:
+    def allowed(self, each: np.ndarray) -> Tensor | None:
         """Which actions are allowed at the current step of these rows, (M, C) or None."""
         return None if self.masks is None else torch.from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
 
@@ -178,7 +176,7 @@ class Session(EpisodeBuffer):
         return self.policy.choose(hidden, masks, self.observations[np.arange(len(self.now))[rows], self.now[rows]])
 
     @torch.inference_mode()
-    def read(self, rows: Rows = ALL) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def read(self, rows: Rows = ALL) -> tuple[Tensor, Tensor | None]:
         """Hidden states at the current observations of these rows (M, D), and the allowed actions, (M, C) or None."""
         policy, now, each = self.policy, self.now[rows], np.arange(len(self.now))[rows]
         if policy.model.backbone.layout is None:  # an architecture without a cache
@@ -217,7 +215,7 @@ class Session(EpisodeBuffer):
 
     def _extend(
         self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool, return_given: bool = True
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Read these rows, which are this part of the steps, into the cache of windows that begin at `start`.
 
         again: read the whole window, not only the last action, the current return and the current observation. Returns hidden

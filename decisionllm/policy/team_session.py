@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from decisionllm.backbones.forward import KVCache
 from decisionllm.datasets.windows import collate, rollout_returns_to_go, window_start
@@ -36,15 +37,9 @@ class TeamSession(EpisodeBuffer):
     """
 
     def __init__(
-        self,
-        policy: "Policy",
-        tasks: Sequence[str],
-        horizon: int,
-        target_returns: Any = None,
-        groups: np.ndarray | None = None,
-        *,
-        cached: bool = True,
-    ) -> None:
+        self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None,
+        groups: np.ndarray | None = None, *, cached: bool = True,
+    ) -> None:  # fmt: skip
         N, model = len(tasks), policy.model
         super().__init__(policy, N, horizon, target_returns)
         _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
@@ -108,12 +103,12 @@ class TeamSession(EpisodeBuffer):
         )  # fmt: skip
         return collate(window, self.texts, self.text_index[members]).to(self.policy.device), members
 
-    def _read(self, rows: np.ndarray, now: int) -> torch.Tensor:
+    def _read(self, rows: np.ndarray, now: int) -> Tensor:
         """Hidden states where these rows decide (n, D), the whole window read afresh."""
         batch, members = self._batch(rows, self.start, now)
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
 
-    def _extend(self, rows: np.ndarray, t: int, now: int, afresh: bool) -> torch.Tensor:
+    def _extend(self, rows: np.ndarray, t: int, now: int, afresh: bool) -> Tensor:
         """The same from the cache: the first turn reads the step, or the window, the others one token each."""
         model, device, with_returns = self.policy.model, self.policy.device, self.policy.return_conditioned
         begin = self.start if afresh else max(now - 1, self.start)  # one step more, for the actions taken there

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 HEADS = 4
 
@@ -52,7 +52,7 @@ class EntityEncoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))
         self.out = nn.Linear(D, width)
 
-    def entities(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def entities(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """(..., S) -> encodings (..., 1 + K, inner) of the own block and the entities, and which are present (..., 1 + K) bool."""
         parts, present = [], []
         for i, (each, (_, first, width, count)) in enumerate(zip(self.maps, self.blocks, strict=True)):
@@ -61,14 +61,14 @@ class EntityEncoder(nn.Module):
             present.append(part[..., 0] > 0.5 if i else torch.ones_like(part[..., 0], dtype=torch.bool))
         return torch.cat(parts, -2), torch.cat(present, -1)
 
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+    def forward(self, observations: Tensor) -> Tensor:
         x, present = self.entities(observations.flatten(0, -2))
         used = present.any(0)
         x, present = x[:, used], present[:, used]  # slots that are empty throughout the batch cost nothing
         *among, pooling = self.layers
         for layer in among:
             x = layer(x, present, x)
-        pooled: torch.Tensor = self.out(pooling(x[:, :1], present, x)[:, 0]).unflatten(0, observations.shape[:-1])
+        pooled: Tensor = self.out(pooling(x[:, :1], present, x)[:, 0]).unflatten(0, observations.shape[:-1])
         return pooled
 
 
@@ -81,7 +81,7 @@ class _Layer(nn.Module):
         self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
         self.mix = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: torch.Tensor, present: torch.Tensor, entities: torch.Tensor) -> Any:
+    def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Any:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""
         pair = self.key_value(self.before(entities)).chunk(2, -1)
         key, value, query = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (*pair, self.query(self.before(x))))

@@ -1,7 +1,7 @@
 """The steps of a team -> one list of tokens: the team's return-to-go, an observation token and an action query of each member."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
@@ -37,17 +37,9 @@ class TeamTokenizer(nn.Module):
         self.unknown = nn.Parameter(torch.randn(2, width))  # no last action of its own; no member before it
 
     def forward(
-        self,
-        each: TrajectoryTokenizer,
-        returns_to_go: torch.Tensor,
-        observations: torch.Tensor,
-        actions: torch.Tensor,
-        timesteps: torch.Tensor,
-        mask: torch.Tensor,
-        loss_mask: torch.Tensor,
-        team: torch.Tensor,
-        identity: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, each: TrajectoryTokenizer, returns_to_go: Tensor, observations: Tensor, actions: Tensor,
+        timesteps: Tensor, mask: Tensor, loss_mask: Tensor, team: Tensor, identity: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Embed the steps of W teams with B members in all; rows stand team by team.
 
         Args:
@@ -100,14 +92,12 @@ class TeamTokenizer(nn.Module):
         return out.index_put((index[real], place[real]), tokens), torch.where(mask, queries, 0)
 
 
-def team_sum(x: torch.Tensor, team: torch.Tensor) -> torch.Tensor:
+def team_sum(x: Tensor, team: Tensor) -> Tensor:
     """Sum the rows of each team: (B, T), (B,) -> (W, T)."""
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(
-    mask: torch.Tensor, team: torch.Tensor, with_returns: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Places of tokens: members of its team before each row (B, T), first place and number of tokens of each step of a team's
     list (W, T) twice, and the first row of each team (W,)."""
     n = team_sum(mask.long(), team)

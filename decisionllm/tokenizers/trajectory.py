@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
@@ -28,16 +28,9 @@ class TrajectoryTokenizer(nn.Module):
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        width: int,
-        *,
-        embedding: str = "linear",
-        timesteps: str = "learned",
-        return_conditioned: bool = True,
-        null_return: bool = False,
-        entity_layers: int = 0,
-    ) -> None:
+        self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
+        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if embedding not in ("linear", "mlp"):
             raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
@@ -63,13 +56,9 @@ class TrajectoryTokenizer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(
-        self,
-        returns_to_go: torch.Tensor,
-        observations: torch.Tensor,
-        actions: torch.Tensor,
-        timesteps: torch.Tensor,
-        return_given: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,
+        return_given: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Embed the steps of B windows.
 
         Args:
@@ -91,10 +80,10 @@ class TrajectoryTokenizer(nn.Module):
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
-        normed: torch.Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+        normed: Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
         return normed
 
-    def numbers(self, actions: torch.Tensor) -> torch.Tensor:
+    def numbers(self, actions: Tensor) -> Tensor:
         """Actions as the input of a linear map: a discrete one as a one-hot vector."""
         return F.one_hot(actions[..., 0].long(), self.num_actions).to(actions.dtype) if self.num_actions else actions
 
