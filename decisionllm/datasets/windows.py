@@ -192,7 +192,8 @@ def draw(rng: np.random.Generator, size: int, before: np.ndarray, weights: np.nd
         return rng.integers(before[-1], size=size)
     share = np.cumsum(np.diff(before) * weights)
     which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
-    return rng.integers(before[which], before[which + 1])
+    drawn: np.ndarray = rng.integers(before[which], before[which + 1])
+    return drawn
 
 
 def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:

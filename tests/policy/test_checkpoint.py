@@ -73,7 +73,7 @@ def edit(file, change):
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("head", ["gaussian", "bins"])
-def test_saved_and_loaded_the_policy_acts_the_same(backbone, head, tmp_path):
+def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
@@ -176,7 +176,7 @@ class Killed(BaseException):
     """The end of the process: nothing that runs after it may be needed."""
 
 
-def test_a_save_killed_at_any_write_and_the_next_one_too_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
     """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
     run, left = tmp_path / "run", []
     model = trained(run, config("nano full"))
@@ -244,7 +244,7 @@ def full_disk(path):
 
 @contextmanager
 def read_only(path):
-    """Nothing can be written under this folder, not even by root, who becomes nobody for the while."""
+    """Nothing can be written under this folder, not even by root, which takes another user id."""
     root = os.geteuid() == 0
     for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
         folder.chmod(0o555)
@@ -261,14 +261,14 @@ def read_only(path):
 
 @pytest.fixture
 def open_folder():
-    """A temporary folder that nobody can look into: pytest's own are closed to all but their owner."""
+    """A temporary folder open to every user: pytest's own are closed to all but their owner."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
-def test_what_cannot_be_written_is_one_clear_error_and_the_last_checkpoint_stays(trouble, open_folder):
+def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folder):
     model = trained(open_folder / "run", config("nano full"))
     before = {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
     with (
@@ -285,16 +285,16 @@ def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
     assert command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data") == 0
     with full_disk(tmp_path):
         assert command(*words) == 1
-    said = capsys.readouterr().err
-    assert "could not be written" in said and said.count("\n") == 1 and f"{tmp_path}/runs/a" in said
+    printed = capsys.readouterr().err
+    assert "could not be written" in printed and printed.count("\n") == 1 and f"{tmp_path}/runs/a" in printed
 
 
-def test_a_run_where_nobody_may_write_fails_in_one_line(capsys):
+def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
     assert command("train", *LOOP, *NANO, "run=/sys/kernel/runs/a") == 1  # closed to root too, absent on other systems
-    said = capsys.readouterr().err
-    assert "could not be written" in said and said.count("\n") == 1 and "/sys/kernel/runs/a" in said
+    printed = capsys.readouterr().err
+    assert "could not be written" in printed and printed.count("\n") == 1 and "/sys/kernel/runs/a" in printed
 
 
-def test_versions_are_told_where_there_is_no_git(monkeypatch):
+def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert checkpoint.versions()["commit"] is None and checkpoint.versions()["torch"] == torch.__version__
