@@ -12,6 +12,7 @@ from torch import nn
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.registry import build, register
+from decisionllm.tokenizers.text import own_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,8 +30,6 @@ def qwen2(
     """Qwen2 with random weights drawn from `seed`, and the text tokenizer that ships with the package."""
     from transformers import Qwen2Config
 
-    from decisionllm.tokenizers.text import own_tokenizer
-
     config = Qwen2Config(
         vocab_size=len(own_tokenizer()), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
@@ -45,8 +44,6 @@ def gpt2(
 ) -> Backbone:  # fmt: skip
     """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from `seed`."""
     from transformers import GPT2Config
-
-    from decisionllm.tokenizers.text import own_tokenizer
 
     config = GPT2Config(
         vocab_size=len(own_tokenizer()), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
