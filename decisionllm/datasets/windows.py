@@ -23,8 +23,7 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
         (n,) float64. Rewards [1, 2, 3] with total 6 give [6, 5, 3].
     """
     before = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
-    togo: np.ndarray = np.repeat(np.asarray(totals, np.float64) + before[offsets[:-1]], np.diff(offsets)) - before[:-1]
-    return togo
+    return np.asarray(np.repeat(np.asarray(totals, np.float64) + before[offsets[:-1]], np.diff(offsets)) - before[:-1])
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
         (N,) int.
     """
     over = np.maximum(np.asarray(now) + 1 - T, 0)
-    start: np.ndarray = -(-over // stride) * stride
-    return start
+    return np.asarray(-(-over // stride) * stride)
 
 
 class Sampler:
@@ -192,8 +190,7 @@ def draw(rng: np.random.Generator, size: int, before: np.ndarray, weights: np.nd
         return rng.integers(before[-1], size=size)
     share = np.cumsum(np.diff(before) * weights)
     which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
-    drawn: np.ndarray = rng.integers(before[which], before[which + 1])
-    return drawn
+    return np.asarray(rng.integers(before[which], before[which + 1]))
 
 
 def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
@@ -202,8 +199,7 @@ def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
     Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023.
     """
     returns = np.asarray(returns, np.float64)
-    weights: np.ndarray = np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0)))
-    return weights
+    return np.asarray(np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0))))
 
 
 def select(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from decisionllm.backbones.forward import Backbone
 from decisionllm.models.dynamics import Dynamics
 from decisionllm.models.normalizer import Normalizer
-from decisionllm.protocols import Distribution
+from decisionllm.protocols import Distribution, Head
 from decisionllm.registry import build
 from decisionllm.schema import Batch, Spec
 from decisionllm.tokenizers.team import TeamTokenizer
@@ -58,7 +58,7 @@ class DecisionLLM(nn.Module):
             spec, width, embedding=embedding, timesteps=timesteps, return_conditioned=condition_on == "return_to_go",
             null_return=bool(max_return_expectile), entity_layers=entity_layers,
         )  # fmt: skip
-        self.head = build(head, width, spec)
+        self.head: Head = build(head, width, spec)
         self.dynamics = Dynamics(width, spec) if dynamics else None
         self.max_return = nn.Linear(width, 1) if max_return_expectile else None
         self.max_return_expectile = max_return_expectile
@@ -165,12 +165,10 @@ class DecisionLLM(nn.Module):
             observations: (B, T, S), raw units; may be None for a head that points at no entities.
         """
         if self.head.entities is None:
-            distribution: Distribution = self.head(hidden, action_masks)
-            return distribution
+            return self.head(hidden, action_masks)
         assert observations is not None
         each, _ = self.tokenizer.observations.entities(self.normalizer.observations(observations))
-        distribution = self.head(hidden, action_masks, each[..., self.head.entities, :])
-        return distribution
+        return self.head(hidden, action_masks, each[..., self.head.entities, :])
 
     def choose(
         self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None = None, *,

@@ -103,5 +103,4 @@ def _standardize(mean: Tensor, scale: Tensor, values: np.ndarray) -> None:
 
 def _positive(deviation: np.ndarray) -> np.ndarray:
     """A constant column has scale 1, so that it stays in its unit."""
-    scale: np.ndarray = deviation.clip(min=1e-6) + (deviation < 1e-6)
-    return scale
+    return np.asarray(deviation.clip(min=1e-6) + (deviation < 1e-6))
