@@ -51,7 +51,7 @@ class Cache:
             seen, brought = np.stack([h.observations[-1] for h in histories]), [h.rewards[-1:].sum() for h in histories]
             allowed = [np.ones(C, bool) if h.action_masks is None else h.action_masks[-1] for h in histories]
             session.observe(seen, np.array(brought), np.stack(allowed) if C else None, rows)
-            return session.decide(rows), session.conditioned_on[rows]
+            return session.decide(rows), session.told[rows]
         except BaseException:
             for key in keys:
                 self.forget(key)
@@ -87,7 +87,7 @@ class Cache:
             and n in (t - 1, t)
             and s.start[row] >= 0
             and s.tasks[row] == history.task
-            and (s.targets[row] == target or (np.isnan(target) and s.predicts_return[row]))
+            and (s.targets[row] == target or (np.isnan(target) and s.open[row]))
             and np.array_equal(s.observations[row, :t], history.observations[:t].astype(np.float32))
             and np.array_equal(s.actions[row, :n], history.actions[:n].astype(np.float32))
             and np.array_equal(s.rewards[row, : t - 1], history.rewards[: t - 1])
