@@ -177,7 +177,7 @@ def overflow(folder, job):
 
 def test_a_run_that_finds_the_disk_full_is_not_at_fault(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(3))
-    with pytest.raises(OSError, match=r"disk full\?\); make room, and the same command goes on"):
+    with pytest.raises(OSError, match=r"disk full\?\); make room, and the same command continues"):
         ledger.drive(tmp_path, names, overflow, *HERE)
     assert set(ledger.status(tmp_path, names).values()) == {"planned"} and "No space left on device" in capfd.readouterr().err
     assert not any((tmp_path / name / "begun").read_text() for name in names if (tmp_path / name / "begun").exists())
