@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry"},
+    {"schema", "registry", "files"},
     {"config", "protocols"},
     {"tokenizers", "envs"},
     {"baselines"},
