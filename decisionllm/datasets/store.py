@@ -6,8 +6,6 @@ A store is a folder: one .npy a field, rows of all episodes end to end, and card
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
@@ -83,17 +81,11 @@ def write(path, source):
     card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
     card["fingerprint"] = _fingerprint(card, arrays)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.mkdir()
-    try:
+    with atomic(path) as partial:
+        partial.mkdir()
         for name, array in arrays.items():
             np.save(partial / f"{name}.npy", array)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return open_store(path)
 
 
