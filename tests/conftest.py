@@ -25,6 +25,15 @@ SMALL = {
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how to repeat the order, which pytest-randomly prints only without -q."""
+    if (seed := config.getoption("randomly_seed", None)) is not None:
+        terminalreporter.write_line(f"random order; the same again: --randomly-seed={seed}")
+
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # threads of all workers on all cores would wait for each other most of the time
+    share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))))
 THREADS = torch.get_num_threads()
 PATIENCE = 300  # seconds; the longest wait for another process or thread, which is slow on a busy machine
 

@@ -14,6 +14,8 @@ from decisionllm.baseline import ALGORITHMS, answers, scaled, transitions
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, episode, make_store
 
+pytestmark = pytest.mark.numeric
+
 SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "batch_size=32", "seed=7", "device=cpu")
 
 

@@ -10,6 +10,8 @@ import pytest
 from decisionllm.worlds.auction import Seats
 from decisionllm.worlds.bidders import PID, Abid, Constant, OnlineLP, Policy, Table, TargetCPA, online_lp_table, roster
 
+pytestmark = pytest.mark.numeric
+
 FIXTURES = Path(__file__).parent / "fixtures" / "auctionnet"
 
 

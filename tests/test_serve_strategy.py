@@ -14,6 +14,8 @@ from tests.conftest import make_policy, near
 from tests.test_eval_auction import always
 from tests.test_serve_http import CARD, serving
 
+pytestmark = pytest.mark.numeric
+
 SEAT, PERIOD = 9, "3"
 HIGH = 300.0  # the multipliers of the policies here lie within 0 and this
 OPTIONS = {"show": "official", "facts": "progress", "returns": "score", "features": "repaired"}

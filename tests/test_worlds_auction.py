@@ -13,6 +13,8 @@ from decisionllm.worlds.auction import PUBLISHED, Market, noise, opportunities, 
 from decisionllm.worlds.bidders import Abid, Constant, TargetCPA, roster
 from decisionllm.worlds.campaign import MEANS
 
+pytestmark = pytest.mark.numeric
+
 FIXTURES = Path(__file__).parent / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 

@@ -13,6 +13,8 @@ from decisionllm.worlds.auction import Seats, play
 from decisionllm.worlds.bidders import roster
 from decisionllm.worlds.stock import StockDT
 
+pytestmark = pytest.mark.numeric
+
 FIXTURE = Path(__file__).parent / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
 
 
