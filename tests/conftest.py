@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm import executors
 from decisionllm.__main__ import run
 from decisionllm.datasets import store, windows
 from decisionllm.model import DecisionLLM
@@ -32,7 +33,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # threads of all workers on all cores would wait for each other most of the time
-    share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    share = executors.cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))))
 THREADS = torch.get_num_threads()
 PATIENCE = 300  # seconds; the longest wait for another process or thread, which is slow on a busy machine
