@@ -53,7 +53,8 @@ def isolate(patch, path):
 def isolated_session(tmp_path_factory):
     """The same for the fixtures of a module, which are set up before those of its first test."""
     with pytest.MonkeyPatch.context() as patch:
-        isolate(patch, tmp_path_factory.mktemp("session"))
+        isolate(patch, path := tmp_path_factory.mktemp("session"))
+        (path / "home").mkdir()  # Chromium keeps its profile there
         yield
 
 
