@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from hashlib import blake2b
 
 import numpy as np
@@ -21,7 +22,9 @@ from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 from decisionllm.serve import card
 from decisionllm.train import POSITIVE, parameter_groups, trim
-from tests.conftest import DT, LOOP, NANO, command, interrupt, make_model, metrics
+from tests.conftest import DT, LOOP, NANO, PATIENCE, command, interrupt, make_model, metrics
+
+pytestmark = pytest.mark.numeric
 
 
 def saved(path):
@@ -169,6 +172,14 @@ def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
             assert row == pytest.approx(expected, rel=1e-5)
 
 
+def free_port():
+    """A free port below those that Linux gives to connections, since it is bound only seconds later."""
+    for port in np.random.default_rng(os.getpid()).permutation(np.arange(20_000, 32_768)).tolist():
+        with socket.socket() as attempt, suppress(OSError):
+            attempt.bind(("127.0.0.1", port))
+            return port
+
+
 def test_two_processes_equal_one(tmp_path):
     script = """
 import os, sys
@@ -183,12 +194,9 @@ if child:
 sys.stdout.flush()
 os._exit(code)
 """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "optim.clip=0.5"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 2  # one of the two speaks
     for row, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
@@ -230,11 +238,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     process = subprocess.Popen(
         [sys.executable, "-m", "decisionllm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < patience and not (log.is_file() and log.read_text().count("\n") > 2):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     step = json.loads((tmp_path / "run" / "checkpoint" / "trainer.json").read_text())["step"]
     assert process.returncode == 130, out + err
     assert (

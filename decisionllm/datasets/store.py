@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.files import atomic
 from decisionllm.registry import build
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
 

@@ -13,6 +13,7 @@ import pytest
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.formats import marl_archives as vault
 from decisionllm.datasets.store import write
+from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
 
@@ -76,7 +77,7 @@ def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
             assert log.agents["terminated"][rows].tolist() == [t == own[i] < max(own) for t in range(own[i] + 1)]
             np.testing.assert_array_equal(log.agents["action_values"][rows], world["actions"][: own[i] + 1, i])
             np.testing.assert_array_equal(log.agents["reward"][rows], world["rewards"][: own[i] + 1, i])
-        np.testing.assert_allclose(log.steps["reward"][log.steps["group"] == g], world["rewards"].mean(1))
+        near(log.steps["reward"][log.steps["group"] == g], world["rewards"].mean(1), 1e-6)
     assert "available" not in log.agents  # a mask says nothing of continuous actions
 
 
@@ -157,12 +158,12 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     assert store.group.tolist() == [0, 0, 1, 1] and store.agent.tolist() == [0, 1, 0, 1]
     assert store.lengths.tolist() == [25] * 4 and store.truncated.all() and store.spec.horizon == 25
     paid = (made["rews_0"] + made["rews_1"]) / 2
-    np.testing.assert_allclose(store.returns, np.repeat([paid[:25].sum(), paid[25:50].sum()], 2), rtol=1e-5)
+    near(store.returns, np.repeat([paid[:25].sum(), paid[25:50].sum()], 2), 1e-6, scale=25)
     for e, (first, i) in enumerate([(0, 0), (0, 1), (25, 0), (25, 1)]):
-        np.testing.assert_allclose(store.episode(e).observations, made[f"obs_{i}"][first : first + 25], rtol=1e-6)
-        np.testing.assert_allclose(store.episode(e).actions, made[f"acs_{i}"][first : first + 25], rtol=1e-6)
+        near(store.episode(e).observations, made[f"obs_{i}"][first : first + 25], 1e-6)
+        near(store.episode(e).actions, made[f"acs_{i}"][first : first + 25], 1e-6)
     own = write(tmp_path / "own", multiagent.load(path=str(tmp_path / "seed_0_data"), returns="own"))
-    np.testing.assert_allclose(own.returns[1], made["rews_1"][:25].sum(), rtol=1e-5)
+    near(own.returns[1], made["rews_1"][:25].sum(), 1e-6, scale=25)
 
 
 def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
@@ -199,7 +200,7 @@ def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "3m.h5")))
     assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
     assert store.terminated.tolist() == [True, True, False, False, True, True]
-    np.testing.assert_allclose(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], rtol=1e-5)
+    near(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], 1e-6)
     for e, (world, i, n) in enumerate([(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]):
         np.testing.assert_array_equal(store.episode(e).observations, made["obs"][world, :n, i])
         np.testing.assert_array_equal(store.episode(e).actions, made["actions"][world, :n, i])

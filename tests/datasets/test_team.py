@@ -11,7 +11,7 @@ from decisionllm.datasets import team as multiagent
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
-from tests.conftest import node
+from tests.conftest import near, node
 
 META = {"name": "toy", "horizon": 9, "task": "Hold the bridge.", "reward_rule": "one for each step that it stands.",
         "types": {"guard": {"num_actions": 3, "role": "You carry a shield"}}}  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_team_return_is_that_of_the_world_whoever_dies(tmp_path):
     log = replace(log, steps=log.steps | {"reward": paid})
     store = write(tmp_path / "s", source(log))
     world = paid.reshape(20, 6).sum(1, dtype=np.float64)
-    np.testing.assert_allclose(store.returns, world[store.group], atol=1e-6)
+    near(store.returns, world[store.group], 1e-6)
     living = np.add.reduceat(store.rewards, store.offsets[:-1])
     assert np.abs(living - world[store.group]).max() > 0.5  # without what came later, it would not be
 

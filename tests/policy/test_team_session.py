@@ -16,6 +16,8 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
 from tests.conftest import NANO, command, make_model
 
+pytestmark = pytest.mark.numeric
+
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=12, num_actions=4)
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=12, low=(-2.0, 0.0), high=(2.0, 1.0))
 TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps."]
