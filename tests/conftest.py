@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm import executors
 from decisionllm.__main__ import run
 from decisionllm.datasets import store, windows
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
+from decisionllm.scaling import executors
 from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
