@@ -37,7 +37,7 @@ def check_record(record: Any) -> None:
     sizes: dict[str, int] = {}
     name = type(record).__name__
     for key, letters, optional in _shapes(type(record)):
-        value = getattr(record, key)
+        value = vars(record)[key]
         if value is None and optional:
             continue
         got = getattr(value, "shape", None)
@@ -199,7 +199,7 @@ class Batch(StepColumns[torch.Tensor]):
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""
         per_step = [name for name, letters, _ in _shapes(type(self)) if [letter for letter, _ in letters[:2]] == ["B", "T"]]
-        parts = {name: getattr(self, name) for name in per_step}
+        parts = {name: vars(self)[name] for name in per_step}
         return replace(self, **{name: x if x is None else x[:, :step] for name, x in parts.items()})
 
     def to(self, device: torch.device | str) -> Self:
@@ -229,4 +229,4 @@ class Report:
     def row(self):
         """The line of results.jsonl, as a dict."""
         names = {f.name: "return" if f.name == "mean_return" else f.name for f in fields(self) if f.name != "extra"}
-        return {name: getattr(self, field) for field, name in names.items()} | self.extra
+        return {name: vars(self)[field] for field, name in names.items()} | self.extra

@@ -6,7 +6,8 @@ import pytest
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.maze2d import read_hdf5
-from decisionllm.protocols import Source, open_store, write
+from decisionllm.datasets.store import open_store, write
+from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 
