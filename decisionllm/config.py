@@ -121,7 +121,7 @@ def plain(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     given = asdict(config) if isinstance(config, TrainConfig) else config
-    resolved = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
+    resolved = OmegaConf.to_container(given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -198,7 +198,7 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
-    return OmegaConf.to_container(config, resolve=True)
+    return plain(config)
 
 
 def typed(key: str, value: Any, usual: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.files import atomic
+from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
 
@@ -55,8 +56,8 @@ class Store(StepColumns[np.ndarray]):
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        steps = {name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS}
-        values = {name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS}
+        steps: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS}
+        values: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS}
         values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
         return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
@@ -126,7 +127,7 @@ def open_store(path: str | Path) -> Store:
             raise ValueError(
                 f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}"
             )
-    spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
+    spec = Spec.of(card["spec"])
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
 

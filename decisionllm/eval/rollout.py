@@ -47,11 +47,12 @@ def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None
         progress(1)
     groups = np.arange(N) if env.groups is None else env.groups
     outcomes = env.outcomes()
+    columns = {name: [np.array(rows, np.float32) for rows in log[name]] for name in log}
     return [
         Episode(
-            **{name: np.array(log[name][i], np.float32) for name in log},
-            terminated=bool(terminated[i]), truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]),
-            final_observation=final[i], outcome={name: values[i] for name, values in outcomes.items()},
+            columns["observations"][i], columns["actions"][i], columns["rewards"][i], terminated=bool(terminated[i]),
+            truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]), final_observation=final[i],
+            outcome={name: values[i] for name, values in outcomes.items()},
         )
         for i in range(N)
     ]  # fmt: skip
