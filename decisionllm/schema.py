@@ -67,7 +67,7 @@ def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
 
 @dataclass(frozen=True)
 class Spec:
-    """What the data knows and nobody types: sizes, the action space, the longest episode.
+    """Sizes and action space of a dataset, which its reader finds out.
 
     low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous actions; a discrete
     action is stored as one float that holds its index (A = 1).
@@ -229,7 +229,7 @@ class Report:
     protocol: str
     text: str
     seed: int
-    target_return: float | None  # raw reward units; None for a policy that is asked for nothing
+    target_return: float | None  # raw reward units; None for a policy that is not return-conditioned
     headline: bool  # the one target fixed before the run
     n: int  # episodes
     mean_return: float  # raw reward units; `return` in the row
