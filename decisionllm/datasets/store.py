@@ -140,7 +140,8 @@ def prepare(dataset, cache_dir):
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    return write(path, build(dataset))
+    source = build(dataset)
+    return source if isinstance(source, Store) else write(path, source)
 
 
 def _check(name, episode, spec):

@@ -8,7 +8,9 @@ from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
 
-def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None] = lambda steps: None) -> list[Episode]:
+def rollout(
+    begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None] = lambda steps: None, observation_dim: int = 0
+) -> list[Episode]:
     """Play N episodes to their ends.
 
     Args:
@@ -16,12 +18,21 @@ def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None
         env: see `protocols.Env`.
         seed: of the env's starts.
         progress: called with 1 after each step.
+        observation_dim: S of the player; 0: any.
 
     Returns:
         N episodes, of the type that training reads, with the env's outcomes.
+
+    Raises:
+        ValueError: the env's observations have another size than the player's.
     """
     observations = np.asarray(env.reset(seed), np.float32)
-    N = len(observations)
+    N = len(env.tasks)
+    if observations.shape != (N, observation_dim or observations.shape[-1]):
+        raise ValueError(
+            f"env: expected observations of shape ({N}, {observation_dim or 'S'}), N episodes and the size that this policy was "
+            f"trained on, got {observations.shape}; evaluate it in an environment like that of its data"
+        )
     player, rewards, running = begin(env.tasks), None, np.arange(N)
     log: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
     terminated, final = np.zeros(N, bool), np.zeros_like(observations)
@@ -55,3 +66,18 @@ def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None
         )
         for i in range(N)
     ]  # fmt: skip
+
+
+class RandomPlayer:
+    """Draws the actions of every step anew. draw: number of episodes -> actions (M, A)."""
+
+    def __init__(self, draw: Callable[[int], np.ndarray]) -> None:
+        self.draw = draw
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self.draw(len(observations))
+
+    def select(self, rows: np.ndarray) -> None:
+        pass
