@@ -57,11 +57,12 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a") as file:
         for run, (policy, run_config, info) in zip(runs, loaded, strict=True):
-            if run_config["env"]["_target_"] == "none" and not config["env"]:
-                raise ValueError(
-                    f"{run}: env=none, there is no environment to roll out in; give one, such as +env._target_=..."
-                )
-            env: Env = build(run_config["env"] | config["env"], config["episodes"])
+            own, given = run_config["env"], config["env"]
+            if own["_target_"] == "none" and not given:
+                example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
+                raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
+            same = given.get("_target_", own["_target_"]) == own["_target_"]
+            env: Env = build((own if same else {}) | given, config["episodes"])
             dataset = info["dataset"]["name"]
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]

@@ -121,12 +121,12 @@ def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]
     """The checked columns of an .npz or HDF5 file in D4RL's layout. widths: numbers in a row of each further key, 0: any."""
     import h5py
 
-    widths = {"rewards": 1, "terminals": 1, "timeouts": 1} | widths
+    widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
     kind = "npz" if path.suffix == ".npz" else "HDF5"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
     try:
-        with np.load(path) if kind == "npz" else h5py.File(path) as file:
+        with path.open("rb") as raw, np.load(raw) if kind == "npz" else h5py.File(path) as file:
             found = list(file)
             columns = {key: file[key][()] for key in (*KEYS, *widths) if key in file}
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:

@@ -139,7 +139,7 @@ def flatten(values: Any, space: Any) -> np.ndarray:
     if isinstance(space, spaces.Box):
         return np.asarray(values, np.float32).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
-        return np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start]
+        return np.asarray(np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start])
     if isinstance(space, spaces.Dict):
         return np.concatenate([flatten(values[key], part) for key, part in space.spaces.items()], 1)
     raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
@@ -163,13 +163,14 @@ def action_spec(space: Any, episodes: Sequence[Episode] = ()) -> dict[str, Any]:
 def evaluation(dataset: Any) -> dict[str, Any]:
     """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty without either."""
     metadata = dataset.storage.metadata
-    return json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
+    spec: dict[str, Any] = json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
+    return spec
 
 
 def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
     """The reward of a PointMaze dataset's evaluation environment, for the one `g` of its map: (n, 2) positions -> (n,) float32."""
     options = evaluation(dataset).get("kwargs", {})
-    maze = options.get("maze_map") or ()
+    maze: list[list[Any]] = options.get("maze_map") or []
     cells = [(i, j) for i, row in enumerate(maze) for j, cell in enumerate(row) if cell == "g"]
     if len(cells) != 1:
         raise ValueError(
@@ -180,8 +181,8 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
     goal = j + 0.5 - columns / 2, rows / 2 - i - 0.5  # x to the right, y upwards, the origin in the middle
 
     def reward(positions: np.ndarray) -> np.ndarray:
-        distance = np.linalg.norm(positions - goal, axis=1)
-        return (np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS).astype(np.float32)
+        distance: np.ndarray = np.linalg.norm(positions - goal, axis=1)
+        return np.asarray(np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS, np.float32)
 
     return reward
 

@@ -166,7 +166,7 @@ class Maze:
 
 def reward(positions: np.ndarray, goal: np.ndarray, *, dense: bool = False) -> np.ndarray:
     """Rewards at positions: 1 within 0.5 of the goal, or exp(-distance) if dense. (..., 2) -> (...)."""
-    distance = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
+    distance: np.ndarray = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
     return np.exp(-distance) if dense else (distance <= GOAL_RADIUS).astype(np.float64)
 
 

@@ -60,7 +60,7 @@ class GymnasiumEnv(EnvDefaults):
             raise ValueError(
                 f"actions: expected {self.action['action_dim']} numbers, as {self.space} takes, got {actions.shape[1]}"
             )
-        for i in np.flatnonzero(~self.ended):
+        for i in np.flatnonzero(~self.ended).tolist():
             step = self.envs[i].step(self.decode(actions[i]))
             self.observations[i], rewards[i], terminated[i], truncated[i], _ = step
         self.ended |= terminated | truncated

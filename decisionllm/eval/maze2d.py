@@ -95,7 +95,7 @@ class Maze2D(EnvDefaults):
         steps."""
         if self.protocol == "standard":
             return {}
-        places = np.stack([np.vstack([e.observations, e.final_observation])[:, :2] for e in episodes])
+        places = np.array([[*e.observations, e.final_observation] for e in episodes])[..., :2]
         inside = reward(places, self.instructed) > 0
         return {"reached": float(inside.any(1).mean()), "stayed": float((inside[:, -100:].mean(1) >= 0.5).mean())}
 
@@ -107,7 +107,7 @@ class Maze2D(EnvDefaults):
         made = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
         axis = made.subplots()
         axis.imshow(self.maze.walls, cmap="Greys", vmax=2, extent=(-0.7, columns - 0.7, rows - 0.7, -0.7))
-        axis.add_patch(Circle(self.maze.goal[::-1], GOAL_RADIUS, color="tab:green", alpha=0.3))
+        axis.add_patch(Circle(tuple(self.maze.goal[::-1]), GOAL_RADIUS, color="tab:green", alpha=0.3))
         for episode in episodes[:count]:
             x, y = episode.observations[:, 0], episode.observations[:, 1]
             axis.plot(y, x, linewidth=0.8, alpha=0.8)
