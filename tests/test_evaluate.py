@@ -1,4 +1,4 @@
-"""Evaluation: a run's own config says how it is rolled out, every row says what it is, and the report stands alone."""
+"""Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one file."""
 
 import json
 

@@ -28,7 +28,7 @@ def load(
         path: the file.
         name: of the dataset in results; empty: that of the file.
         task: the text of every episode, read with text=constant.
-        text: `none` or `constant`.
+        text: `none`, or `constant` where there is a task.
         horizon: refuse longer episodes; 0: the longest one.
         num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers, else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
@@ -40,12 +40,11 @@ def load(
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
-    one_of("dataset.text", text, ("none", "constant"))
-    file = Path(path).expanduser()
+    words, file = constant_text("dataset", text, task), Path(path).expanduser()
     columns = read_columns(file, {"observations": 0, "actions": 0, "next_observations": 0})
     if not num_actions and columns["actions"].dtype.kind in "iu":
         num_actions = int(columns["actions"].max()) + 1
-    episodes = split(columns, task=task if text == "constant" else "")
+    episodes = split(columns, task=words)
     spec = spec_of(episodes, horizon, num_actions, low, high)
     return Source(spec, episodes, {"name": name or file.stem, "text": text, "file": str(file)})
 
@@ -58,8 +57,7 @@ def open_folder(*, path: str) -> Store:
 
 def files(*, path: str, **options: Any) -> list[Path]:
     """The files that these options read: a store is checked by its own card."""
-    file = Path(path).expanduser()
-    return [file] if file.is_file() else []
+    return [file] if (file := Path(path).expanduser()).is_file() else []
 
 
 def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, spec: Spec | None = None) -> dict[str, Any]:
@@ -103,6 +101,14 @@ def split(columns: Mapping[str, np.ndarray], *, task: str = "") -> list[Episode]
     ]  # fmt: skip
 
 
+def constant_text(group: str, text: str, task: str) -> str:
+    """The task text of every episode, of the option `text`: the given task, or none."""
+    one_of(f"{group}.text", text, ("none", "constant"))
+    if text == "constant" and not task:
+        raise ValueError(f"{group}.task: text=constant needs a text, got none; give {group}.task=...")
+    return task if text == "constant" else ""
+
+
 def spec_of(
     episodes: Sequence[Episode], horizon: int = 0, num_actions: int = 0, low: Sequence[float] = (), high: Sequence[float] = ()
 ) -> Spec:
@@ -111,10 +117,9 @@ def spec_of(
         raise ValueError("episodes: expected at least one, got none")
     S, A = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
     actions = np.concatenate([e.actions for e in episodes if e.actions.shape[1] == A])
-    bounds = (
-        {} if num_actions else {"low": tuple(low or actions.min(0).tolist()), "high": tuple(high or actions.max(0).tolist())}
-    )
-    return Spec(S, A, horizon or max(len(e.rewards) for e in episodes), num_actions=num_actions, **bounds)
+    if not num_actions:
+        low, high = low or actions.min(0).tolist(), high or actions.max(0).tolist()
+    return Spec(S, A, horizon or max(len(e.rewards) for e in episodes), tuple(low), tuple(high), num_actions)
 
 
 def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -136,12 +141,10 @@ def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]
     sizes = {key: len(np.atleast_1d(column)) for key, column in columns.items()}
     if len(set(sizes.values())) > 1 or not sizes["rewards"]:
         raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
-    for key, column in columns.items():
-        numbers = int(np.prod(column.shape[1:]))
-        if column.ndim not in (1, 2) or column.dtype.kind not in "biuf" or not numbers or numbers != (widths[key] or numbers):
-            raise ValueError(
-                f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {column.shape}, {column.dtype}"
-            )
-        if not (finite := np.isfinite(column)).all():
-            raise ValueError(f"{path}: expected finite {key}, got {column[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
+    for key, x in columns.items():
+        numbers = int(np.prod(x.shape[1:]))
+        if x.ndim not in (1, 2) or x.dtype.kind not in "biuf" or not numbers or numbers != (widths[key] or numbers):
+            raise ValueError(f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {x.shape}, {x.dtype}")
+        if not (finite := np.isfinite(x)).all():
+            raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
     return columns | {key: columns[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in columns}

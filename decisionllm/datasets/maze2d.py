@@ -77,7 +77,7 @@ def load(
     one_of("dataset.text", text, ("none", "constant", "goal", "shuffled"))
     one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
-    world, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
+    simulator, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
     by_goal = text in ("goal", "shuffled")
     if by_goal and cut not in ("timeouts", "run"):
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
@@ -92,11 +92,11 @@ def load(
         names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
         name = name or names.get(file.name, f"{published}@{file.stem}")
     else:
-        log = generate(world, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
+        log = generate(simulator, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
         name = f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)
-        log["rewards"] = reward(log["observations"][:, :2], world.goal, dense=dense)
+        log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
     info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
-    first, last = cut_points(log, cut, longest := piece if cut == "run" else HORIZON[maze], world)
+    first, last = cut_points(log, cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
     until = np.minimum(last + steps_after_goal, next_jump(log)[first])
     goals, tasks = None, [task_text(maze) if text == "constant" else ""] * len(first)
     if by_goal:
@@ -129,14 +129,14 @@ def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> st
     return f"Maze2D {maze}. Push the ball to the goal at the {place}, and keep it there."
 
 
-def cut_points(log: Log, cut: str, longest: int, world: Maze) -> tuple[np.ndarray, np.ndarray]:
+def cut_points(log: Log, cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray]:
     """First rows and ends (exclusive) of the episodes: two (E,) int arrays. A jump of the ball always parts two episodes."""
     position = log["observations"][:, :2]
     end = jumps(log)
     if cut == "timeouts":
         end |= log["ends"]
     if cut == "goal_exit":
-        inside = reward(position, world.goal) > 0
+        inside = reward(position, simulator.goal) > 0
         end |= np.append(inside[:-1] & ~inside[1:], True)
     last = np.flatnonzero(end) + 1
     first = np.concatenate([[0], last[:-1]])
@@ -157,7 +157,7 @@ def next_jump(log: Log) -> np.ndarray:
     return ends[np.searchsorted(ends, np.arange(len(log["observations"])), side="right")]
 
 
-def generate(world: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, noise: float = 0.5, chains: int = 50) -> Log:
+def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, noise: float = 0.5, chains: int = 50) -> Log:
     """D4RL's generation protocol, its noisy variant, which made the published files: a dict of columns of `steps` rows.
 
     `chains` balls walk side by side, each never reset; a goal is a random free cell, aimed at through the planner's
@@ -168,8 +168,8 @@ def generate(world: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, n
     rng = np.random.default_rng(seed)
     chains = max(1, min(chains, steps // 2000))
     length = -(-steps // chains)
-    states = world.reset(chains, rng)
-    planner = Planner(world, chains, rng)
+    states = simulator.reset(chains, rng)
+    planner = Planner(simulator, chains, rng)
     shape = (chains, length)
     log = {"observations": np.empty((*shape, 4), np.float32), "actions": np.empty((*shape, 2), np.float32),
            "goals": np.empty((*shape, 2), np.float32), "ends": np.zeros(shape, bool)}  # fmt: skip
@@ -178,7 +178,7 @@ def generate(world: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, n
     for t in range(length):
         rows = np.flatnonzero(fresh)
         if len(rows):
-            cells = world.free_cells[rng.integers(len(world.free_cells), size=len(rows))]
+            cells = simulator.free_cells[rng.integers(len(simulator.free_cells), size=len(rows))]
             goals[rows] = cells + rng.uniform(-0.1, 0.1, cells.shape)
             planner.aim(rows, states[rows, :2], cells)
             age[rows] = 0
@@ -187,7 +187,7 @@ def generate(world: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, n
         fresh = solved | (age >= time_limit)
         for name, column in (("observations", states), ("actions", actions), ("goals", goals), ("ends", fresh)):
             log[name][:, t] = column
-        states = world.step(states, actions)
+        states = simulator.step(states, actions)
         age += 1
     log["ends"][:, -1] = True
     return {name: column.reshape(chains * length, *column.shape[2:])[:steps] for name, column in log.items()}

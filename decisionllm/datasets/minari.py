@@ -234,7 +234,7 @@ def save(minari_id: str, store: Store, *, env: Any = None, reference: tuple[floa
     box = None if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it asks for an author and links, which a store does not have
+            warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
             dataset = minari.create_dataset_from_buffers(
                 minari_id, map(buffer, range(len(store.lengths))), env=env, action_space=box or spaces.Discrete(spec.num_actions), data_format="hdf5",
                 observation_space=spaces.Box(-np.inf, np.inf, (spec.observation_dim,), np.float32),

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
 from decisionllm.datasets import minari
+from decisionllm.datasets.arrays import constant_text
 from decisionllm.eval.report import normalised
 from decisionllm.eval.rollout import RandomPlayer
 from decisionllm.protocols import Begin, EnvDefaults
@@ -97,19 +97,19 @@ def make(
 
     Args:
         num_episodes: N.
-        id: such as CartPole-v1, or mine:World-v0, which imports the package `mine` that registers it.
+        id: such as CartPole-v1, or mine:Pump-v0, which imports the package `mine` that registers it.
         arguments: of the environment.
         horizon: most steps of an episode; 0: the time limit of the environment.
         reference: returns of a random policy and of an expert, for normalised scores.
-        task: what it is about, in words.
-        text: `none`, or `constant`: policies read `task`.
+        task: the task in words, read with text=constant.
+        text: `none` or `constant`.
 
     Raises:
         ValueError: there is no such environment, or it could not be made.
     """
     import gymnasium
 
-    one_of("env.text", text, ("none", "constant"))
+    words = constant_text("env", text, task)
     try:
         envs = [gymnasium.make(id, max_episode_steps=horizon or None, **arguments) for _ in range(num_episodes)]
     except gymnasium.error.UnregisteredEnv as error:
@@ -118,7 +118,7 @@ def make(
         raise ValueError(f"env.id: {error} {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise ValueError(f"env.id={id}, env.arguments={dict(arguments)}: could not be made ({error})") from error
-    return GymnasiumEnv(envs, task=task if text == "constant" else "", text=text, reference=reference)
+    return GymnasiumEnv(envs, task=words, text=text, reference=reference)
 
 
 @register("env", "minari", minari_id="${dataset.minari_id}", goal="${dataset.goal}", text="${text}")

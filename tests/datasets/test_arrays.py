@@ -61,6 +61,13 @@ def test_options_name_the_data_the_task_and_the_space(tmp_path):
     assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and source.episodes[0].task == "Fill."
 
 
+def test_a_constant_text_needs_a_task(tmp_path):
+    with pytest.raises(ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="):
+        load(path=put(tmp_path / "a.npz"), text="constant")
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, got 'goal'"):
+        load(path=put(tmp_path / "a.npz"), text="goal")
+
+
 def test_an_hdf5_file_has_the_same_layout(tmp_path):
     with h5py.File(tmp_path / "mine.hdf5", "w") as file:
         for key, column in columns().items():

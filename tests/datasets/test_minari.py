@@ -92,7 +92,7 @@ def test_what_is_written_is_what_minaris_users_read(tmp_path):
     dataset = minari.load_dataset("mine/test-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
     assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
-        "nothing was seen after the end: the last is shown twice"
+        "no observation after the end: the last is repeated"
     )
     assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [False, True]
     assert minari.get_normalized_score(dataset, np.array([1.0, 3.0, 5.0])).tolist() == [0, 0.5, 1]
@@ -123,7 +123,7 @@ def test_a_dict_is_laid_out_key_by_key_and_a_discrete_is_one_hot():
     assert only.observations.tolist() == [[1, 3, 4, 0, 0, 1]] and only.final_observation.tolist() == [2, 5, 6, 1, 0, 0]
 
 
-def test_discrete_observations_and_actions_are_counted_from_their_start():
+def test_discrete_spaces_are_counted_from_their_start():
     put(
         "mine/discrete-v0", [(np.array([2, 3, 2]), np.array([5, 7]), [0, 0])],
         observation_space=spaces.Discrete(2, start=2), action_space=spaces.Discrete(3, start=5),

@@ -110,7 +110,7 @@ def test_actions_of_another_space_are_refused():
         env.step(np.full((1, 1), 4.0))
 
 
-def test_environments_without_a_time_limit_or_a_known_space_are_refused():
+def test_an_environment_without_a_time_limit_is_refused():
     with pytest.raises(ValueError, match="None: expected an environment with a time limit"):
         GymnasiumEnv([Counter()])
 
