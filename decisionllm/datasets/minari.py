@@ -56,16 +56,12 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
         if fixed:
             rewards = fixed(observations["observation"][1:, :2])
         actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
-        terminated, truncated = bool(raw.terminations[-1]), bool(raw.truncations[-1]) or not raw.terminations[-1]
         try:
-            rows = observe(dataset, observations, goal)
-            known: dict[str, Any] = {
-                "terminated": terminated,
-                "truncated": truncated,
-                "task": words,
-                "final_observation": rows[-1],
-            }
-            episodes.append(Episode(rows[:-1], actions, rewards, group=e, **known))
+            rows, ended = observe(dataset, observations, goal), bool(raw.terminations[-1])
+            episodes.append(Episode(
+                rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
+                task=words, group=e, final_observation=rows[-1],
+            ))  # fmt: skip
         except ValueError as error:
             raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
     if not episodes:
