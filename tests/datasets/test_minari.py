@@ -91,9 +91,7 @@ def test_what_is_written_is_what_minaris_users_read(tmp_path):
     save("mine/test-v0", store, reference=(1.0, 5.0))
     dataset = minari.load_dataset("mine/test-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
-    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
-        "no observation after the end: the last is repeated"
-    )
+    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], "no observation after the end: the last is repeated"
     assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [False, True]
     assert minari.get_normalized_score(dataset, np.array([1.0, 3.0, 5.0])).tolist() == [0, 0.5, 1]
     assert store.fingerprint in dataset.storage.metadata["description"]
