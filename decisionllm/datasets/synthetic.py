@@ -1,5 +1,7 @@
 """A point that walks to one of four goals, by controllers of three qualities: the dataset of the tests and of quick trials."""
 
+from typing import Any
+
 import numpy as np
 
 from decisionllm.config import one_of
@@ -45,7 +47,7 @@ def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, see
             observations, actions, rewards, terminated=bool(arrived[0]), truncated=not arrived[0],
             task=task_text(name) if text == "goal" else "", group=e, final_observation=position[0].astype(np.float32),
         ))  # fmt: skip
-    bounds = {} if discrete else {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
+    bounds: dict[str, Any] = {} if discrete else {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
     spec = Spec(2, 1 if discrete else 2, point.HORIZON, num_actions=5 * discrete, **bounds)
     return Source(spec, made, {"name": "synthetic", "env": "synthetic", "text": text, "discrete": discrete, "seed": seed})
 
