@@ -147,7 +147,8 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    return write(path, build(dataset))
+    source = build(dataset)
+    return source if isinstance(source, Store) else write(path, source)
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
