@@ -166,7 +166,8 @@ def store_choices() -> None:
     for group, choices in registry.discover().items():
         for name, node in choices.items():
             ConfigStore.instance().store(group=group, name=name, node=node)
-    ConfigStore.instance().store(group="env", name="none", node={"_target_": "none"})
+    for name in ["none", *(name for name in registry.discover()["dataset"] if name not in registry.discover()["env"])]:
+        ConfigStore.instance().store(group="env", name=name, node={"_target_": "none"})  # a dataset without an env of its name
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
     defaults = {key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env")}
     ConfigStore.instance().store(name="train_options", node=defaults)
