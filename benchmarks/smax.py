@@ -27,8 +27,8 @@ class Unmasked(SmaxTeams):
     def action_masks(self):
         return np.ones_like(super().action_masks)
 
-    def conditions(self):
-        return {f"{name}, unmasked": rows for name, rows in super().conditions().items()}
+    def conditions(self, execution, scripted):
+        return {f"{name}, unmasked": rows for name, rows in super().conditions(execution, scripted).items()}
 
 
 def replay(log, map, seed):

@@ -13,7 +13,7 @@ from decisionllm.datasets.store import write
 from decisionllm.datasets.team import entity_schema, read, source
 from decisionllm.envs.smax import OWN, STOP, TEACHERS, UNIT, Facts, Teacher, allowed, compiled
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.smax import Player, SmaxTeams
+from decisionllm.eval.smax import SmaxTeams
 from tests.conftest import command, make_policy
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "smax"
@@ -21,7 +21,7 @@ KINDS = ("marine", "marauder", "stalker", "zealot", "zergling", "hydralisk")
 
 
 class Duel:
-    """Three allies against two marines, all in reach of each other, none of whom can walk. A hit takes half a marine; marine e hits ally e, or the first that
+    """Three allies against two marines, all in range of each other, none of which can walk. A hit takes half a marine; marine e hits ally e, or the first that
     lives, for 0.6 of it, all at once. Worlds whose seed is odd are out of time after two steps."""
 
     facts = Facts(3, 2, KINDS, (2, 3), (45.0, 125.0, 160.0, 150.0, 35.0, 80.0), "by hand")
@@ -33,10 +33,10 @@ class Duel:
         self.kinds = np.broadcast_to([2, 2, 3], (E, 3))
         self.over, self.terminated, self.won = np.zeros((3, E), bool)
         self.alive = np.ones((E, 3), bool)
-        self.asked = []
+        self.taken = []
 
     @property
-    def there(self):
+    def acting(self):
         return self.alive & ~self.over[:, None]
 
     @property
@@ -45,7 +45,7 @@ class Duel:
         return np.concatenate([np.broadcast_to(np.arange(5) == STOP, (len(self.odd), 3, 5)), enemies], -1)
 
     @property
-    def seen(self):
+    def observations(self):
         views = np.zeros((len(self.odd), 3, 4 * UNIT + OWN), np.float32)
         for e in range(2):
             at = (2 + e) * UNIT
@@ -58,8 +58,8 @@ class Duel:
 
     def step(self, actions):
         self.time += 1
-        self.asked.append(actions)
-        going, before, hits = ~self.over, self.health.copy(), allowed(self.masks, actions) & self.there
+        self.taken.append(actions)
+        going, before, hits = ~self.over, self.health.copy(), allowed(self.masks, actions) & self.acting
         for w in np.flatnonzero(going):
             for i in range(3):
                 if hits[w, i] and actions[w, i] > STOP:
@@ -135,7 +135,7 @@ def test_focused_fire_wins_by_hand(duel):
     assert [e.rewards.tolist() for e in episodes] == [[0.5, 1.5]] * 6
     assert env.score(episodes[::3]).tolist() == [100, 100] and [e.group for e in episodes] == [0, 0, 0, 1, 1, 1]
     assert env.metrics(episodes[::3]) == {
-        "execution": "per_agent", "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
+        "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
     }  # fmt: skip
 
 
@@ -177,9 +177,9 @@ def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
     env = SmaxTeams(40, crash="0,1")
     env.seeds = env.seeds * 2
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
-    assert list(env.conditions()) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
-    asked = np.stack(env.world.asked[:2])  # (2, E, N)
-    stood = (asked == STOP) & (np.arange(120)[:, None] >= 40)
+    assert list(env.conditions("per_agent", False)) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
+    taken = np.stack(env.world.taken[:2])  # (2, E, N)
+    stood = (taken == STOP) & (np.arange(120)[:, None] >= 40)
     who = stood[1, 40:].argmax(1)
     assert (stood.sum(2) == np.repeat([[0, 1, 0], [0, 1, 1]], 40, 1)).all()
     assert (who[:40] == who[40:]).all() and set(who) == {0, 1, 2}, "the same one under each crash"
@@ -204,7 +204,9 @@ def test_no_policy_does_what_is_forbidden_unless_it_is_not_told(duel, monkeypatc
         env = kind(20, map="duel")
         rollout(lambda tasks, e=env: policy.begin(tasks, e.horizon), env, seed=0)
         counts[kind] = env.illegal.sum()
-    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions()) == ["per agent, unmasked"]
+    assert (
+        counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions("per_agent", False)) == ["per agent, unmasked"]
+    )
 
 
 def view(enemies, own=(0.25, 0.5)):
@@ -228,7 +230,7 @@ def view(enemies, own=(0.25, 0.5)):
 )
 def test_teachers_choose_by_what_they_see(enemies, reach, expert, medium):
     class World:
-        facts, alive, seen = Duel.facts, np.ones((1, 1), bool), view(enemies)
+        facts, alive, observations = Duel.facts, np.ones((1, 1), bool), view(enemies)
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
     for name, wanted in (("expert", expert), ("medium", medium)):
@@ -270,7 +272,7 @@ def test_without_jaxmarl_one_is_told_what_to_install(monkeypatch, capsys):
 
 def test_a_battle_is_drawn(duel, tmp_path):
     env = SmaxTeams(3, crash="0")
-    episodes = rollout(lambda tasks: Player(env, "expert", 0, tasks), env, seed=0)
+    episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     env.draw(episodes, "a title").savefig(tmp_path / "battle.png")
     assert (tmp_path / "battle.png").stat().st_size > 5000
 
