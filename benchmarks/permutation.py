@@ -5,6 +5,8 @@ Acting alone, agents win N! / N^N of the games at best (0.222 for three); in tur
 model.condition_on=none model.timesteps=none window=1 team.execution=both`. More agents: `+dataset.agents=2-5 +env.agents=2-5`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from decisionllm.protocols import EnvDefaults, Source
@@ -41,6 +43,7 @@ class PermutationGame(EnvDefaults):
     """num_episodes games of each number of agents, one row an agent; a game is over after one step."""
 
     horizon, unit = 1, "games in which all agree, %"
+    groups: np.ndarray
 
     def __init__(self, num_episodes: int, *, agents: str = "3") -> None:
         numbers = np.repeat(sizes(agents), num_episodes)
@@ -56,11 +59,11 @@ class PermutationGame(EnvDefaults):
         return np.ones((len(self.groups), 1))
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        taken = np.zeros(self.places.shape, int)[np.unique(self.groups)]
+        taken = np.zeros((self.groups[-1] + 1, self.places.shape[1]), int)
         np.add.at(taken, (self.groups, actions[:, 0].astype(int)), 1)
         agreed = taken.max(1)[self.groups] == 1
         over = np.ones(len(actions), bool)
         return self.reset(0), agreed.astype(float), over, ~over
 
-    def score(self, episodes: list[Episode]) -> np.ndarray:
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         return np.array([100 * e.rewards.sum() for e in episodes])

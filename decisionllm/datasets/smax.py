@@ -38,7 +38,7 @@ def load(
     made = generate(log, map=map, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"
     capacity = int(made.agents["agent"].max()) + 1  # also enough for the enemies, of which an observation never has more
-    return source(made, text=text, capacity=capacity, **{"name": name, "behaviour": log, "map": map})
+    return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
 def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 0.1, seed: int = 0) -> Log:
@@ -65,8 +65,8 @@ def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 
             "group": fighting, "step": np.full(len(fighting), time), "reward": paid[fighting], "won": world.won[fighting],
             "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
         })  # fmt: skip
-    together = lambda parts: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}  # noqa: E731
-    return Log(meta, together(steps), together(agents))
+    tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
+    return Log(meta, tables[0], tables[1])
 
 
 def blocks(facts: Facts) -> list[list[Any]]:

@@ -48,8 +48,9 @@ def load(
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = "-".join(["spread", log, *(["continuous"] * (actions == "continuous")), *([f"{agents}"] * (log != "varying"))])
-    world = {"behaviour": log, "agents": agents, "actions": actions}
-    return source(made, text=text, capacity=capacity, **world | {"name": f"{name}@seed{seed}-{groups}"})
+    return source(
+        made, text=text, capacity=capacity, behaviour=log, agents=agents, actions=actions, name=f"{name}@seed{seed}-{groups}"
+    )
 
 
 def generate(
@@ -82,10 +83,8 @@ def generate(
         alive[:, t] = world.alive
         for worlds in world.alike():
             raw = world.observe(worlds)
-            rows = np.zeros((E, N), bool)
-            rows[worlds] = world.alive[worlds]
-            seen[rows[:, None] & (np.arange(T) == t)[:, None], : raw.shape[1]] = raw
-            sizes[:, t][rows] = raw.shape[1]
+            w, n = np.nonzero(world.alive[worlds])
+            seen[worlds[w], t, n, : raw.shape[1]], sizes[worlds[w], t, n] = raw, raw.shape[1]
         taken[:, t] = teacher.act(world)
         paid[:, t] = world.step(pushes(taken[:, t]))
         if (going := chosen & (lost == t)[:, None]).any():
@@ -101,10 +100,9 @@ def generate(
         columns["observation"] = seen[alive][np.arange(S) < size[:, None]]
         columns["observation_offsets"] = np.concatenate([[0], np.cumsum(size)])
     columns |= {"action": taken[alive][:, 0].astype(np.int32)} if discrete else {"action_values": taken[alive]}
-    clock = np.tile(np.arange(T, dtype=np.int32), E)
-    over = {"terminated": np.zeros(E * T, bool), "truncated": clock == T - 1}
-    meta = describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed)
-    return Log(meta, {"group": np.repeat(np.arange(E), T), "step": clock} | over, columns)
+    clock, none = np.tile(np.arange(T, dtype=np.int32), E), np.zeros(E * T, bool)
+    steps = {"group": np.repeat(np.arange(E), T), "step": clock, "terminated": none, "truncated": clock == T - 1}
+    return Log(describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed), steps, columns)
 
 
 def blocks(n: int, m: int) -> list[list[Any]]:

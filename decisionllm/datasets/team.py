@@ -24,7 +24,7 @@ from decisionllm.schema import Episode, Spec
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
 TEXTS = ("none", "constant", "informative", "shuffled")
 Meta = dict[str, Any]
-Schema = Sequence[tuple[str, int, int]]
+Schema = tuple[tuple[str, int, int], ...]
 
 
 def canonical(
@@ -100,8 +100,7 @@ def with_blocks(types: Mapping[str, Meta], lengths: Mapping[str, int]) -> dict[s
 def entity_schema(meta: Meta, capacity: int = 6) -> tuple[tuple[str, int, int], ...]:
     """Spec.entity_schema of a log whose types all have blocks: the own block, then `capacity` entities of each kind, or as many as an
     observation has, if these are more."""
-    own, most = 1, {}
-    widths: dict[str, int] = {}
+    own, widths, most = 1, dict[str, int](), dict[str, int]()
     for name, each in meta["types"].items():
         for length, blocks in each["observations"].items():
             counts = dict.fromkeys((kind for kind, _, _ in blocks), 0)

@@ -55,7 +55,9 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
     known, types = tuple(env.unit_type_names), np.asarray(scenario.unit_types)[:N]
     kinds = tuple(range(len(known))) if scenario.smacv2_unit_type_generation else tuple(np.unique(types).tolist())
     strong = partial(jax.tree.map, lambda x: jax.lax.convert_element_type(x, x.dtype))  # weak types would be compiled again
-    stack = lambda by_agent: jnp.stack([by_agent[agent] for agent in env.agents])  # noqa: E731
+
+    def stack(by_agent: Any) -> Any:
+        return jnp.stack([by_agent[agent] for agent in env.agents])
 
     def view(observations: Any, state: Any) -> tuple[Any, ...]:
         units = state.state
@@ -160,4 +162,4 @@ class Teacher:
 
 def allowed(masks: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Whether each action is allowed: (E, N, C) bool, (E, N) int -> (E, N) bool"""
-    return np.take_along_axis(masks, actions[..., None], -1)[..., 0]
+    return np.asarray(np.take_along_axis(masks, actions[..., None], -1)[..., 0])

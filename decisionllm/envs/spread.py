@@ -86,11 +86,11 @@ class Spread:
 
     def nearest(self) -> np.ndarray:
         """The distance of each landmark to its nearest agent: (E, N)"""
-        return np.where(self.alive[:, :, None], self.to_landmark, np.inf).min(1)
+        return np.asarray(np.where(self.alive[:, :, None], self.to_landmark, np.inf).min(1))
 
     def covered(self) -> np.ndarray:
         """The share of a world's landmarks with an agent on them: (E,)"""
-        return ((self.nearest() < COVERED) & self.landmark_mask).sum(1) / self.landmark_mask.sum(1)
+        return np.asarray(((self.nearest() < COVERED) & self.landmark_mask).sum(1) / self.landmark_mask.sum(1))
 
     def alike(self) -> list[np.ndarray]:
         """Worlds with equal numbers of agents and of landmarks: arrays of indices."""
@@ -189,4 +189,4 @@ def assignment(distance: np.ndarray, alive: np.ndarray, landmark_mask: np.ndarra
     total = np.zeros((E, len(plans)))
     for i in range(N):
         total += cost[:, i, plans[:, i]]
-    return plans[total.argmin(1)]
+    return np.asarray(plans[total.argmin(1)])

@@ -8,7 +8,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats.team_log import action_limits, agent_types, flat, split_observation
-from decisionllm.datasets.team import canonical_rows, entity_schema, meta_of, task_text, with_blocks
+from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, task_text, with_blocks
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.registry import register
 
@@ -58,61 +58,51 @@ class PettingZooTeams(TeamEnv):
         super().__init__(num_episodes, [", ".join(f"{key} {policy}" for key, policy in chosen.items())])
         self.envs, self.text, self.team = make(id, dict(arguments or {}), num_episodes), text, team
         kinds, limits = agent_types(self.envs[0]), action_limits(self.envs[0])
-        self.meta = meta_of(path, meta) if path else {"name": str(self.envs[0]), "types": limits}
-        self.horizon = int(horizon or self.meta.get("horizon", 0))
-        self.returns = returns or self.meta.get("returns") or "team"
+        meta_found: Meta = meta_of(path, meta) if path else {"name": str(self.envs[0]), "types": limits}
+        self.horizon = int(horizon or meta_found.get("horizon", 0))
+        self.returns = str(returns or meta_found.get("returns") or "team")
         one_of("env.returns", self.returns, ("team", "own", "mean"))
         if not self.horizon or len(reference) not in (0, 2):
-            raise ValueError(
-                f"env: expected horizon (without env.path) and reference=[low,high], got {horizon} and {[*reference]}"
-            )
-        self.meta |= {"horizon": self.horizon}
+            raise ValueError(f"env: expected horizon (without path) and reference=[low,high], got {horizon} and {[*reference]}")
         self.unit, self.reference = "" if reference else "team return", np.array([*reference] or [0.0, 100.0], float)
-        types, teams = self.meta["types"], {**self.meta.get("teams", {}), **(teams or {})}
-        self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, next(iter(types)))  # a public log has one type for all
+        types = meta_found["types"]
+        self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, str(*types))  # a public log has one type for all agents
         for agent, kind in kinds.items():
             logged, n = types.get(self.named[agent], {}).get("num_actions"), limits[kind].get("num_actions")
             if self.named[agent] not in types or logged != n:
                 raise ValueError(f"env.id={id}, type {kind}: expected num_actions {logged} as in the log, got {n}")
-        team_of = {agent: int(teams.get(kind, 0)) for agent, kind in kinds.items()}
-        self.members = {agent for agent in kinds if team_of[agent] == team}  # of the team
+        self.num_actions = max(each.get("num_actions", 0) for each in types.values())
+
+        team_of = {agent: int((meta_found.get("teams", {}) | (teams or {})).get(kind, 0)) for agent, kind in kinds.items()}
+        self.members = {agent for agent in kinds if team_of[agent] == team}
         if unknown := sorted(chosen.keys() - {*limits, *map(str, team_of.values())}):
-            raise ValueError(
-                f"env.partners: expected types or teams, of {', '.join(limits)}, {sorted({*team_of.values()})}, got {unknown}"
-            )
+            known = f"{', '.join(limits)}, {sorted({*team_of.values()})}"
+            raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
         self.partners: dict[str, list[str]] = {}  # policy -> agents
         for agent, kind in kinds.items():
             if agent not in self.members or kind in chosen:
                 self.partners.setdefault(chosen.get(kind, chosen.get(str(team_of[agent]), "random")), []).append(agent)
-        for policy in self.partners.keys() - {"random", "noop"}:
-            resolve("env.partners", policy)
+        self.functions = {name: resolve("env.partners", name) for name in self.partners.keys() - {"random", "noop"}}
         self.played = self.members.difference(*self.partners.values())  # by the policy
-        sizes = {
-            self.named[agent]: observation_size(self.envs[0].observation_space(agent))
-            for agent in kinds
-            if agent in self.members
-        }
-        self.types = with_blocks(types, sizes)
-        self.entity_schema = entity_schema(self.meta | {"types": self.types}, capacity)
-        self.num_actions = max(each.get("num_actions", 0) for each in types.values())
+        self.spaces = {agent: self.envs[0].action_space(agent) for agent in kinds}
+        sizes = {self.named[agent]: observation_size(self.envs[0].observation_space(agent)) for agent in sorted(self.members)}
+        self.meta = meta_found | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
+        self.entity_schema = entity_schema(self.meta, capacity)
         self.reset(0)
 
     def reset(self, seed: int) -> np.ndarray:
         E = len(self.envs)
         self.rngs = [np.random.default_rng((seed, w)) for w in range(E)]
-        self.views = [
-            env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)
-        ]  # (observations, infos) by agent
+        self.views = [env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)]  # observations, infos
         self.rows = [(w, agent) for w, env in enumerate(self.envs) for agent in env.agents if agent in self.played]
         self.groups = np.array([w for w, _ in self.rows], int)
         if empty := sorted({*range(E)} - {*self.groups.tolist()}):
-            raise ValueError(f"env.team={self.team}: expected an agent to play in every copy, got none in copy {empty[0]}: "
-                             f"{', '.join(self.envs[empty[0]].agents)}")  # fmt: skip
+            raise ValueError(f"env.team={self.team}: expected an agent to play in every copy, got none in copy {empty[0]}")
         self.sizes = np.array([len(self.members & {*env.agents}) for env in self.envs])
         names = [self.named[agent] for _, agent in self.rows]
-        self.kinds = np.array([[*self.types].index(name) for name in names])
+        self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
         self.tasks = [
-            task_text(self.meta, int(n), name, self.text) for n, name in zip(self.sizes[self.groups], names, strict=True)
+            task_text(self.meta, int(self.sizes[w]), name, self.text) for w, name in zip(self.groups, names, strict=True)
         ]
         self.running = np.ones(len(self.rows), bool)
         self.team_returns, self.steps = np.zeros(E), np.zeros(E, int)
@@ -121,20 +111,27 @@ class PettingZooTeams(TeamEnv):
 
     def _observe(self) -> np.ndarray:
         """(rows, S) float32. An agent that has left keeps its last observation."""
-        for row, (w, agent) in enumerate(self.rows):
+        for row in np.flatnonzero(self.running):
+            w, agent = self.rows[row]
             observations, infos = self.views[w]
-            if self.running[row] and agent in observations:
-                self.raw[row], mask = split_observation(observations[agent], infos.get(agent, {}))
-                if self.num_actions:
-                    n = self.types[self.named[agent]]["num_actions"]
-                    self.masks[row] = np.arange(self.num_actions) < n
-                    self.masks[row, :n] &= True if mask is None or not mask.any() else mask
+            if agent not in observations:
+                continue
+            self.raw[row], mask = split_observation(observations[agent], infos.get(agent, {}))
+            each = self.meta["types"][self.named[agent]]
+            if str(len(self.raw[row])) not in each["observations"]:
+                known = ", ".join(each["observations"])
+                raise ValueError(
+                    f"{agent}: expected an observation of {known} numbers, as in the log, got {len(self.raw[row])}"
+                )
+            if n := each.get("num_actions", 0):
+                self.masks[row] = np.arange(self.num_actions) < n
+                self.masks[row, :n] &= mask is None or not mask.any() or mask
         lengths = np.array([len(raw) for raw in self.raw])
-        for (_, agent), n in zip(self.rows, lengths, strict=True):
-            if str(n) not in (known := self.types[self.named[agent]]["observations"]):
-                raise ValueError(f"{agent}: expected an observation of {', '.join(known)} numbers, as in the log, got {n}")
-        pick = lambda rows, length: np.array([self.raw[row] for row in rows], np.float32).reshape(len(rows), length)  # noqa: E731
-        return canonical_rows(self.kinds, lengths, pick, self.types, self.entity_schema)
+
+        def pick(rows: np.ndarray, length: int) -> np.ndarray:
+            return np.array([self.raw[row] for row in rows], np.float32).reshape(len(rows), length)
+
+        return canonical_rows(self.kinds, lengths, pick, self.meta["types"], self.entity_schema)
 
     @property
     def action_masks(self) -> np.ndarray | None:
@@ -143,15 +140,12 @@ class PettingZooTeams(TeamEnv):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         N, E = len(self.rows), len(self.envs)
         own, team, ended, truncated = np.zeros(N), np.zeros(E), np.zeros(N, bool), np.zeros(N, bool)
-        for w, env in enumerate(self.envs):
-            rows = np.flatnonzero(self.running & (self.groups == w))
-            if not len(rows):
-                continue
-            chosen = self._partner_actions(w)
-            for row in rows:
-                agent = self.rows[row][1]
-                chosen[agent] = to_space(env.action_space(agent), actions[row])
-            present = list(env.agents)
+        for w in np.unique(self.groups[self.running]):
+            env, rows = self.envs[w], np.flatnonzero(self.running & (self.groups == w))
+            agents, present = [self.rows[row][1] for row in rows], list(env.agents)
+            chosen = self._partner_actions(w) | {
+                a: to_space(self.spaces[a], actions[r]) for a, r in zip(agents, rows, strict=True)
+            }
             if late := [agent for agent in present if agent not in chosen]:
                 raise ValueError(
                     f"{env}: expected no agent of the team to appear or return after the start, got {', '.join(late)}"
@@ -160,29 +154,30 @@ class PettingZooTeams(TeamEnv):
             self.views[w] = observations, infos
             team[w] = sum(rewards[agent] for agent in present if agent in self.members) / self.sizes[w]
             self.steps[w] += 1
-            for row in rows:
-                agent = self.rows[row][1]
+            timeout = self.steps[w] >= self.horizon
+            for row, agent in zip(rows, agents, strict=True):
                 own[row], ended[row] = rewards[agent], over[agent]
-                truncated[row] = not over[agent] and (
-                    by_clock[agent] or agent not in env.agents or self.steps[w] >= self.horizon
-                )
+                truncated[row] = not over[agent] and (by_clock[agent] or timeout or agent not in env.agents)
         self.team_returns += team
-        observations = self._observe()
+        after = self._observe()
         self.running &= ~(ended | truncated)
-        return observations, own if self.returns == "own" else team[self.groups], ended, truncated
+        return after, own if self.returns == "own" else team[self.groups], ended, truncated
 
     def _partner_actions(self, w: int) -> dict[str, Any]:
         """The actions of the agents of a copy that the policy does not play."""
-        env, (observations, infos), chosen = self.envs[w], self.views[w], {}
+        (observations, infos), chosen = self.views[w], dict[str, Any]()
         for policy, agents in self.partners.items():
-            seen = {agent: observations[agent] for agent in agents if agent in env.agents}
-            if policy not in ("random", "noop"):
-                function = resolve("env.partners", policy)
-                chosen |= function(seen, {agent: infos.get(agent, {}) for agent in seen}) if seen else {}
-                continue
-            for agent, observation in seen.items():
-                space, (_, mask) = env.action_space(agent), split_observation(observation, infos.get(agent, {}))
-                chosen[agent] = to_space(space, scripted(space, mask, self.rngs[w] if policy == "random" else None))
+            present = [agent for agent in agents if agent in self.envs[w].agents]
+            if policy in self.functions and present:
+                seen, beside = ({agent: x.get(agent, {}) for agent in present} for x in (observations, infos))
+                chosen |= self.functions[policy](seen, beside)
+            elif present:
+                rng = self.rngs[w] if policy == "random" else None
+                masks = (split_observation(observations[agent], infos.get(agent, {}))[1] for agent in present)
+                chosen |= {
+                    a: to_space(self.spaces[a], scripted(self.spaces[a], mask, rng))
+                    for a, mask in zip(present, masks, strict=True)
+                }
         return chosen
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
@@ -190,9 +185,13 @@ class PettingZooTeams(TeamEnv):
         return {"team_return": self.team_returns, "reference": reference, "agents": self.sizes, "steps": self.steps}
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        spaces = [self.envs[w].action_space(agent) for w, agent in self.rows]
-        mask = lambda row: self.masks[row] if self.num_actions else None  # noqa: E731
-        return lambda: np.stack([scripted(spaces[row], mask(row), rng) for row in np.flatnonzero(self.running)])
+        def act() -> np.ndarray:
+            rows = np.flatnonzero(self.running)
+            return np.stack(
+                [scripted(self.spaces[self.rows[r][1]], self.masks[r] if self.num_actions else None, rng) for r in rows]
+            )
+
+        return act
 
 
 def make(id: str, arguments: dict[str, Any], count: int) -> list[Any]:
@@ -205,25 +204,23 @@ def make(id: str, arguments: dict[str, Any], count: int) -> list[Any]:
 
 
 def resolve(option: str, path: str) -> Any:
-    """The object of a dotted path."""
+    """The function of a dotted path."""
     module, _, name = path.rpartition(".")
     try:
         return vars(import_module(module))[name]
     except ImportError as error:
-        raise ImportError(
-            f"{option}: cannot import {module} ({error}); install its package, for mpe2: pip install 'decisionllm[marl]'"
-        ) from error
+        needs = "install its package, for mpe2: pip install 'decisionllm[marl]'"
+        raise ImportError(f"{option}: cannot import {module} ({error}); {needs}") from error
     except (KeyError, ValueError) as error:
-        raise ValueError(
-            f"{option}: expected a module with a function {name}, got {module or 'none'}, which has none"
-        ) from error
+        raise ValueError(f"{option}: expected the path of a function, but {module or 'no module'} has no {name}") from error
 
 
 def observation_size(space: Any) -> int:
     """Numbers of an observation, which in a dict space is `observation`."""
     from gymnasium.spaces import Dict
 
-    return int(np.prod((space["observation"] if isinstance(space, Dict) else space).shape))
+    part: Any = space["observation"] if isinstance(space, Dict) else space
+    return int(np.prod(part.shape))
 
 
 def to_space(space: Any, action: np.ndarray) -> Any:

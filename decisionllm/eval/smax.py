@@ -96,7 +96,7 @@ class SmaxTeams(TeamEnv):
         return lambda: teacher.act(self.world)[self.world.acting][:, None]
 
     def frames(self, world: int) -> Sequence[int]:
-        return np.linspace(0, self.length[world], 5).round().astype(int).tolist()
+        return [int(step) for step in np.linspace(0, self.length[world], 5).round()]
 
     def draw_world(self, axis: Any, world: int, step: int) -> None:
         """Allies are blue, enemies red, the paler the weaker."""

@@ -59,10 +59,10 @@ def read_vault(folder: Path) -> Log:
     over = (columns["terminals"] != 0) | (columns["truncations"] != 0)
     whole = over.all(2)  # (B, T)
     kept = whole[:, ::-1].cumsum(1)[:, ::-1] > 0
-    flat = lambda name: columns[name][kept] if name in columns else None  # noqa: E731
+    flat = {name: column[kept] for name, column in columns.items()}
     return joint(
-        folder, np.cumsum(whole[kept]) - whole[kept], flat("observations"), flat("actions"), flat("rewards"), flat("terminals") != 0,
-        available=flat("infos.legals"), state=flat("infos.state"), repairs={"worlds cut at the end": int((~whole[:, -1]).sum())},
+        folder, np.cumsum(whole[kept]) - whole[kept], flat["observations"], flat["actions"], flat["rewards"], flat["terminals"] != 0,
+        available=flat.get("infos.legals"), state=flat.get("infos.state"), repairs={"worlds cut at the end": int((~whole[:, -1]).sum())},
     )  # fmt: skip
 
 
@@ -101,19 +101,17 @@ def read_pymarl(file: Path) -> Log:
         raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
     if len(set(sizes.values())) > 1:
         raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
-    flag = lambda key: columns[key].reshape(sizes[key]) != 0  # noqa: E731
-    over, real = flag("terminated"), flag("filled")
+    over, real = (columns[key].reshape(sizes[key]) != 0 for key in ("terminated", "filled"))
     real &= over.cumsum(1) - over == 0
     real[:, -1] &= over[:, -1].any()
     if (gap := real[:, 1:] & ~real[:, :-1]).any() or not real[:, 0].all():
         world = np.argwhere(gap)[0, 0] if gap.any() else np.argmin(real[:, 0])
         raise ValueError(f"{file}, world {world}: expected filled steps from the first on without a gap")
     N = columns["obs"].shape[2]
-    flat = lambda key: columns[key][real] if key in columns else None  # noqa: E731
-    each = lambda column: np.repeat(column.reshape(*real.shape, 1)[real], N, 1)  # noqa: E731
+    flat = {key: column[real] for key, column in columns.items()}
+    rewards, terminals = (np.repeat(column.reshape(*real.shape, 1)[real], N, 1) for column in (columns["reward"], over))
     return joint(
-        file, np.nonzero(real)[0], flat("obs"), flat("actions"), each(columns["reward"]), each(over),
-        available=flat("avail_actions"), state=flat("state"),
+        file, np.nonzero(real)[0], flat["obs"], flat["actions"], rewards, terminals, available=flat.get("avail_actions"), state=flat.get("state"),
     )  # fmt: skip
 
 

@@ -159,7 +159,8 @@ def read(folder: str | Path) -> Log:
     """Read a log that `write` wrote, or another program in the same format: rows in any order, further columns are ignored."""
     folder = Path(folder).expanduser()
     meta = read_meta(folder)
-    return Log(meta, *(_read(folder / f"{table}.parquet", table, meta) for table in TABLES), path=str(folder))
+    steps, agents = (_read(folder / f"{table}.parquet", table, meta) for table in TABLES)
+    return Log(meta, steps, agents, str(folder))
 
 
 def _read(file: Path, table: str, meta: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -228,8 +229,10 @@ def action_limits(env: Any) -> dict[str, dict[str, Any]]:
         space = env.action_space(agent)
         if not isinstance(space, Box | Discrete):
             raise ValueError(f"{env}, {agent}: expected a Discrete or a Box action space, got {space}")
-        bounds = {} if isinstance(space, Discrete) else {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
-        found[kind] = bounds or {"num_actions": int(space.n)}
+        if isinstance(space, Discrete):
+            found[kind] = {"num_actions": int(space.n)}
+        else:
+            found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
     return found
 
 
@@ -296,9 +299,9 @@ def collect(
                 mean = sum(rewards[agent] for agent in present if team_of[agent] == team) / size
                 steps.append((group, step, team, mean, not env.agents and not by_clock, not env.agents and by_clock))
             step += 1
-    columns = lambda names, rows: dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))  # noqa: E731
-    clock = columns(("group", "step", "team", "reward", "terminated", "truncated"), steps)
-    agents = columns(("group", "step", "agent", "agent_type", "team"), keys) | {
+    clock = _columns(("group", "step", "team", "reward", "terminated", "truncated"), steps)
+    agents = _columns(("group", "step", "agent", "agent_type", "team"), keys)
+    agents |= {
         "action" if discrete else "action_values": np.array(taken), "reward": np.array(paid), "terminated": np.array(died, bool),
         "observation": np.concatenate(seen), "observation_offsets": np.cumsum([0, *map(len, seen)]),
     }  # fmt: skip
@@ -309,3 +312,8 @@ def collect(
     found = {"name": str(env), "types": limits, "teams": dict(teams or {}), "horizon": int(clock["step"].max()) + 1, "seed": seed,
              "generator": "collect"}  # fmt: skip
     return Log(found | meta, clock, agents)
+
+
+def _columns(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    """Rows of values as columns."""
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
