@@ -59,10 +59,10 @@ def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 
                 "agent_type": np.searchsorted(world.facts.kinds, world.kinds[acting]),
                 "observation": world.observations[acting], "available": world.masks[acting]}  # fmt: skip
         actions = teacher.act(world)
-        paid = world.step(actions)
+        gains = world.step(actions)
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
         steps.append({
-            "group": fighting, "step": np.full(len(fighting), time), "reward": paid[fighting], "won": world.won[fighting],
+            "group": fighting, "step": np.full(len(fighting), time), "reward": gains[fighting], "won": world.won[fighting],
             "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
         })  # fmt: skip
     tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]

@@ -25,16 +25,9 @@ WORDS = {
 
 @register("dataset", "spread", text="${text}")
 def load(
-    *,
-    log: str = "mixed",
-    agents: int = 3,
-    groups: int = 1500,
-    actions: str = "discrete",
-    noise: float = 0.1,
-    text: str = "none",
-    capacity: int = 6,
-    seed: int = 0,
-) -> Source:
+    *, log: str = "mixed", agents: int = 3, groups: int = 1500, actions: str = "discrete", noise: float = 0.1, text: str = "none",
+    capacity: int = 6, seed: int = 0,
+) -> Source:  # fmt: skip
     """A log of simple_spread as episodes; the reward of each agent is the mean reward of its team.
 
     Args:
@@ -75,8 +68,8 @@ def generate(
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
     (E, N), T = world.alive.shape, HORIZON
     S = 6 * N  # of the longest observation
-    alive, paid, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
-    seen, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
+    alive, rewards, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
+    observations, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
     taken = np.zeros((E, T, N, 1 if discrete else 2), np.float32)
     chosen = np.arange(N) == rng.integers(numbers)[:, None]  # the agent that is lost, where one is
     for t in range(T):
@@ -84,20 +77,20 @@ def generate(
         for worlds in world.alike():
             raw = world.observe(worlds)
             w, n = np.nonzero(world.alive[worlds])
-            seen[worlds[w], t, n, : raw.shape[1]], sizes[worlds[w], t, n] = raw, raw.shape[1]
+            observations[worlds[w], t, n, : raw.shape[1]], sizes[worlds[w], t, n] = raw, raw.shape[1]
         taken[:, t] = teacher.act(world)
-        paid[:, t] = world.step(pushes(taken[:, t]))
+        rewards[:, t] = world.step(pushes(taken[:, t]))
         if (going := chosen & (lost == t)[:, None]).any():
             ends[:, t] = going
             world.remove(going)
     group, step, agent = (x.astype(dtype) for x, dtype in zip(np.nonzero(alive), (np.int64, np.int32, np.int16), strict=True))
-    columns = {"group": group, "step": step, "agent": agent, "reward": paid[alive], "terminated": ends[alive],
+    columns = {"group": group, "step": step, "agent": agent, "reward": rewards[alive], "terminated": ends[alive],
                "behaviour": kinds[group].astype(np.int8)}  # fmt: skip
     size = sizes[alive]
     if (size == size[0]).all():
-        columns["observation"] = seen[alive][:, : size[0]]
+        columns["observation"] = observations[alive][:, : size[0]]
     else:
-        columns["observation"] = seen[alive][np.arange(S) < size[:, None]]
+        columns["observation"] = observations[alive][np.arange(S) < size[:, None]]
         columns["observation_offsets"] = np.concatenate([[0], np.cumsum(size)])
     columns |= {"action": taken[alive][:, 0].astype(np.int32)} if discrete else {"action_values": taken[alive]}
     clock, none = np.tile(np.arange(T, dtype=np.int32), E), np.zeros(E * T, bool)

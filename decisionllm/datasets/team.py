@@ -107,13 +107,10 @@ def entity_schema(meta: Meta, capacity: int = 6) -> tuple[tuple[str, int, int], 
             for kind, width, count in blocks:
                 counts[kind] += width * count if kind == "own" else count
                 if kind not in ("", "own") and widths.setdefault(kind, width) != width:
-                    raise ValueError(
-                        f"type {name}: expected {kind} entities of {widths[kind]} numbers as elsewhere, got {width}"
-                    )
+                    known = f"{kind} entities of {widths[kind]} numbers as elsewhere"
+                    raise ValueError(f"type {name}: expected {known}, got {width}")
             if sum(width * count for _, width, count in blocks) != int(length):
-                raise ValueError(
-                    f"type {name}: expected blocks of {length} numbers in all, as in the observation, got {blocks}"
-                )
+                raise ValueError(f"type {name}: expected blocks of {length} numbers in all, as observed, got {blocks}")
             own = max(own, counts.get("own", 0))
             most |= {kind: max(most.get(kind, capacity), counts[kind]) for kind in widths.keys() & counts}
     types = len(meta["types"])
@@ -134,14 +131,7 @@ def task_text(meta: Meta, n: int = 1, agent_type: str = "", text: str = "informa
 
 @register("dataset", "team", text="${text}")
 def load(
-    *,
-    path: str,
-    text: str = "none",
-    capacity: int = 6,
-    returns: str = "",
-    team: int = 0,
-    meta: str = "",
-    cut: int = 25,
+    *, path: str, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, meta: str = "", cut: int = 25
 ) -> Source:
     """A log of many agents: a folder that `write` wrote, a Vault, a folder of OMAR's, or a PyMARL .h5, found by its files.
 
@@ -230,9 +220,8 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     early = (died > 0) & ~np.append(begins[1:], True)
     refuse(early, "terminated: expected no row of this agent in the next step, got one")
     long, finals = np.diff(offsets), clock[offsets[1:] - 1]
-    log.refuse(
-        "steps", finals, long > meta["horizon"], f"expected at most {meta['horizon']} steps (the horizon), got {{}}", long
-    )
+    too_long = f"expected at most {meta['horizon']} steps (the horizon), got {{}}"
+    log.refuse("steps", finals, long > meta["horizon"], too_long, long)
 
     observations, shape = _observations(log, order, kind, capacity)
     actions, masks, loss_mask = _decisions(log, order, kind)

@@ -192,7 +192,7 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
     assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
     for given, message in (
         ([["own", 2, 1], ["rock", 2, 2]], "type c: expected rock entities of 1 numbers as elsewhere, got 2"),
-        ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as in the observation, got"),
+        ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as observed, got"),
     ):
         with pytest.raises(ValueError, match=message):
             entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)

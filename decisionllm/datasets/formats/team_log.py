@@ -249,14 +249,9 @@ def split_observation(observation: Any, info: Mapping[str, Any]) -> tuple[np.nda
 
 
 def collect(
-    env: Any,
-    act: Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]],
-    *,
-    episodes: int,
-    seed: int = 0,
-    teams: Mapping[str, int] | None = None,
-    **meta: Any,
-) -> Log:
+    env: Any, act: Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]], *, episodes: int, seed: int = 0,
+    teams: Mapping[str, int] | None = None, **meta: Any,
+) -> Log:  # fmt: skip
     """Play a PettingZoo parallel environment and record a Log.
 
         log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in observations}, episodes=100)
@@ -277,7 +272,7 @@ def collect(
     types, number = list(limits), {agent: i for i, agent in enumerate(env.possible_agents)}
     team_of = {agent: (teams or {}).get(kind, 0) for agent, kind in kinds.items()}
     discrete = all("num_actions" in limit for limit in limits.values())
-    steps, keys, taken, paid, died, seen, masks = [], [], [], [], [], [], []
+    steps, keys, taken, gains, died, raw, masks = [], [], [], [], [], [], []
     for group in range(episodes):
         observations, infos = env.reset(seed=seed + group)
         sizes = Counter(team_of[agent] for agent in env.agents)
@@ -290,9 +285,9 @@ def collect(
                 observation, mask = views[agent]
                 keys.append((group, step, number[agent], types.index(kinds[agent]), team_of[agent]))
                 taken.append(actions[agent] - env.action_space(agent).start if discrete else flat(actions[agent]))
-                paid.append(rewards[agent])
+                gains.append(rewards[agent])
                 died.append(terminated[agent])
-                seen.append(observation)
+                raw.append(observation)
                 masks.append(np.ones(limits[kinds[agent]].get("num_actions", 0), bool) if mask is None else mask)
             by_clock = any(truncated.values())
             for team, size in sizes.items():
@@ -302,8 +297,8 @@ def collect(
     clock = _columns(("group", "step", "team", "reward", "terminated", "truncated"), steps)
     agents = _columns(("group", "step", "agent", "agent_type", "team"), keys)
     agents |= {
-        "action" if discrete else "action_values": np.array(taken), "reward": np.array(paid), "terminated": np.array(died, bool),
-        "observation": np.concatenate(seen), "observation_offsets": np.cumsum([0, *map(len, seen)]),
+        "action" if discrete else "action_values": np.array(taken), "reward": np.array(gains), "terminated": np.array(died, bool),
+        "observation": np.concatenate(raw), "observation_offsets": np.cumsum([0, *map(len, raw)]),
     }  # fmt: skip
     if discrete and not all(np.all(mask) for mask in masks):
         agents["available"] = np.zeros((len(masks), max(map(len, masks))), bool)
