@@ -206,7 +206,7 @@ def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
         np.testing.assert_array_equal(store.episode(e).rewards, made["reward"][world, :n, 0])
 
 
-def test_a_pymarl_file_without_the_column_after_the_end_keeps_its_last_step(tmp_path):
+def test_a_pymarl_file_without_a_final_column_keeps_its_last_step(tmp_path):
     pymarl(tmp_path / "a.h5", lengths=(3, 4), T=4, last=False, filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
            terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None])  # fmt: skip
     store = write(tmp_path / "store", team.load(path=str(tmp_path / "a.h5")))

@@ -22,7 +22,7 @@ def blocks(n):
 
 
 def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
-    """Worlds of `sizes` agents, whose team is paid 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
+    """Worlds of `sizes` agents, with team rewards 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
 
     An observation is of the numbers of (group, step, agent), so that each row is known; actions count up.
     """
@@ -271,7 +271,7 @@ def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_continuous_actions_come_back_and_unrecorded_are_no_targets(tmp_path):
+def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
@@ -395,7 +395,7 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     refused("meta.json: expected JSON that describes a log")
 
 
-def test_a_foreign_table_is_read_with_its_own_lists_and_further_columns(tmp_path):
+def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -12,7 +12,8 @@ from decisionllm.eval import pettingzoo
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.spread import SpreadTeams
-from tests.conftest import NANO, command, make_policy
+from decisionllm.policy.policy import Policy
+from tests.conftest import NANO, command, make_model
 
 
 class Island:
@@ -124,7 +125,7 @@ def test_own_rewards_and_a_partner_in_the_own_team():
     assert env.score(episodes[:1]) == pytest.approx((4 + 4 + 2 + 2) / 3) and env.unit == "team return"
 
 
-def test_the_environment_of_a_log_gives_the_episodes_of_the_log(tmp_path, from_zero):
+def test_the_environment_of_a_log_gives_its_episodes(tmp_path, from_zero):
     fixed = lambda seen, infos: {agent: 5 if agent == "thief_0" else 2 for agent in seen}  # noqa: E731
     write(tmp_path / "log", collect(Island(), fixed, episodes=2, teams={"thief": 1}, task="Fish."))
     log = load(path=str(tmp_path / "log"), text="informative")
@@ -160,13 +161,13 @@ def test_predators_act_and_the_prey_is_random(continuous):
     assert prey.groups.tolist() == [0, 1] and prey.entity_schema == (("own", 14 + 2, 1),)
 
 
-def test_a_team_acts_jointly_while_its_members_leave():
+def test_a_policy_acts_while_members_of_its_team_leave():
     env = PettingZooTeams(4, **OPTIONS)
     spec = source(collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=2,
                           teams={"thief": 1})).spec  # fmt: skip
-    policy = make_policy(spec, head="discrete")
-    for groups in (None, env.groups):
-        episodes = rollout(lambda tasks, g=groups: policy.begin(tasks, 4, groups=g), env, seed=0)
+    for execution in ("per_agent", "joint"):
+        policy = Policy(make_model(spec, head="discrete", execution=execution), 6, 3, 3.0, execution=execution)
+        episodes = rollout(lambda tasks, p=policy: p.begin(tasks, 4, groups=env.groups), env, seed=0)
         assert [len(e.rewards) for e in episodes] == [4, 2, 4, 4, 2, 4]
         assert not np.isin(1, np.concatenate([e.actions for e in episodes])), "action 1 is forbidden"
 

@@ -31,7 +31,7 @@ TABLES = {  # the columns of each table, with the dtype of their numbers
     "agents": {
         "group": "int64", "step": "int32", "agent": "int16", "agent_type": "int8", "team": "int8", "loss_mask": "bool",
         "observation": "float32", "action": "int32", "action_values": "float32", "available": "bool", "reward": "float32",
-        "terminated": "bool", "duration": "int16", "behaviour": "int8",
+        "terminated": "bool", "behaviour": "int8",
     },
 }  # fmt: skip
 REQUIRED = {"steps": ("group", "step", "terminated", "truncated"), "agents": ("group", "step", "agent", "observation")}
