@@ -19,8 +19,8 @@ FIRST, STARTS = (
 
 
 @register(
-    "env", "pettingzoo", path="${dataset.path}", meta="${dataset.meta}", team="${dataset.team}", returns="${dataset.returns}",
-    capacity="${dataset.capacity}", text="${text}", arguments={}, teams={}, partners={}, reference=[],
+    "env", "pettingzoo", path="${oc.select:dataset.path,''}", meta="${oc.select:dataset.meta,''}", team="${oc.select:dataset.team,0}",
+    returns="${oc.select:dataset.returns,''}", capacity="${oc.select:dataset.capacity,6}", text="${text}",
 )  # fmt: skip
 class PettingZooTeams(TeamEnv):
     """num_episodes copies of a parallel environment. Observations, texts and rewards are those of `dataset=team` for its log.
@@ -50,13 +50,13 @@ class PettingZooTeams(TeamEnv):
     teachers, averages = ("random",), ("agents", "steps")
 
     def __init__(
-        self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] | None = None, path: str = "", meta: str = "", team: int = 0,
-        teams: Mapping[str, int] | None = None, partners: Mapping[str, str] | None = None, reference: Sequence[float] = (),
-        returns: str = "", capacity: int = 6, horizon: int = 0, text: str = "none",
+        self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, path: str = "", meta: str = "", team: int = 0,
+        teams: Mapping[str, int] = {}, partners: Mapping[str, str] = {}, reference: Sequence[float] = [], returns: str = "",
+        capacity: int = 6, horizon: int = 0, text: str = "none",
     ) -> None:  # fmt: skip
-        chosen = {str(key): policy for key, policy in (partners or {}).items()}
+        chosen = {str(key): policy for key, policy in partners.items()}
         super().__init__(num_episodes, [", ".join(f"{key} {policy}" for key, policy in chosen.items())])
-        self.envs, self.text, self.team = make(id, dict(arguments or {}), num_episodes), text, team
+        self.envs, self.text, self.team = make(id, dict(arguments), num_episodes), text, team
         kinds, limits = agent_types(self.envs[0]), action_limits(self.envs[0])
         meta_found: Meta = meta_of(path, meta) if path else {"name": str(self.envs[0]), "types": limits}
         self.horizon = int(horizon or meta_found.get("horizon", 0))
@@ -73,7 +73,7 @@ class PettingZooTeams(TeamEnv):
                 raise ValueError(f"env.id={id}, type {kind}: expected num_actions {logged} as in the log, got {n}")
         self.num_actions = max(each.get("num_actions", 0) for each in types.values())
 
-        team_of = {agent: int((meta_found.get("teams", {}) | (teams or {})).get(kind, 0)) for agent, kind in kinds.items()}
+        team_of = {agent: int({**meta_found.get("teams", {}), **teams}.get(kind, 0)) for agent, kind in kinds.items()}
         self.members = {agent for agent in kinds if team_of[agent] == team}
         if unknown := sorted(chosen.keys() - {*limits, *map(str, team_of.values())}):
             known = f"{', '.join(limits)}, {sorted({*team_of.values()})}"
