@@ -40,7 +40,7 @@ class Play:
         return returns
 
 
-def gates(*, worlds: int = 8, **size: int) -> bool:
+def gates(*, worlds: int = 8, **size: int) -> dict[str, float]:
     play = Play(worlds=worlds, **size)
     return measure.gate("returns", np.abs(play.ours() - play.peer(worlds)).max(), 0)
 

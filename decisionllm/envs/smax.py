@@ -150,7 +150,7 @@ class Teacher:
         distance = np.where(enemies[..., 0] > 0, np.linalg.norm(enemies[..., 1:3], axis=-1), np.inf)
         health = enemies[..., 0] * (enemies[..., -len(world.facts.health) :] @ np.array(world.facts.health))
         in_range = world.masks[..., STOP + 1 :]
-        cost = np.where(np.equal(self.kinds, TEACHERS.index("expert"))[:, None, None], health, distance)
+        cost = np.where(np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None], health, distance)
         target = np.where(in_range, cost, np.inf).argmin(-1)
         nearest = np.take_along_axis(enemies, distance.argmin(-1)[..., None, None], 2)[..., 0, 1:3]
         way = np.where(np.isfinite(distance).any(-1)[..., None], nearest, self.goal - self.place(world))

@@ -68,8 +68,8 @@ class PettingZooTeams(TeamEnv):
         types = meta_found["types"]
         self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, str(*types))  # a public log has one type for all agents
         for agent, kind in kinds.items():
-            logged, n = types.get(self.named[agent], {}).get("num_actions"), limits[kind].get("num_actions")
-            if self.named[agent] not in types or logged != n:
+            one_of(f"env.id={id}, type in the log", self.named[agent], types)
+            if (logged := types[self.named[agent]].get("num_actions")) != (n := limits[kind].get("num_actions")):
                 raise ValueError(f"env.id={id}, type {kind}: expected num_actions {logged} as in the log, got {n}")
         self.num_actions = max(each.get("num_actions", 0) for each in types.values())
 

@@ -228,17 +228,18 @@ def test_a_wrong_option_is_refused_by_name(options, error, message):
 def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
     log = collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=1)
     for types, message in (
+        ({"shark": {"num_actions": 3}, "fisher": None}, "type in the log: expected one of thief, shark, got 'fisher'"),
         ({"fisher": {"num_actions": 4}}, "type fisher: expected num_actions 4 as in the log, got 3"),
         (
             {"fisher": {"num_actions": 3, "observations": {"5": [["own", 5, 1]]}}},
             "fisher_0: expected an observation of 5 numbers",
         ),
     ):
-        meta = log.meta | {"types": log.meta["types"] | types}
+        meta = log.meta | {"types": {name: x for name, x in (log.meta["types"] | types).items() if x}}
         write(tmp_path / "log", type(log)(meta, log.steps, log.agents))
         with pytest.raises(ValueError, match=message):
             PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
-        (tmp_path / "log").rename(tmp_path / f"log-{len(types['fisher'])}")
+        (tmp_path / "log").rename(tmp_path / f"log-{len(list(tmp_path.iterdir()))}")
 
 
 def test_an_agent_that_appears_after_the_start_is_refused():
