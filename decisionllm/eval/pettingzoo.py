@@ -62,7 +62,7 @@ class PettingZooTeams(TeamEnv):
         self.horizon = int(horizon or meta_found.get("horizon", 0))
         self.returns = str(returns or meta_found.get("returns") or "team")
         one_of("env.returns", self.returns, ("team", "own", "mean"))
-        if not self.horizon or len(reference) not in (0, 2):
+        if not self.horizon or len(reference) not in (0, 2) or len({*reference}) == 1:
             raise ValueError(f"env: expected horizon (without path) and reference=[low,high], got {horizon} and {[*reference]}")
         self.unit, self.reference = "" if reference else "team return", np.array([*reference] or [0.0, 100.0], float)
         types = meta_found["types"]

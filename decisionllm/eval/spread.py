@@ -45,8 +45,6 @@ class SpreadTeams(TeamEnv):
         self, num_episodes: int, *, agents: str = "3", actions: str = "discrete", crash: str = "", partner: str = "",
         text: str = "none", capacity: int = 6,
     ) -> None:  # fmt: skip
-        if not listed(agents):
-            raise ValueError(f"env: expected agents such as 3 or 2-6, got {agents!r}")
         numbers, partners = ranges("env.agents", agents, within=range(2, capacity + 1)), listed(partner)
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         for name in partners:

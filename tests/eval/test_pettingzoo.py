@@ -200,6 +200,7 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
         ({"arguments": {"size": 3}}, ValueError, "env.arguments={'size': 3}: "),
         ({"horizon": 0}, ValueError, "env: expected horizon"),
         ({"reference": [3]}, ValueError, "reference=[low,high], got 4 and [3]"),
+        ({"reference": [3, 3]}, ValueError, "reference=[low,high], got 4 and [3, 3]"),
         ({"returns": "sum"}, ValueError, "env.returns: expected one of team, own, mean, got 'sum'"),
         (
             {"partners": {"shark": "noop"}},

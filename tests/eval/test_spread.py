@@ -109,7 +109,7 @@ def test_a_picture_of_a_world_and_of_the_conditions():
     [
         ({"agents": "1"}, "env.agents: expected 2 .. 6, got 1"),
         ({"agents": "three"}, "env.agents: expected such as 0-6 or 7,8, got 'three'"),
-        ({"agents": ""}, "expected agents such as 3 or 2-6"),
+        ({"agents": ""}, "env.agents: expected such as 0-6 or 7,8, got ''"),
         ({"crash": "25"}, "env.crash: expected 0 .. 24, got 25"),
         ({"partner": "friend"}, "env.partner: expected one of expert, medium"),
         ({"actions": "both"}, "env.actions: expected one of discrete"),
