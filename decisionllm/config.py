@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
         elif not foreign and key in keys:
             OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
-        elif not foreign and look(defaults, at) != {}:
+        elif not foreign and all(look(defaults, above) != {} for above in accumulate(at.split("."), "{}.{}".format)):
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")

@@ -3,8 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from rich.progress import Progress
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
-from decisionllm.protocols import Begin, Env
+from decisionllm.protocols import Begin, Env, Player
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Report
 
@@ -121,7 +120,10 @@ def targets(
     name += "+joint" * (policy.execution == "joint")
     for target, each in given.items():
         suffix = "+max-return" if policy.return_conditioned and target is None else ""
-        begin = partial(policy.begin, horizon=env.horizon, target_returns=each, groups=env.groups)
+
+        def begin(tasks: Sequence[str], each: Any = each) -> Player:
+            return policy.begin(tasks, horizon=env.horizon, target_returns=each, groups=env.groups)  # a reset may change groups
+
         yield Contender(name + suffix, target, begin, False)
 
 
