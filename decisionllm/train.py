@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.config import TrainConfig, flat, plain, train_config
+from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
 from decisionllm.datasets import team_windows, windows
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.windows import collate
@@ -77,7 +77,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
 
     # -- processes and precision --
-    AcceleratorState._reset_state(reset_partial_state=True)  # type: ignore[no-untyped-call]  # runs of a sweep share a process
+    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process
     accelerator = Accelerator(
         mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,
@@ -97,7 +97,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     model = checkpoint.make_model(options, store.spec)
     fit_normalizer(model, data, dynamics=c.model.dynamics)
     texts = text.encode(model.backbone.tokenizer, data.tasks)
-    optimizer = torch.optim.AdamW(parameter_groups(model, c), betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
@@ -309,7 +309,7 @@ def no_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def parameter_groups(model: torch.nn.Module, c: TrainConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[str, Any]]:
     """Named groups for the optimiser, each trained parameter in exactly one: new or of the backbone, with weight decay or not."""
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {
         (new, decay): [] for new in (True, False) for decay in (True, False)
@@ -321,7 +321,7 @@ def parameter_groups(model: torch.nn.Module, c: TrainConfig) -> list[dict[str, A
     assert sum(map(len, groups.values())) == trained, "a parameter is in no group, or in two"
     return [
         {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
-         "scale": 1.0 if new else c.optim.lr_backbone / c.optim.lr, "weight_decay": c.optim.weight_decay * decay}
+         "scale": 1.0 if new else optim.lr_backbone / optim.lr, "weight_decay": optim.weight_decay * decay}
         for (new, decay), weights in groups.items() if weights
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decisionllm.__main__ import main
-from tests.conftest import LOOP, NANO, command, interrupt, metrics
+from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
@@ -76,7 +76,7 @@ for words in sys.argv[1:]:
     print(f"[{code}]", file=sys.stderr)
     assert "torch" not in sys.modules, words
 """
-    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=PATIENCE)
     assert [line for line in done.stderr.splitlines() if line[0] == "["] == [
         f"[{code}]" for code in (0, 0, 2, 2, 0, 0, 2, 2, 2)
     ], done.stderr
@@ -85,7 +85,7 @@ for words in sys.argv[1:]:
 
 
 def test_a_module_run_by_name_exits_with_the_code():
-    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and done.stdout == ""
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets import permutation, store, windows
+from benchmarks import permutation
+from decisionllm.datasets import store, windows
 from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.policy.policy import Policy
 from decisionllm.policy.team_session import TeamSession
@@ -16,6 +17,8 @@ from decisionllm.schema import Episode, History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
 from tests.conftest import NANO, command, make_model
+
+pytestmark = pytest.mark.numeric
 
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=12, num_actions=4)
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=12, low=(-2.0, 0.0), high=(2.0, 1.0))
@@ -403,7 +406,8 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
 # the game
 
 GAME = ("head=discrete", "model.condition_on=none", "model.timesteps=none", "window=1", "optim.batch_size=64", "optim.warmup=50", "optim.lr=0.01", "steps=300",
-        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none", "dataset=permutation")  # fmt: skip
+        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none",
+        "dataset._target_=benchmarks.permutation.load", "env._target_=benchmarks.permutation.PermutationGame")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +442,7 @@ def test_the_order_matters_only_if_training_had_one_order(games, tmp_path):
 
 
 def test_games_of_different_size_share_a_run(tmp_path):
-    words = ("dataset.agents=2-4", "dataset.games=200", "team.execution=both", "steps=2")
+    words = ("+dataset.agents=2-4", "+env.agents=2-4", "+dataset.games=200", "team.execution=both", "steps=2")
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
     assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
     with pytest.raises(ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"):
@@ -453,7 +457,8 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
             "steps=3",
             "log.every=1",
             "team.execution=both",
-            "dataset.agents=2-4",
+            "+dataset.agents=2-4",
+            "+env.agents=2-4",
             "optim.batch_size=16",
         )
         assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0
