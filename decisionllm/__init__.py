@@ -12,20 +12,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decisionllm.config import TrainConfig
     from decisionllm.eval.rollout import rollout
     from decisionllm.policy.checkpoint import load_policy as load
     from decisionllm.policy.policy import Policy
-    from decisionllm.registry import register
+    from decisionllm.registry import choice, register
     from decisionllm.schema import Episode, History, Spec
 
 __version__ = "0.1.0"
-__all__ = ["Episode", "History", "Policy", "Spec", "load", "register", "rollout"]
+__all__ = ["Episode", "History", "Policy", "Spec", "TrainConfig", "choice", "load", "register", "rollout"]
 
 PUBLIC = {  # name -> where it is defined
     "Episode": "schema:Episode",
     "History": "schema:History",
     "Policy": "policy.policy:Policy",
     "Spec": "schema:Spec",
+    "TrainConfig": "config:TrainConfig",
+    "choice": "registry:choice",
     "load": "policy.checkpoint:load_policy",
     "register": "registry:register",
     "rollout": "eval.rollout:rollout",
