@@ -13,6 +13,8 @@ from decisionllm.envs.auction.campaign import MEANS
 from decisionllm.envs.auction.market import PUBLISHED, Bidder, Draws, Market, noise, opportunities, settle
 from tests.envs.auctionnet_draws import AuctionNetDraws, auction, auctionnet_settle, dense
 
+pytestmark = pytest.mark.numeric
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 
