@@ -32,10 +32,10 @@ def baseline(config: dict[str, Any]) -> Path:
     """
     # -- check the options --
     run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
-    batch_size, every = config["optim"]["batch_size"], config["log"]["every"]
+    batch_size = config["optim"]["batch_size"]
     for key, choices in (("algorithm", tuple(ALGORITHMS)), ("time_limits", ("bootstrap", "terminal")), ("text", ("none",))):
         one_of(key, config[key], choices)
-    for key, number in (("steps", config["steps"]), ("optim.batch_size", batch_size), ("log.every", every)):
+    for key, number in (("steps", config["steps"]), ("optim.batch_size", batch_size), ("log.every", config["log"]["every"])):
         if not number > 0:
             raise ValueError(f"{key}: expected more than 0, got {number}")
     if checkpoint.find(run) and not config["fresh"]:
@@ -64,31 +64,36 @@ def baseline(config: dict[str, Any]) -> Path:
     checkpoint.describe(run, described, store, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
     console.print(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions")
     console.print(f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into {run}")
+    train(algorithm, known, run, config, console)
 
-    # -- train --
+    # -- save the actor --
+    weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(algorithm.impl.policy)
+    apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
+    assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), "the saved actor differs from the trained one"
+    (run / "checkpoint").mkdir()
+    save_file(weights, run / "checkpoint" / "model.safetensors")
+    return run
+
+
+def train(algorithm: Any, known: list[np.ndarray], run: Path, config: dict[str, Any], console: Console) -> None:
+    """Update the algorithm with batches of these transitions; write mean losses to losses.jsonl."""
+    steps, every, batch_size = config["steps"], config["log"]["every"], config["optim"]["batch_size"]
+    MiniBatch = library().dataset.TransitionMiniBatch
     rng, began, printed, losses = np.random.default_rng(config["seed"]), time.monotonic(), -1e9, []
     with (run / "losses.jsonl").open("w") as file:
-        for step in range(1, config["steps"] + 1):
+        for step in range(1, steps + 1):
             rows = rng.integers(len(known[2]), size=batch_size)
             o, a, r, following, terminal = (x[rows] for x in known)
             # one-step transitions; no algorithm here reads the next action, so the action stands in its place
-            batch = d3rlpy.dataset.TransitionMiniBatch(o, a, r, following, a, terminal, np.ones_like(r), [])
+            batch = MiniBatch(o, a, r, following, a, terminal, np.ones_like(r), [])
             losses.append(algorithm.update(batch))
-            if step % every and step < config["steps"]:
+            if step % every and step < steps:
                 continue
             means = {name: float(np.mean([x[name] for x in losses if name in x])) for name in sorted(set().union(*losses))}
             if not np.isfinite([*means.values()]).all():
                 raise FloatingPointError(f"losses are not finite at step {step} ({means}), nothing is saved; try lower rates")
             losses, elapsed = [], time.monotonic() - began
             file.write(json.dumps({"step": step} | means | {"seconds": elapsed}) + "\n")
-            if step == config["steps"] or console.is_terminal or elapsed - printed > 10:
+            if step == steps or console.is_terminal or elapsed - printed > 10:
                 printed, shown = elapsed, "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-                console.print(f"{run.name}: step {step:>7,}  {100 * step / config['steps']:3.0f} %  {elapsed:6.0f} s  {shown}")
-
-    # -- save the actor --
-    weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(algorithm.impl.policy)
-    apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
-    assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), "the saved weights act differently from the trained ones"
-    (run / "checkpoint").mkdir()
-    save_file(weights, run / "checkpoint" / "model.safetensors")
-    return run
+                console.print(f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  {shown}")

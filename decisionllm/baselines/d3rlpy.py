@@ -135,7 +135,9 @@ class Baseline:
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{file} is damaged or missing ({error}); train again, or restore a copy") from error
 
-    def begin(self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None) -> "Baseline":
+    def begin(
+        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
+    ) -> "Baseline":
         return self
 
     def act(

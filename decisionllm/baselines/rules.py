@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.envs.auction.campaign import STEPS
-from decisionllm.envs.auction.market import DATA, PUBLISHED, Bidder, BidderContext, Roster
+from decisionllm.envs.auction.market import CATEGORIES, DATA, PUBLISHED, Bidder, BidderContext, Roster
 
 BEHAVIOURS = ("reference", "shuffled_bidders", "constant_bidders")
 
@@ -44,6 +44,7 @@ class PID(Bidder):
 
     def reset(self) -> None:
         self.multipliers: np.ndarray | None = None
+        self.before = np.zeros(0)  # remaining budgets at the last step
 
     def act(self, states: np.ndarray, context: BidderContext) -> np.ndarray:
         if self.multipliers is None:
@@ -57,32 +58,25 @@ class PID(Bidder):
 
 
 @dataclass(frozen=True)
-class Table:
-    """Prices of a market by category and step: the greatest cost of a conversion if so much is to be spent from that step on.
+class OnlineLP(Bidder):
+    """Bids the multiplier that would have spent the remaining budget in another period's log, at most 1.5 x target CPA.
 
-    Rows first[c, t] to first[c, t + 1] belong to category c at step t; their costs rise.
+    Rows first[c, t] to first[c, t + 1] of the table belong to category c at step t; their costs rise.
     """
 
     cost: np.ndarray  # (rows,) currency that one advertiser spends from this step on
     ratio: np.ndarray  # (rows,) currency per conversion, the bid multiplier that spends it
     first: np.ndarray  # (categories, STEPS + 1) int
-
-
-@dataclass(frozen=True)
-class OnlineLP(Bidder):
-    """Bids the multiplier that would have spent the remaining budget in another period's log, at most 1.5 x target CPA."""
-
-    table: Table
     name = "OnlineLP"
 
     def act(self, states: np.ndarray, context: BidderContext) -> np.ndarray:
         multipliers = np.array(context.target_cpa)  # where the log could not have taken the whole budget
         for i, (category, remaining) in enumerate(zip(context.categories, context.remaining, strict=True)):
-            start, end = self.table.first[category, context.step : context.step + 2]
-            row = start + np.searchsorted(self.table.cost[start:end], remaining, side="right")
+            start, end = self.first[category, context.step : context.step + 2]
+            row = start + np.searchsorted(self.cost[start:end], remaining, side="right")
             if row < end:
-                multipliers[i] = self.table.ratio[row]
-        return np.minimum(multipliers, 1.5 * context.target_cpa)
+                multipliers[i] = self.ratio[row]
+        return np.asarray(np.minimum(multipliers, 1.5 * context.target_cpa))
 
 
 class TrainedBidder(Bidder):
@@ -141,13 +135,13 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
 
 
 def _kinds() -> list[str]:
-    return [kind for category in range(PUBLISHED["categories"]) for kind in PUBLISHED["roster"][category % 2]]
+    return [kind for category in range(CATEGORIES) for kind in PUBLISHED["roster"][category % 2]]
 
 
 def _seated(kinds: list[str]) -> list[tuple[list[int], Bidder]]:
     with np.load(DATA / "online_lp.npz") as file:
-        own, following = (Table(file["cost"], file["ratio"], first) for first in file["first"])
-    rules: dict[str, Bidder] = {"PID": PID(), "BCQ": Constant(95.0)}
-    rules |= {"OnlineLP, own table": OnlineLP(own), "OnlineLP, next table": OnlineLP(following)}
+        own, following = (OnlineLP(file["cost"], file["ratio"], first) for first in file["first"])
+    rules: dict[str, Bidder] = {"OnlineLP, own table": own, "OnlineLP, next table": following}
+    rules |= {"PID": PID(), "BCQ": Constant(95.0)}
     bidders = {kind: rules.get(kind) or TrainedBidder(kind) for kind in dict.fromkeys(kinds)}
     return [([i for i, other in enumerate(kinds) if other == kind], bidder) for kind, bidder in bidders.items()]

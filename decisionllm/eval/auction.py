@@ -6,7 +6,7 @@ comparable, since a replayed win is cheaper and always exposed.
 Source: AuctionNet (arXiv 2412.10798), `offline_eval` and `run_test.py`, each for all advertisers instead of the first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,10 @@ from decisionllm.baselines.rules import TargetCPA, roster
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.auction import nearest_returns, texts
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, score
-from decisionllm.envs.auction.market import PUBLISHED, Bidder, BidderContext, industries
+from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, Bidder, BidderContext, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.envs.auction.replay import price_files
-from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay, Simulation
+from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay
 from decisionllm.eval.report import figure
 from decisionllm.protocols import Begin, EnvDefaults
 from decisionllm.registry import register
@@ -105,7 +105,7 @@ class Auction(EnvDefaults):
     def reset(self, seed: int) -> np.ndarray:
         self.campaigns = Campaigns(self.budgets, self.target_cpa)
         self.log: list[tuple[np.ndarray, ...]] = []  # of each step: multipliers, spend and conversions so far, (N,) each
-        self.simulation: Simulation = self.simulate(seed=seed)
+        self.simulation: PriceReplay | MarketSimulation = self.simulate(seed=seed)
         return self.observe()
 
     def observe(self) -> np.ndarray:
@@ -160,12 +160,17 @@ class Auction(EnvDefaults):
         category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
         some = conversions > 0
         size = np.digitize(np.array(PUBLISHED["budgets"])[advertiser], (2500, 3500))
-        mean = lambda x: round(float(x.mean()), 4)  # noqa: E731
-        by = lambda kind, names: {name: mean(scores[kind == k]) for k, name in enumerate(names) if (kind == k).any()}  # noqa: E731
+
+        def mean(x: np.ndarray) -> float:
+            return round(float(x.mean()), 4)
+
+        def by(kind: np.ndarray, names: Iterable[str]) -> dict[str, float]:
+            return {name: mean(scores[kind == k]) for k, name in enumerate(names) if (kind == k).any()}
+
         return {
             "conversions": mean(conversions), "cpa_ratio": mean((spend / limit)[some] / conversions[some]) if some.any() else None,
             "budget_used": mean(spend / budget), "over_limit": mean(spend > limit * conversions),
-            "by_category": by(category, map(str, range(PUBLISHED["categories"]))),
+            "by_category": by(category, map(str, range(CATEGORIES))),
             "by_budget": by(size, ("small", "medium", "large")),
             "by_period": {str(p): mean(scores[period == p]) for p in np.unique(period)},
         }  # fmt: skip
@@ -175,7 +180,10 @@ class Auction(EnvDefaults):
         multipliers, spend, conversions = (x.T for x in outcome(episodes, "step_multipliers", "step_spend", "step_conversions"))
         limit, budget = outcome(episodes, "target_cpa", "budget")
         bids = np.where(multipliers == 0, np.nan, multipliers)  # (T, M); 0 is no bid
-        ratio = lambda paid, allowed: np.divide(paid, allowed, out=np.full_like(paid, np.nan), where=allowed > 0)  # noqa: E731
+
+        def ratio(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+            return np.asarray(np.divide(x, y, out=np.full_like(x, np.nan), where=y > 0))
+
         panels = {  # lines (T, M), their mean (T,)
             "spend / budget": (spend / budget, spend.sum(1) / budget.sum()),
             "bid multiplier": (bids, ratio(np.nansum(bids, 1), np.isfinite(bids).sum(1).astype(float))),
@@ -196,7 +204,7 @@ class Auction(EnvDefaults):
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         """The bidders of the reference market but the constant, the target CPA rule and AuctionNet's Decision Transformer."""
-        found = {bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())}
+        found: dict[str, Bidder] = {bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())}
         for _, bidder in roster():
             found.setdefault(bidder.name, bidder)
         return {name: partial(BidderPlayer, self, bidder) for name, bidder in found.items() if name != "Constant"}

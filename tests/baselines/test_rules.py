@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import PID, Constant, OnlineLP, Table, TargetCPA, TrainedBidder, behaviour_roster, roster
+from decisionllm.baselines.rules import PID, Constant, OnlineLP, TargetCPA, TrainedBidder, behaviour_roster, roster
 from decisionllm.envs.auction.market import BidderContext
 
 pytestmark = pytest.mark.numeric
@@ -74,7 +74,7 @@ def test_online_lp_reads_the_first_row_that_costs_more_than_is_left():
     first = np.zeros((2, 49), int)
     first[0, 1:], first[1] = 3, 3
     first[1, 1:] = 4
-    bidder = OnlineLP(Table(np.array([10.0, 20.0, 30.0, 5.0]), np.array([40.0, 60.0, 130.0, 7.0]), first))
+    bidder = OnlineLP(np.array([10.0, 20.0, 30.0, 5.0]), np.array([40.0, 60.0, 130.0, 7.0]), first)
     for left, expected in ((0, 40), (9.9, 40), (10, 60), (25, 120), (30, 80), (99, 80)):  # 130 is more than 1.5 * 80
         assert bidder.act(np.zeros((1, 16)), context(0, [left])).tolist() == [expected], left
     assert bidder.act(np.zeros((2, 16)), context(0, [1.0, 1.0])).tolist() == [40, 7]
@@ -92,7 +92,7 @@ def test_the_reference_roster_has_the_published_positions():
 
 
 def test_the_shipped_tables_cost_more_with_every_row():
-    tables = [bidder.table for _, bidder in roster() if isinstance(bidder, OnlineLP)]
+    tables = [bidder for _, bidder in roster() if isinstance(bidder, OnlineLP)]
     assert len(tables) == 2
     for table in tables:
         for start, end in np.stack([table.first[:, :-1], table.first[:, 1:]], -1).reshape(-1, 2):

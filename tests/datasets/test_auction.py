@@ -465,7 +465,10 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
         ({"periods": "8-7"}, "dataset.periods: expected ranges that go up, got '8-7'"),
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
-        ({"path": "", "behaviour": "kind"}, "behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'kind'"),
+        (
+            {"path": "", "behaviour": "kind"},
+            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'kind'",
+        ),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
@@ -506,14 +509,18 @@ def test_bidders_are_shuffled_in_each_period():
 
     assert names("reference", 0) == names("reference", 1)
     assert sorted(names("shuffled_bidders", 0)) == sorted(names("shuffled_bidders", 1)) == sorted(names("reference", 0))
-    assert names("shuffled_bidders", 0) != names("shuffled_bidders", 1) and names("shuffled_bidders", 0) == names("shuffled_bidders", 0) != names("shuffled_bidders", 0, seed=1)
+    assert names("shuffled_bidders", 0) != names("shuffled_bidders", 1) and names("shuffled_bidders", 0) == names(
+        "shuffled_bidders", 0
+    ) != names("shuffled_bidders", 0, seed=1)
     constant = names("constant_bidders", 0)
     assert constant.count("Constant") >= 24 and len(set(constant)) > 4
 
 
 def test_observations_are_chosen_by_name(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    every, minimal = (episodes(path, observation=o, context_features="progress")[0].observations for o in ("auctionnet", "minimal"))
+    every, minimal = (
+        episodes(path, observation=o, context_features="progress")[0].observations for o in ("auctionnet", "minimal")
+    )
     columns = [*STATE, *CONTEXT]
     kept = [columns.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)]
     np.testing.assert_array_equal(minimal, every[:, kept])

@@ -272,7 +272,18 @@ def test_a_period_is_its_steps_stacked():
     while not market.ended:
         steps.append(market.step())
     made = Market(roster(), traffic=small).play(2)
-    for name in ("states", "remaining", "done", "chosen_multipliers", "multipliers", "volume", "means", "won", "spend", "conversions"):
+    for name in (
+        "states",
+        "remaining",
+        "done",
+        "chosen_multipliers",
+        "multipliers",
+        "volume",
+        "means",
+        "won",
+        "spend",
+        "conversions",
+    ):
         np.testing.assert_array_equal(getattr(made, name), [getattr(step, name) for step in steps], err_msg=name)
     assert [len(prices) for prices in made.market_prices] == made.volume.tolist()
     np.testing.assert_allclose([p.mean() for p in made.market_prices], made.means[:, MEANS.index("market_price"), 0])

@@ -219,7 +219,9 @@ def test_observations_and_texts_are_those_of_the_dataset():
     assert minimal.reset(0).shape == (2, 7)
     assert minimal.tasks == [task_text(1450, 100, 0), task_text(1000, 130, 1)]
     assert Auction(1, periods="0", text="constant", **SMALL).tasks == [task_text()] * 48
-    informative, shuffled = (Auction(1, periods="0-1", budgets="1,2", text=text, **SMALL) for text in ("informative", "shuffled"))
+    informative, shuffled = (
+        Auction(1, periods="0-1", budgets="1,2", text=text, **SMALL) for text in ("informative", "shuffled")
+    )
     blocks = lambda tasks: [sorted(tasks[k : k + 48]) for k in range(0, 192, 48)]  # noqa: E731
     assert blocks(informative.tasks) == blocks(shuffled.tasks), "shuffled within a period and a budget"
     assert sum(a != b for a, b in zip(informative.tasks, shuffled.tasks, strict=True)) > 150
@@ -384,8 +386,21 @@ def test_missing_or_unfitting_price_files_are_refused(tmp_path):
 def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     """From a log to the report, by the command line."""
     put(tmp_path / "log.csv", log())
-    loop = ("window=5", "optim.batch_size=8", "steps=2", "optim.warmup=1", "optim.precision=no", "device=cpu", "log.tracker=none")
-    own = ("env.opportunities=2000", "env.periods='0'", "dataset.context_features=budget_and_cpa", "dataset.observation=minimal")
+    loop = (
+        "window=5",
+        "optim.batch_size=8",
+        "steps=2",
+        "optim.warmup=1",
+        "optim.precision=no",
+        "device=cpu",
+        "log.tracker=none",
+    )
+    own = (
+        "env.opportunities=2000",
+        "env.periods='0'",
+        "dataset.context_features=budget_and_cpa",
+        "dataset.observation=minimal",
+    )
     data = ("dataset=auction", f"dataset.path={tmp_path}/log.csv", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
     train = (*data, *loop, *own, "text=informative")
     assert command("train", *train, *NANO, "name=ours", "data.held_out=0", "log.validation_batches=1") == 0

@@ -11,6 +11,7 @@ import csv
 import gzip
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from glob import glob
 from pathlib import Path
@@ -97,7 +98,7 @@ def format_periods(periods: Any) -> str:
 
 
 def parse_periods(periods: str) -> list[int]:
-    """"0-2,5" -> [0, 1, 2, 5]; empty: none, which stands for all."""
+    """ "0-2,5" -> [0, 1, 2, 5]; empty: none, which stands for all."""
     return sorted(ranges("dataset.periods", periods, nothing="all"))
 
 
@@ -120,8 +121,7 @@ def read(path: str | Path, *, periods: str = "") -> Log:
                 raise ValueError(f"{file}: period {period} is in {seen[period]} too; leave one of the two out of dataset.path")
             seen[period] = file
         logs.append(log)
-    lacking = sorted(set(wanted) - set(seen))
-    if lacking:
+    if lacking := sorted(set(wanted) - set(seen)):
         raise ValueError(f"dataset.periods: {path} has no period {format_periods(lacking)}, only {format_periods(list(seen))}")
     log = concatenated(logs)
     order = np.lexsort((log.advertiser, log.period))
@@ -132,8 +132,7 @@ def read_file(file: Path) -> Log:
     """The log of one file; its header says which of the two schemas it has."""
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
-    lacking = [name for name in schema if name not in names]
-    if lacking:
+    if lacking := [name for name in schema if name not in names]:
         kind = "traffic" if schema is TRAFFIC else "trajectory"
         unknown = [name for name in names if name not in schema]
         raise ValueError(
@@ -143,21 +142,30 @@ def read_file(file: Path) -> Log:
     return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
 
 
-def header(file: Path) -> list[str]:
-    """Names of the columns."""
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Give an error of reading the file, and the row and column if pyarrow names them."""
     import pyarrow as pa  # pip install decisionllm[auction]
-    from pyarrow import parquet
 
     try:
+        yield
+    except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
+        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)  # it counts the header too
+        place = f", row {int(found[2]) - 1}" + (f", {header(file)[int(found[1])]}" if found[1] else "") if found else ""
+        raise ValueError(f"{file}{place}: not a readable log ({found[3] if found else error}); mend it or fetch it") from error
+
+
+def header(file: Path) -> list[str]:
+    """Names of the columns."""
+    with readable(file):
         if file.name.endswith(".parquet"):
+            from pyarrow import parquet
+
             return list(parquet.read_schema(file).names)
         with (gzip.open if file.name.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
-            names = next(csv.reader(text), [])
-    except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: not a readable log ({error}); fetch it again") from error
-    if not names:
-        raise ValueError(f"{file}: the file is empty; expected a header and rows")
-    return names
+            if names := next(csv.reader(text), []):
+                return names
+    raise ValueError(f"{file}: the file is empty; expected a header and rows")
 
 
 def batches(file: Path, schema: Schema) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -166,27 +174,20 @@ def batches(file: Path, schema: Schema) -> Iterator[tuple[int, dict[str, Any]]]:
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    types = {name: pa.string() if kind == "text" else pa.float64() for name, kind in schema.items() if kind}
-    row = 1
-    try:
+    types, row = {name: pa.string() if kind == "text" else pa.float64() for name, kind in schema.items() if kind}, 1
+    read = arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False)
+    convert = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types))
+    with readable(file):
         if file.name.endswith(".parquet"):
             blocks = parquet.ParquetFile(file).iter_batches(batch_size=max(BLOCK // 128, 1), columns=list(types))
         else:
-            blocks = arrow_csv.open_csv(
-                file,
-                read_options=arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False),
-                convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(types)),
-            )
+            blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
         for block in blocks:
             columns = {name: block.column(name).cast(type) for name, type in types.items()}
             columns = {n: c if types[n] == pa.string() else c.to_numpy(zero_copy_only=False) for n, c in columns.items()}
             check(file, row, columns, schema)
             yield row, columns
             row += block.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)  # it counts the header too
-        place = f", row {int(found[2]) - 1}" + (f", {header(file)[int(found[1])]}" if found[1] else "") if found else ""
-        raise ValueError(f"{file}{place}: not a readable log ({found[3] if found else error}); mend it or fetch it") from error
     if row == 1:
         raise ValueError(f"{file}: expected rows below the header, got none")
 
@@ -247,18 +248,18 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     order = np.lexsort((advertiser, period))
     who = np.stack([period, advertiser], 1)[order]
     first = np.flatnonzero(np.append(True, (np.diff(who, axis=0) != 0).any(1)))
-    lengths = np.diff(np.append(first, len(who)))
-    expected = np.arange(len(who)) - np.repeat(first, lengths)
+    sizes = np.diff(np.append(first, len(who)))
+    expected = np.arange(len(who)) - np.repeat(first, sizes)
     if (step[order] != expected).any():
         at = int(np.argmax(step[order] != expected))
         place = f", row {order[at] + 1}" if numbered else ""
         raise ValueError(
             f"{file}{place}, timeStepIndex: {named(*who[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
         )
-    if (lengths != STEPS).any():
-        at = int(np.argmax(lengths != STEPS))
+    if (sizes != STEPS).any():
+        at = int(np.argmax(sizes != STEPS))
         raise ValueError(
-            f"{file}: {named(*who[first[at]])} has {lengths[at]} steps, expected {STEPS}{remark}; the log is cut short"
+            f"{file}: {named(*who[first[at]])} has {sizes[at]} steps, expected {STEPS}{remark}; the log is cut short"
         )
     return order
 

@@ -116,8 +116,8 @@ def score(conversions: Any, spend: Any, target_cpa: Any) -> np.ndarray:
     Source: AuctionNet, `getScore_neurips`, without its 1e-10 terms: no conversions score 0.
     """
     conversions, spend = np.asarray(conversions, np.float64), np.asarray(spend, np.float64)
-    ratio = np.divide(target_cpa * conversions, spend, out=np.full(np.broadcast(conversions, spend).shape, np.inf), where=spend > 0)
-    return conversions * np.minimum(1, ratio) ** 2
+    unlimited = np.full(np.broadcast(conversions, spend).shape, np.inf)
+    return conversions * np.minimum(1, np.divide(target_cpa * conversions, spend, out=unlimited, where=spend > 0)) ** 2
 
 
 def offered(values: Any) -> tuple[float, int]:

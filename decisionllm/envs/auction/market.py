@@ -19,13 +19,14 @@ from decisionllm.envs.auction.observation import MIN_REMAINING
 
 DATA = Path(__file__).parent / "auctionnet"
 PUBLISHED: dict[str, Any] = json.loads((DATA / "constants.json").read_text())
+CATEGORIES: int = PUBLISHED["categories"]
 MEAN_VALUE = 0.0005  # conversions an exposure
 Traffic = Iterable[tuple[np.ndarray, np.ndarray]]  # a step's values and standard deviations, (n, N) each
 
 
 def industries(advertisers: int) -> np.ndarray:
     """The industry of each advertiser, six blocks of neighbours: 48 -> 0 eight times, 1 eight times, ...  (N,) int"""
-    return np.arange(advertisers) * PUBLISHED["categories"] // advertisers
+    return np.arange(advertisers) * CATEGORIES // advertisers
 
 
 def opportunities(
@@ -57,7 +58,7 @@ def opportunities(
 
     category = industries(N)
     # 1 - 0.7 is not 0.3 to the last bit; AuctionNet has 1 - 0.7
-    factors = np.stack([_blocks(11111 * period + k, 8, 1 - 0.7, 1 + 0.7) for k in range(PUBLISHED["categories"])])[category]
+    factors = np.stack([_blocks(11111 * period + k, 8, 1 - 0.7, 1 + 0.7) for k in range(CATEGORIES)])[category]
     for i in range(1, N):
         if category[i] == category[i - 1]:  # the first of a category is the category
             factors[i] *= _blocks(11111 * period + i, 8, 0.5, 1.5)
@@ -99,7 +100,7 @@ def noise(period: int, advertisers: int = 48) -> np.ndarray:
     """
     table = np.load(DATA / "noise.npy")
     if advertisers == table.shape[1] and 0 <= period < len(table):
-        return table[period]
+        return np.asarray(table[period])
     return np.random.default_rng([1019, period]).random((advertisers, 2))
 
 
@@ -119,7 +120,7 @@ class Outcome:
     def per_advertiser(self, where: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """Sum over slots: (n, K) bool, and weights (n, K) -> (N,) float64"""
         weights = None if weights is None else weights[where]
-        return np.bincount(self.holder[where], weights, self.advertisers).astype(np.float64)
+        return np.asarray(np.bincount(self.holder[where], weights, self.advertisers), np.float64)
 
 
 class Draws:
@@ -141,7 +142,7 @@ class Draws:
         self, values: np.ndarray, sigmas: np.ndarray, noise: np.ndarray, cells: tuple[np.ndarray, ...], holder: np.ndarray
     ) -> np.ndarray:
         """Uniforms (2, m) of the value errors and conversions of these slots: `cells`, (row, slot), and their holders (m,)."""
-        return self.uniforms[1:, *cells]
+        return self.uniforms[1:, cells[0], cells[1]]
 
 
 def settle(
@@ -229,7 +230,7 @@ def _bernoulli(u: np.ndarray, p: np.ndarray) -> np.ndarray:
 def realised_value(u: np.ndarray, value: np.ndarray, sigma: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Conversion probabilities value + sigma z, z by the inverse distribution function from u: all (m,), noise (m, 2)."""
     low, high = ndtr(-2 * noise[..., 0]), ndtr(2 * noise[..., 1])
-    return np.clip(value + sigma * ndtri(low + u * (high - low)), 0, 1)
+    return np.asarray(np.clip(value + sigma * ndtri(low + u * (high - low)), 0, 1))
 
 
 @dataclass(frozen=True)
@@ -257,13 +258,14 @@ class Bidder(Protocol):
 
     def reset(self) -> None:
         """Begin a period."""
+        return None
 
     def act(self, states: np.ndarray, context: BidderContext) -> np.ndarray:
         """States (M, 16) -> bid multipliers (M,), currency per conversion."""
         ...
 
 
-Roster = Sequence[tuple[Any, Bidder]]  # positions and the bidder that plays them; a later pair takes a position from an earlier one
+Roster = Sequence[tuple[Any, Bidder]]  # positions and their bidder; a later pair takes a position from an earlier one
 
 
 @dataclass(frozen=True)
@@ -314,9 +316,7 @@ class Market:
         self.target_cpa = np.array(target_cpa, np.float64)
         N = len(self.budgets)
         if self.target_cpa.shape != (N,):
-            raise ValueError(
-                f"target_cpa: expected one an advertiser, {N} as budgets has, got shape {self.target_cpa.shape}"
-            )
+            raise ValueError(f"target_cpa: expected one an advertiser, {N} as budgets has, got shape {self.target_cpa.shape}")
         self.categories = industries(N)
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
         self.traffic, self.noise, self.settle, self.seed = traffic, noise, settle, seed
@@ -413,5 +413,5 @@ class Market:
         """A whole period of the roster, with T in front of every field."""
         self.reset(period)
         steps = [self.step() for _ in range(STEPS)]
-        columns = {name: [vars(step)[name] for step in steps] for name in vars(steps[0])}
+        columns: dict[str, Any] = {name: [vars(step)[name] for step in steps] for name in vars(steps[0])}
         return MarketStep(**{name: x if name == "market_prices" else np.stack(x) for name, x in columns.items()})

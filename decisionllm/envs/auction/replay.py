@@ -27,7 +27,7 @@ class PricedPeriod:
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
-    steps: list[tuple[np.ndarray, ...]]  # of T: prices (n,), values (N, n), their standard deviations (N, n), order by price / value (N, n)
+    steps: list[tuple[np.ndarray, ...]]  # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
 
     def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Number of opportunities won: advertisers (M,) int, multipliers (M,) -> (M,) int"""
@@ -36,7 +36,7 @@ class PricedPeriod:
         while (open := low < high).any():
             middle = np.minimum((low + high) // 2, len(prices) - 1)
             at = order[advertisers, middle]
-            wins = multipliers * values[advertisers, at] >= prices[at]  # float64: a price may be this very bid of an earlier run
+            wins = multipliers * values[advertisers, at] >= prices[at]  # in float64, since a price may be this very bid
             low, high = np.where(open & wins, middle + 1, low), np.where(open & ~wins, middle, high)
         return low
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import tee
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +24,6 @@ class Entries:
     repeat: np.ndarray  # (N,) int: of the same campaign with other draws
 
 
-class Simulation(Protocol):
-    """What the auction environment steps."""
-
-    def next_opportunities(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Mean value and number of a step's opportunities: (N,) each"""
-        ...
-
-    def step(self, step: int, multipliers: np.ndarray, remaining: np.ndarray) -> dict[str, np.ndarray]:
-        """Bid multipliers and remaining budgets (N,) -> the arguments of `Campaigns.record`, (N,) each"""
-        ...
-
-
 class PriceReplay:
     """Every campaign by itself against fixed market prices.
 
@@ -53,12 +41,14 @@ class PriceReplay:
         self.days = [(priced(int(p), path, total, roster), np.flatnonzero(period == p)) for p in np.unique(period)]
 
     def next_opportunities(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean value and number of a step's opportunities: (N,) each"""
         value, volume = np.zeros((2, len(self.advertiser)))
         for day, rows in self.days:
             value[rows], volume[rows] = day.value[step, self.advertiser[rows]], day.volume[step]
         return value, volume
 
     def step(self, step: int, multipliers: np.ndarray, remaining: np.ndarray) -> dict[str, np.ndarray]:
+        """Bid multipliers and remaining budgets (N,) -> the arguments of `Campaigns.record`, (N,) each"""
         results: dict[str, np.ndarray] = {}
         for day, rows in self.days:
             made = day.step(step, self.advertiser[rows], multipliers[rows], remaining[rows], keys=self.keys[rows])
@@ -68,7 +58,10 @@ class PriceReplay:
 
 
 class MarketSimulation:
-    """N markets of 48 in lock-step, with one campaign in each. A market stops when its campaign has no budget left. Args: as PriceReplay."""
+    """N markets of 48 in lock-step, with one campaign in each. A market stops when its campaign has no budget left.
+
+    Arguments and methods are those of PriceReplay; `path` is not used.
+    """
 
     def __init__(self, entries: Entries, *, roster: Callable[[], Roster], path: str, total: int, seed: int) -> None:
         self.advertiser = entries.advertiser
@@ -79,7 +72,7 @@ class MarketSimulation:
             factor = np.ones(48)
             factor[i] = entries.budget_factor[k]
             market = Market(
-                roster(), budget_factor=factor, traffic=lambda period, stream=next(streams[period]): stream,
+                roster(), budget_factor=factor, traffic={int(period): next(streams[period])}.__getitem__,
                 seed=int(np.random.SeedSequence([seed, entries.repeat[k], i]).generate_state(1)[0]),
             )  # fmt: skip
             market.reset(int(period))
