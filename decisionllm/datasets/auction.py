@@ -146,7 +146,7 @@ def nearest_returns(
     table = np.array(campaigns, np.float64)
     apart = np.log(table[:, None, 3:5]) - np.log(np.stack([budgets, target_cpa], 1))  # (days, N, 2)
     found = np.argsort(np.square(apart).sum(2), axis=0, kind="stable")[:nearest]
-    return np.quantile(table[found, 5], quantile, axis=0)
+    return np.asarray(np.quantile(table[found, 5], quantile, axis=0))
 
 
 def observations(log: Log, spec: ObservationSpec) -> np.ndarray:

@@ -25,6 +25,7 @@ from decisionllm.files import atomic
 
 WHO = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
+DAY = dict(zip(("period", "advertiser", "category", "budget", "target_cpa"), (*WHO, *FIXED), strict=True))  # fields of Log
 KINDS = (".csv", ".csv.gz", ".parquet")
 BLOCK = 1 << 24  # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 Check = tuple[str, Callable[[np.ndarray], np.ndarray]]  # what a message expects, and which numbers are that
@@ -81,10 +82,9 @@ def concatenated(logs: Sequence[Log]) -> Log:
 def log_files(path: str | Path) -> list[Path]:
     """The files of a path: a file, a folder or a pattern."""
     given = Path(path).expanduser()
+    found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
     if given.is_dir():
         found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
-    else:
-        found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
     if not found:
         raise FileNotFoundError(f"{path}: no log there; expected a file, a folder or a pattern of {', '.join(KINDS)}")
     return sorted(found)
@@ -113,7 +113,8 @@ def read(path: str | Path, *, periods: str = "") -> Log:
         FileNotFoundError: no log at `path`.
         ValueError: a file is not a complete log, or a period is missing or in two files; names file, row and column.
     """
-    wanted, logs, seen = parse_periods(periods), [], {}
+    wanted, logs = parse_periods(periods), []
+    seen: dict[int, Path] = {}
     for file in log_files(path):
         log = read_file(file)
         for period in np.unique(log.period).tolist():
@@ -133,10 +134,9 @@ def read_file(file: Path) -> Log:
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
     if lacking := [name for name in schema if name not in names]:
-        kind = "traffic" if schema is TRAFFIC else "trajectory"
         unknown = [name for name in names if name not in schema]
         raise ValueError(
-            f"{file}: expected the columns of a {kind} log, {', '.join(lacking)} not among them; "
+            f"{file}: expected the columns of a {'traffic' if schema is TRAFFIC else 'trajectory'} log, {', '.join(lacking)} not among them; "
             f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
         )
     return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
@@ -214,13 +214,13 @@ def read_trajectories(file: Path) -> Log:
     joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     order = whole_days(file, joined, numbered=True)
     days = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in joined.items()}
-    *who, spend = constants(file, days, (*WHO, *FIXED, "realAllCost"))
+    fixed = constants(file, days, DAY | {"spend": "realAllCost"})
     states = days["state"]
     remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
     falling(file, days, remaining)
     return Log(
-        *who, states=states, multiplier=days["action"], conversions=days["reward"], exposed_value=days["reward_continuous"],
-        remaining=remaining, spend=spend, done=days["done"] > 0, repairs={},
+        **fixed, states=states, multiplier=days["action"], conversions=days["reward"], done=days["done"] > 0,
+        exposed_value=days["reward_continuous"], remaining=remaining, repairs={},
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
     words = pc.split_pattern(bare, ",")
     sizes, flat = words.value_lengths().to_numpy(), words.flatten()
     numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
-    numbers = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
+    numbers: np.ndarray = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
     wrong = np.logical_or.reduceat(~(numbers >= -1e-9), np.cumsum(sizes) - sizes) | (sizes != len(STATE))
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -264,9 +264,9 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     return order
 
 
-def constants(file: Path, columns: Columns, names: Sequence[str]) -> list[np.ndarray]:
-    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, indices and categories as int."""
-    for name in names:
+def constants(file: Path, columns: Columns, names: dict[str, str]) -> Columns:
+    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, by the fields that have these names; counts as int."""
+    for name in names.values():
         differs = columns[name] != columns[name][:, :1]
         if differs.any():
             k, t = np.argwhere(differs)[0]
@@ -274,7 +274,7 @@ def constants(file: Path, columns: Columns, names: Sequence[str]) -> list[np.nda
                 f"{file}, {name}: {named(*(columns[key][k, t] for key in WHO))}: expected one value for the day, "
                 f"got {columns[name][k, 0]:g} and, in step {t}, {columns[name][k, t]:g}"
             )
-    return [columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for name in names]
+    return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
 
 
 def named(period: float, advertiser: float) -> str:
@@ -301,14 +301,13 @@ def read_traffic(file: Path) -> Log:
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
     order = whole_days(file, sums, numbered=False, remark=remark)
     days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
-    who = constants(file, days, (*WHO, *FIXED))
-    budget, target_cpa = who[3:]
+    fixed = constants(file, days, DAY)
     remaining, volume, spend = days["remainingBudget"], days["volume"], days["spend"]
     falling(file, days, remaining)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
-    differ = np.abs(fell - spend) > 1e-6 * budget[:, None]
+    differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
     repairs |= {"steps whose costs are not what the budget fell by": int(differ.sum())} if differ.any() else {}
-    campaigns = Campaigns(budget, target_cpa)
+    campaigns = Campaigns(fixed["budget"], fixed["target_cpa"])
     states = np.empty((*remaining.shape, len(STATE)))
     for t in range(STEPS):
         mean = {name: days[name][:, t] / volume[:, t] for name in ADDED}
@@ -319,7 +318,7 @@ def read_traffic(file: Path) -> Log:
             exposed_value=days["exposed_value"][:, t],
         )  # fmt: skip
     return Log(
-        *who, states=states, remaining=remaining, spend=spend.sum(1), repairs=repairs, conversions=days["conversionAction"],
+        **fixed, states=states, remaining=remaining, spend=spend.sum(1), repairs=repairs, conversions=days["conversionAction"],
         multiplier=np.divide(days["bid"], days["pValue"], out=np.zeros_like(spend), where=days["pValue"] > 0),
         exposed_value=days["exposed_value"], done=(days["isEnd"] > 0) | (np.arange(STEPS) == STEPS - 1),
     )  # fmt: skip
@@ -338,8 +337,8 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     first: dict[tuple[float, float], tuple[int, str]] = {}  # of a campaign: its first row without a number, and which number
 
     def add_up(columns: Any) -> Any:
-        names = (*ADDED, "spend", "exposed_value", "volume")
-        table = pa.table(columns).group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+        sums = [(name, "sum") for name in (*ADDED, "spend", "exposed_value", "volume")]
+        table = pa.table(columns).group_by(keys, use_threads=False).aggregate(sums)
         return table.rename_columns([name.removesuffix("_sum") for name in table.column_names])
 
     for row, columns in batches(file, TRAFFIC):

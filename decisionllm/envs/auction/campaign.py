@@ -117,7 +117,8 @@ def score(conversions: Any, spend: Any, target_cpa: Any) -> np.ndarray:
     """
     conversions, spend = np.asarray(conversions, np.float64), np.asarray(spend, np.float64)
     unlimited = np.full(np.broadcast(conversions, spend).shape, np.inf)
-    return conversions * np.minimum(1, np.divide(target_cpa * conversions, spend, out=unlimited, where=spend > 0)) ** 2
+    ratio = np.divide(target_cpa * conversions, spend, out=unlimited, where=spend > 0)
+    return np.asarray(conversions * np.minimum(1, ratio) ** 2)
 
 
 def offered(values: Any) -> tuple[float, int]:

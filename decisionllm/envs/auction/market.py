@@ -132,17 +132,17 @@ class Draws:
 
     def exposure(self, rows: np.ndarray, holder: np.ndarray) -> np.ndarray:
         """Uniforms (m, K) of these opportunities (m,), whose slots these advertisers (m, K) hold."""
-        return self.uniforms[0, rows]
+        return np.asarray(self.uniforms[0, rows])
 
     def withdrawn(self, rows: np.ndarray, count: int) -> np.ndarray:
         """`count` of these rows, each at most once."""
-        return self.rng.choice(rows, count, replace=False)
+        return np.asarray(self.rng.choice(rows, count, replace=False))
 
     def conversion(
         self, values: np.ndarray, sigmas: np.ndarray, noise: np.ndarray, cells: tuple[np.ndarray, ...], holder: np.ndarray
     ) -> np.ndarray:
         """Uniforms (2, m) of the value errors and conversions of these slots: `cells`, (row, slot), and their holders (m,)."""
-        return self.uniforms[1:, cells[0], cells[1]]
+        return np.asarray(self.uniforms[1:, cells[0], cells[1]])
 
 
 def settle(

@@ -27,7 +27,7 @@ class PricedPeriod:
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
-    steps: list[tuple[np.ndarray, ...]]  # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
+    steps: Sequence[tuple[np.ndarray, ...]]  # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
 
     def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
         """Number of opportunities won: advertisers (M,) int, multipliers (M,) -> (M,) int"""
@@ -91,7 +91,8 @@ class PricedPeriod:
 
 def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]) -> PricedPeriod:
     """A period with these market prices, (n,) currency for each step."""
-    volume, value, market_price, steps = [], [], [], []
+    volume: list[int] = []
+    value, market_price, steps = [], [], []
     for (values, sigmas), prices in zip(traffic, market_prices, strict=True):
         if len(prices) != len(values):
             raise ValueError(
