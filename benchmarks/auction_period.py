@@ -55,8 +55,8 @@ def plain(bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, se
                     taken = np.random.default_rng(1).choice(mine, int(np.ceil(len(mine) * share[i])), replace=False)
                     bids[taken, i] = 0
     holder = order[:, :K]
-    sold, cost, shown, bought = (np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0))
-    return bids, Outcome(N, holder, sold, cost, shown, bought, market_price, rounds)
+    sold, cost, seen, bought = (np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0))
+    return bids, Outcome(N, holder, sold, cost, seen, bought, market_price, rounds)
 
 
 def period(total: int, settle: Any = auctionnet_settle) -> MarketStep:

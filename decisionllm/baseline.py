@@ -95,5 +95,5 @@ def train(algorithm: Any, known: list[np.ndarray], run: Path, config: dict[str, 
             losses, elapsed = [], time.monotonic() - began
             file.write(json.dumps({"step": step} | means | {"seconds": elapsed}) + "\n")
             if step == steps or console.is_terminal or elapsed - printed > 10:
-                printed, shown = elapsed, "  ".join(f"{name} {value:.4f}" for name, value in means.items())
-                console.print(f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  {shown}")
+                printed, text = elapsed, "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+                console.print(f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  {text}")

@@ -1,6 +1,6 @@
 """AuctionNet's Decision Transformer as published, a bidder to compare with. Its known defects are kept.
 
-Source: AuctionNet (arXiv 2412.10798), `bidding_train_env/baseline/dt`; `auctionnet/README.md` says how the weights were trained.
+Source: AuctionNet (arXiv 2412.10798), `bidding_train_env/baseline/dt`; the weights are described in `auctionnet/README.md`.
 """
 
 import numpy as np

@@ -84,7 +84,7 @@ def test_conversions_are_counted_down(golden):
 
 
 def test_its_day_in_the_market_is_auctionnets():
-    """Advertiser 16 of period 7: the original's streams, and the first three steps shown to it for the last."""
+    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the last."""
     repaired = AuctionNetDT()
     repaired.features = "repaired"
     made, other = (Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7) for b in (AuctionNetDT(), repaired))

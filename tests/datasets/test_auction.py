@@ -29,8 +29,8 @@ TRAJECTORY_LOG = FIXTURES / "trajectories_periods_7_8.csv.gz"
 def traffic(period=3):
     """The columns of a day of two advertisers, with one opportunity in even steps (value 0.1) and two in odd ones (0.1, 0.4).
 
-    Advertiser 0 bids 50 x value, holds a slot of the first one at a price of 2, and is shown in even steps; steps 0 and 2
-    convert. Advertiser 1 is shown twice, at a price of 2, and has no budget left from step 2 on.
+    Advertiser 0 bids 50 x value, holds a slot of the first one at a price of 2, and is exposed in even steps; steps 0 and 2
+    convert. Advertiser 1 is exposed twice, at a price of 2, and has no budget left from step 2 on.
     """
     rows = []
     for t in range(48):
@@ -71,7 +71,7 @@ def numbers(table, name):
 def test_a_day_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
     first, second = episodes(path, context_features="progress")
-    shown = dict(zip((*STATE, *CONTEXT), first.observations[2].tolist(), strict=True))
+    state = dict(zip((*STATE, *CONTEXT), first.observations[2].tolist(), strict=True))
     expected = {
         "time left": 46 / 48, "budget left": 0.98, "bid": (5 + 12.5) / 2, "bid, last 3": (5 + 12.5) / 2,
         "market price": (1 + 2) / 2, "value": (0.1 + 0.25) / 2, "conversion": (1 + 0) / 2, "won": (1 + 0.5) / 2,
@@ -79,7 +79,7 @@ def test_a_day_by_hand(tmp_path):
         "value now": 0.1, "volume now": 1, "volume, last 3": 3, "volume, all": 3,
         "log budget": math.log(100), "target cpa": 10, "spend / target cpa": 0.2, "conversions": 1, "value exposed": 0.1,
     }  # fmt: skip
-    assert shown == pytest.approx(expected), "means of the steps' means, and no price for what was not shown"
+    assert state == pytest.approx(expected), "means of the steps' means, and no price of ads that were not exposed"
     assert first.actions[:, 0].tolist() == pytest.approx([50.0] * 48)
     assert first.rewards.tolist() == [1, 0, 1] + [0] * 45
     assert len(second.rewards) == 3 and second.loss_mask.tolist() == [True, True, False], "its budget was used up before step 2"

@@ -1,4 +1,4 @@
-"""What a campaign is shown, worked by hand over five steps, and the score."""
+"""State numbers of a campaign by hand over five steps, and the score."""
 
 from functools import partial
 
@@ -24,13 +24,13 @@ def after(steps):
     return campaigns
 
 
-def shown(campaigns, **options):
+def state(campaigns, **options):
     return dict(zip(STATE, campaigns.observe([0.07, 0.0], [60, 0], **options)[0].tolist(), strict=True))
 
 
 def test_the_first_state_holds_time_budget_and_next_opportunities():
     expected = dict.fromkeys(STATE, 0.0) | {"time left": 1, "budget left": 1, "value now": 0.07, "volume now": 60}
-    assert shown(after(0)) == pytest.approx(expected)
+    assert state(after(0)) == pytest.approx(expected)
 
 
 def test_means_are_over_steps_and_over_the_last_three():
@@ -39,7 +39,7 @@ def test_means_are_over_steps_and_over_the_last_three():
         "value": 0.03, "value, last 3": 0.04, "conversion": 0.15, "conversion, last 3": 0.25 / 3, "won": 0.35,
         "won, last 3": 0.25, "value now": 0.07, "volume now": 60, "volume, last 3": 120, "volume, all": 150,
     }  # fmt: skip
-    assert shown(after(5)) == pytest.approx(expected)
+    assert state(after(5)) == pytest.approx(expected)
 
 
 def test_original_features_take_the_first_three_for_the_last():
@@ -51,8 +51,8 @@ def test_original_features_take_the_first_three_for_the_last():
         "conversion, last 3": 0.5 / 3,
         "won, last 3": 0.5,
     }
-    expected = shown(campaigns) | first  # but volumes are counted over the last
-    assert shown(campaigns, features="original") == pytest.approx(expected)
+    expected = state(campaigns) | first  # but volumes are counted over the last
+    assert state(campaigns, features="original") == pytest.approx(expected)
 
 
 def test_context_is_budget_target_cpa_and_progress():
@@ -74,7 +74,7 @@ def test_multipliers_are_capped_while_the_cpa_is_exceeded():
 
 
 def test_one_campaign_does_not_see_another():
-    assert shown(after(5))["won"] == 0.35 and after(5).observe([0, 0], [0, 0])[1, 1:].tolist() == [1.0] + [0.0] * 14
+    assert state(after(5))["won"] == 0.35 and after(5).observe([0, 0], [0, 0])[1, 1:].tolist() == [1.0] + [0.0] * 14
 
 
 @pytest.mark.parametrize("wrong", [[100.0, 0.0], [np.nan, 1.0], [[100.0], [1.0]], [-5.0, 1.0]])

@@ -114,7 +114,7 @@ def test_auctions_agree_with_auctionnet_in_every_column():
 
 def test_three_bidders_by_hand():
     outcome = bid_only([[3, 1, 2], [0.5, 4, 0], [0, 0, 7]], **CERTAIN)
-    # row 0: 3 pays 2, 2 pays 1, and 1 has nobody behind; row 1: 4 pays 0.5, which itself has nobody behind; row 2: nobody behind 7
+    # row 0: 3 pays 2, 2 pays 1, and 1 has no bid below it; row 1: 4 pays 0.5, which has no bid below it; row 2: no bid below 7
     assert outcome.slot.tolist() == [[1, 0, 2], [0, 1, 0], [0, 0, 0]]
     assert outcome.price.tolist() == [[2, 0, 1], [0, 0.5, 0], [0, 0, 0]]
     assert outcome.exposed.tolist() == outcome.won.tolist() == [[True, False, True], [False, True, False], [False] * 3]
@@ -219,18 +219,18 @@ def test_misshapen_input_is_refused_by_name():
 
 @pytest.mark.parametrize("period", [0, 7])
 def test_a_period_of_the_reference_roster_is_auctionnets(period):
-    """Each policy is asked at each step and must answer as the original's; where it does, the original's answer goes on, because float32
+    """Each bidder must bid like the original at each step; where it does, the original's bid is played, because float32
     sums differ between machines in the seventh digit, and one auction in a million hangs on that."""
     golden = columns("reference_roster_periods_0_7.parquet")
     x = {name: column[golden["episode"] == period].reshape(48, 48) for name, column in golden.items()}
     market = Market(roster(), settle=auctionnet_settle)
     market.reset(period)
-    asked = np.zeros(48)
+    bids = np.zeros(48)
     while not market.ended:
         t = market.campaigns.now
         for positions, bidder in market.roster:
-            asked[positions] = np.maximum(bidder.act(market.observe(bidder.features)[positions], market.context(positions)), 0)
-        step = market.step(np.where(np.abs(asked - x["action"][t]) < 1e-4, x["action"][t], asked))
+            bids[positions] = np.maximum(bidder.act(market.observe(bidder.features)[positions], market.context(positions)), 0)
+        step = market.step(np.where(np.abs(bids - x["action"][t]) < 1e-4, x["action"][t], bids))
         for name, made in (
             ("wins", step.won),
             ("exposed", step.exposed),

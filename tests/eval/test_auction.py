@@ -1,6 +1,7 @@
 """The auction's evaluation: purchases worked by hand, the original's own spend, one batch that is each campaign alone, one row a budget."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_conversions_do_not_depend_on_the_winning_multiplier():
 
 
 def test_spend_is_that_of_auctionnets_offline_evaluation():
-    """Advertisers 43 and 44 of period 8, who bid their limits. Some prices were set by the very bids of 43, and it wins these."""
+    """Advertisers 43 and 44 of period 8, which bid their target CPAs. Some prices were set by the very bids of 43, and it wins these."""
     with np.load(FIXTURES / "prices_period_8_of_advertisers_43_44.npz") as file:
         counts, prices = [], np.full(600_000, 1e6)
         prices[file["opportunity"]] = file["price"]
@@ -129,8 +130,8 @@ def test_campaigns_have_their_own_budgets_and_target_cpas():
 
 def test_spend_stays_within_the_budget():
     env = Auction(1, periods="0", budgets=[0.01, 1, 3], **CHEAP)
-    episodes, brought = played(env, always(1e4))
-    assert (brought[:, 1] <= env.campaigns.budgets).all() and brought[:, 1].sum() > 0.9 * env.campaigns.budgets.sum()
+    episodes, results = played(env, always(1e4))
+    assert (results[:, 1] <= env.campaigns.budgets).all() and results[:, 1].sum() > 0.9 * env.campaigns.budgets.sum()
     assert (env.campaigns.remaining >= 0).all()
     assert [e.terminated for e in episodes] == (env.campaigns.remaining < 0.1).tolist(), "an episode ends with its money"
     assert np.mean([len(e.rewards) < 48 for e in episodes]) > 0.3
@@ -202,12 +203,12 @@ def test_a_file_of_our_markets_prices_replays_like_our_market(tmp_path):
 @pytest.mark.parametrize("reward", ["conversions", "expected_value", "score"])
 def test_rewards_add_up_and_do_not_change_the_score(reward):
     env = Auction(1, periods="0", reward=reward, **SMALL)
-    episodes, brought = played(env, always(120.0))
-    conversions, spend, value = brought.T
+    episodes, results = played(env, always(120.0))
+    conversions, spend, value = results.T
     total = {"conversions": conversions, "expected_value": value, "score": score(value, spend, env.target_cpa)}[reward]
     near([e.rewards.sum() for e in episodes], total)
     limit = env.target_cpa
-    by_hand = [n * min(1, (limit[i] * n / s) ** 2) if s else n for i, (n, s, _) in enumerate(brought)]
+    by_hand = [n * min(1, (limit[i] * n / s) ** 2) if s else n for i, (n, s, _) in enumerate(results)]
     np.testing.assert_allclose(env.score(episodes), by_hand)
     assert (np.array(by_hand) < conversions).any()
     np.testing.assert_allclose(env.score(episodes[5:7]), by_hand[5:7])
@@ -263,14 +264,14 @@ def test_every_baseline_plays():
 
 def test_each_budget_has_a_row_with_its_own_metrics():
     env = Auction(1, periods="0-1", budgets="1,0.5,1.25", **SMALL)
-    episodes, brought = played(env, always(60.0))
+    episodes, results = played(env, always(60.0))
     parts = env.conditions("per_agent", False)
     assert list(parts) == ["replay", "replay 50 %", "replay 125 %"] and [len(rows) for rows in parts.values()] == [96] * 3
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(288))
     assert env.campaigns.budgets[parts["replay 50 %"]].tolist() == [b / 2 for b in PUBLISHED["budgets"] * 2]
     for rows in parts.values():
         part = [episodes[i] for i in rows]
-        conversions, spend, _ = brought[rows].T
+        conversions, spend, _ = results[rows].T
         found, limit = env.metrics(part), env.target_cpa[rows]
         assert found["conversions"] == pytest.approx(conversions.mean(), abs=1e-4)
         assert found["budget_used"] == pytest.approx((spend / env.budgets[rows]).mean(), abs=1e-4)
@@ -285,6 +286,17 @@ def test_each_budget_has_a_row_with_its_own_metrics():
         assert len(found["by_category"]) == 6 and set(found["by_budget"]) == {"small", "medium", "large"}
 
 
+def test_scores_and_metrics_follow_from_the_episodes_alone():
+    """100 conversions of 50 currency each at a target of 100 keep their score; at 200 each a quarter of it is left."""
+    env = Auction(1, periods="0", positions="0,9", **SMALL)
+    first, _ = played(env, always(60.0))
+    scores, metrics = env.score(first).tolist(), env.metrics(first)
+    played(env, always(5.0), seed=1)
+    assert env.score(first).tolist() == scores and env.metrics(first) == metrics
+    outcomes = [{"conversions": 100.0, "spend": spend, "target_cpa": 100.0} for spend in (5000.0, 20000.0)]
+    assert env.score([replace(e, outcome=o) for e, o in zip(first, outcomes, strict=True)]).tolist() == [100, 25]
+
+
 def test_half_a_budget_lasts_for_less():
     env = Auction(1, periods="0", budgets="0.5,1,1.5", **SMALL)
     episodes, _ = played(env, always(60.0))
@@ -295,12 +307,12 @@ def test_half_a_budget_lasts_for_less():
 def test_each_position_is_played_in_its_own_market():
     env = Auction(100, protocol="market", periods="0-1", positions="3,40", **SMALL)
     assert len(env.tasks) == 4 and env.protocol == "market" and len(Auction(1, protocol="market", **SMALL).tasks) == 12
-    episodes, brought = played(env, always([60.0, 70.0, 80.0, 90.0]), seed=2)
+    episodes, results = played(env, always([60.0, 70.0, 80.0, 90.0]), seed=2)
     for k, (period, position, multiplier) in enumerate([(0, 3, 60.0), (0, 40, 70.0), (1, 3, 80.0), (1, 40, 90.0)]):
         one = [*roster(), ([position], Constant(multiplier))]
         made = Market(one, traffic=lambda p: scaled_traffic(p, 2000), seed=seeded(2, 0, position)).play(period)
         n = len(episodes[k].rewards)
-        assert brought[k].tolist() == [
+        assert results[k].tolist() == [
             made.conversions.sum(0)[position],
             made.spend[:n, position].cumsum()[-1],
             pytest.approx(made.exposed_value[:, position].sum()),
@@ -324,12 +336,12 @@ def test_in_a_market_only_our_budget_is_another():
 
 def test_the_picture_shows_spend_multiplier_and_cost():
     env = Auction(1, periods="0", **SMALL)
-    episodes, brought = played(env, always(60.0))
+    episodes, results = played(env, always(60.0))
     spend, multiplier, cost = env.draw(episodes, "title").axes
     mean = [axis.lines[4].get_ydata() for axis in (spend, multiplier, cost)]
-    assert mean[0][-1] == pytest.approx(brought[:, 1].sum() / env.budgets.sum()) and (np.diff(mean[0]) >= 0).all()
-    assert np.nanmin(mean[1]) == pytest.approx(60) == np.nanmax(mean[1]), "of those who still bid"
-    assert mean[2][-1] == pytest.approx(brought[:, 1].sum() / (brought[:, 0] @ env.target_cpa))
+    assert mean[0][-1] == pytest.approx(results[:, 1].sum() / env.budgets.sum()) and (np.diff(mean[0]) >= 0).all()
+    assert np.nanmin(mean[1]) == pytest.approx(60) == np.nanmax(mean[1]), "of those that still bid"
+    assert mean[2][-1] == pytest.approx(results[:, 1].sum() / (results[:, 0] @ env.target_cpa))
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -1,7 +1,7 @@
 """AuctionNet's files in and out: traffic and trajectory logs, plain, gzipped or Parquet, read into one record.
 
 A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of each advertiser's step are kept. A
-trajectory log has a row for each advertiser's step, with the state as the text of a tuple. The header says which of the two a file is;
+trajectory log has a row for each advertiser's step, with the state as the text of a tuple. The header decides which of the two a file is;
 columns are found by their names. Rows are counted from 1, below the header.
 pyarrow on one thread adds rows in their order, so that a log gives the same bits everywhere; polars (streaming) does not.
 Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_generator.py`.
@@ -23,9 +23,9 @@ from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import atomic
 
-WHO = ("deliveryPeriodIndex", "advertiserNumber")
+CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
-DAY = dict(zip(("period", "advertiser", "category", "budget", "target_cpa"), (*WHO, *FIXED), strict=True))  # fields of Log
+DAY = dict(zip(("period", "advertiser", "category", "budget", "target_cpa"), (*CAMPAIGN, *FIXED), strict=True))  # fields of Log
 KINDS = (".csv", ".csv.gz", ".parquet")
 BLOCK = 1 << 24  # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
 Check = tuple[str, Callable[[np.ndarray], np.ndarray]]  # what a message expects, and which numbers are that
@@ -35,7 +35,7 @@ COUNT: Check = ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x)))
 STEP: Check = (f"a step from 0 to {STEPS - 1}", lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)))
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
 Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
-KNOWN: Schema = {**dict.fromkeys((*WHO, FIXED[0]), COUNT), **dict.fromkeys(FIXED[1:], ABOVE_0)}
+KNOWN: Schema = {**dict.fromkeys((*CAMPAIGN, FIXED[0]), COUNT), **dict.fromkeys(FIXED[1:], ABOVE_0)}
 TRAFFIC: Schema = KNOWN | {
     "timeStepIndex": STEP, "remainingBudget": NUMBER, "pvIndex": None, "pValue": NUMBER, "pValueSigma": None, "bid": NUMBER,
     "xi": FLAG, "adSlot": None, "cost": NUMBER, "isExposed": FLAG, "conversionAction": FLAG, "leastWinningCost": NUMBER,
@@ -130,7 +130,7 @@ def read(path: str | Path, *, periods: str = "") -> Log:
 
 
 def read_file(file: Path) -> Log:
-    """The log of one file; its header says which of the two schemas it has."""
+    """The log of one file; its header decides which of the two schemas it has."""
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
     if lacking := [name for name in schema if name not in names]:
@@ -244,22 +244,22 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47. numbered: these are rows of the file."""
     if not len(columns["timeStepIndex"]):
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
-    period, advertiser, step = (columns[name] for name in (*WHO, "timeStepIndex"))
+    period, advertiser, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
     order = np.lexsort((advertiser, period))
-    who = np.stack([period, advertiser], 1)[order]
-    first = np.flatnonzero(np.append(True, (np.diff(who, axis=0) != 0).any(1)))
-    sizes = np.diff(np.append(first, len(who)))
-    expected = np.arange(len(who)) - np.repeat(first, sizes)
+    campaign = np.stack([period, advertiser], 1)[order]
+    first = np.flatnonzero(np.append(True, (np.diff(campaign, axis=0) != 0).any(1)))
+    sizes = np.diff(np.append(first, len(campaign)))
+    expected = np.arange(len(campaign)) - np.repeat(first, sizes)
     if (step[order] != expected).any():
         at = int(np.argmax(step[order] != expected))
         place = f", row {order[at] + 1}" if numbered else ""
         raise ValueError(
-            f"{file}{place}, timeStepIndex: {named(*who[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
+            f"{file}{place}, timeStepIndex: {named(*campaign[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
         )
     if (sizes != STEPS).any():
         at = int(np.argmax(sizes != STEPS))
         raise ValueError(
-            f"{file}: {named(*who[first[at]])} has {sizes[at]} steps, expected {STEPS}{remark}; the log is cut short"
+            f"{file}: {named(*campaign[first[at]])} has {sizes[at]} steps, expected {STEPS}{remark}; the log is cut short"
         )
     return order
 
@@ -271,7 +271,7 @@ def constants(file: Path, columns: Columns, names: dict[str, str]) -> Columns:
         if differs.any():
             k, t = np.argwhere(differs)[0]
             raise ValueError(
-                f"{file}, {name}: {named(*(columns[key][k, t] for key in WHO))}: expected one value for the day, "
+                f"{file}, {name}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected one value for the day, "
                 f"got {columns[name][k, 0]:g} and, in step {t}, {columns[name][k, t]:g}"
             )
     return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
@@ -287,7 +287,7 @@ def falling(file: Path, columns: Columns, remaining: np.ndarray) -> None:
     if rises.any():
         k, t = np.argwhere(rises)[0]
         raise ValueError(
-            f"{file}: {named(*(columns[key][k, t] for key in WHO))}: expected a remaining budget that never grows, "
+            f"{file}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected a remaining budget that never grows, "
             f"got {remaining[k, t]:g} before step {t} and {remaining[k, t + 1]:g} before step {t + 1}"
         )
 
@@ -333,7 +333,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     """
     import pyarrow as pa
 
-    keys, parts, left_out = [*WHO, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0
+    keys, parts, left_out = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0
     first: dict[tuple[float, float], tuple[int, str]] = {}  # of a campaign: its first row without a number, and which number
 
     def add_up(columns: Any) -> Any:
@@ -345,16 +345,16 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         if (lacking := np.isnan(list(columns.values()))).any():
             rows = np.flatnonzero(lacking.any(0))
             left_out += len(rows)
-            for i in rows[::-1]:
-                who = columns[WHO[0]][i], columns[WHO[1]][i]
-                first[who] = min(first.get(who, (row + i, "")), (row + i, list(columns)[np.argmax(lacking[:, i])]))
+            keyed = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
+            for (period, advertiser), i in zip(*np.unique(keyed, axis=0, return_index=True), strict=True):
+                first.setdefault((period, advertiser), (row + rows[i], list(columns)[np.argmax(lacking[:, rows[i]])]))
             columns = {name: column[~lacking.any(0)] for name, column in columns.items()}
-        paid, shown = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
-        parts.append(add_up(columns | {"spend": paid, "exposed_value": shown, "volume": np.ones(len(paid))}))
+        paid, value = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
+        parts.append(add_up(columns | {"spend": paid, "exposed_value": value, "volume": np.ones(len(paid))}))
     table = add_up(pa.concat_tables(parts)).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
     for (period, advertiser), (row, name) in first.items():
-        known = (sums[WHO[0]] == period) & (sums[WHO[1]] == advertiser)
+        known = (sums[CAMPAIGN[0]] == period) & (sums[CAMPAIGN[1]] == advertiser)
         if not known.any() and np.isfinite([period, advertiser]).all():
             raise ValueError(
                 f"{file}, row {row}, {name}: expected a number, got none; so it is in every row of {named(period, advertiser)}"
@@ -364,7 +364,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         i = int(np.argmax(again))
         name = next(name for name in keys[3:] if sums[name][i] != sums[name][i + 1])
         raise ValueError(
-            f"{file}, {name}: {named(*(sums[key][i] for key in WHO))}: expected one value in step "
+            f"{file}, {name}: {named(*(sums[key][i] for key in CAMPAIGN))}: expected one value in step "
             f"{sums['timeStepIndex'][i]:g}, got {sums[name][i]:g} and {sums[name][i + 1]:g}"
         )
     return sums, {"rows without a number, left out": left_out} if left_out else {}

@@ -181,14 +181,14 @@ def settle(
             raise ValueError(f"{name}: expected {shape} as values are {(n, N)}, got {np.shape(x)}")
     bids = np.maximum(bids, 0.0)  # a copy
     K, rows, rounds, drawn = len(exposure), np.arange(n), 1, draws(n, len(exposure), seed)
-    holder, price, shown = np.empty((n, K), np.intp), np.empty((n, K)), np.empty((n, K), bool)
+    holder, price, visible = np.empty((n, K), np.intp), np.empty((n, K)), np.empty((n, K), bool)
     while True:
         holder[rows], price[rows] = _rank(bids[rows], K)
         u = drawn.exposure(rows, holder[rows])
-        shown[rows] = np.logical_and.accumulate(_bernoulli(u, np.asarray(exposure, np.float64)), 1)
+        visible[rows] = np.logical_and.accumulate(_bernoulli(u, np.asarray(exposure, np.float64)), 1)
         cost = np.maximum(price, reserve)
         sold = cost > reserve
-        exposed = shown & sold
+        exposed = visible & sold
         owed = np.bincount(holder[exposed], cost[exposed], N)
         short = np.flatnonzero(owed > remaining)
         if not len(short):
