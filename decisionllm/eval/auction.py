@@ -80,9 +80,7 @@ class Auction(EnvDefaults):
         self.protocol = protocol + ", expected" * (draws == "expected")
         self.factors, days = budget_factors(budgets), sorted(ranges("env.periods", periods))
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
-        advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given))
-        if advertisers[-1] > 47:
-            raise ValueError(f"env.positions: expected advertisers from 0 to 47, got {advertisers[-1]}")
+        advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given, within=range(48)))
         if path:
             price_files(path, days)
         times = repeats or (-(-num_episodes // (len(days) * len(advertisers))) if protocol == "replay" else 1)

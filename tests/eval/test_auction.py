@@ -353,7 +353,7 @@ def test_the_picture_shows_spend_multiplier_and_cost():
     ({"budgets": [-1]}, "env.budgets: expected factors above 0"),
     ({"budgets": "1,1"}, "each once, got '1,1'"),
     ({"budgets": "half"}, "got 'half'"),
-    ({"positions": "47,48"}, "env.positions: expected advertisers from 0 to 47, got 48"),
+    ({"positions": "47,48"}, "env.positions: expected 0 .. 47, got 48"),
     ({"positions": "-1"}, "env.positions: expected such as"),
     ({"opportunities": 0}, "env.opportunities: expected a number from 1, got 0"),
     ({"repeats": -1}, "env.repeats: expected a number from 0, got -1"),

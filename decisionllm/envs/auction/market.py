@@ -299,7 +299,6 @@ class Market:
         budget_factor: of the budgets, one number or (N,).
         traffic: period -> 48 times (values, sigmas), like `opportunities`. Other sizes:
             `traffic=partial(opportunities, total=5000, advertisers=3)`.
-        noise: (period, N) -> (N, 2), like `noise`.
         settle: runs the auctions of a step, like `settle`.
         seed: of the draws; those of a step depend on seed, period and step alone.
 
@@ -310,7 +309,7 @@ class Market:
     def __init__(
         self, roster: Roster = (), *, budgets: Any = PUBLISHED["budgets"], target_cpa: Any = PUBLISHED["target_cpa"],
         budget_factor: Any = 1.0, traffic: Callable[[int], Traffic] = opportunities,
-        noise: Callable[[int, int], np.ndarray] = noise, settle: Callable[..., tuple[np.ndarray, Outcome]] = settle, seed: int = 0,
+        settle: Callable[..., tuple[np.ndarray, Outcome]] = settle, seed: int = 0,
     ) -> None:  # fmt: skip
         self.budgets = np.array(budgets, np.float64) * budget_factor
         self.target_cpa = np.array(target_cpa, np.float64)
@@ -319,7 +318,7 @@ class Market:
             raise ValueError(f"target_cpa: expected one an advertiser, {N} as budgets has, got shape {self.target_cpa.shape}")
         self.categories = industries(N)
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
-        self.traffic, self.noise, self.settle, self.seed = traffic, noise, settle, seed
+        self.traffic, self.settle, self.seed = traffic, settle, seed
 
     def reset(self, period: int) -> np.ndarray:
         """Begin a period. Returns the states before its first step, (N, 16)."""
@@ -327,7 +326,7 @@ class Market:
         self.campaigns = Campaigns(self.budgets, self.target_cpa)
         for _, bidder in self.roster:
             bidder.reset()
-        self._errors = self.noise(period, len(self.budgets))
+        self._errors = noise(period, len(self.budgets))
         self._traffic = iter(self.traffic(period))
         self._next()
         return self.observe()
