@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "config", "protocols"},
+    {"schema", "registry", "config", "protocols", "files"},
     {"tokenizers", "envs"},
     {"baselines"},
     {"datasets", "backbones"},
