@@ -43,6 +43,7 @@ class GaussianHead(nn.Module):
         super().__init__()
         _continuous(spec, "gaussian")
         self.out, self.deviation, self.squash = nn.Linear(width, spec.action_dim), deviation, squash
+        self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
 
     def forward(self, hidden, action_masks=None):
         mean = self.out(hidden)
@@ -99,6 +100,7 @@ class BinsHead(nn.Module):
         _continuous(spec, "bins")
         self.num_bins, self.chained, self.dims = num_bins, chained, spec.action_dim
         self.out = nn.Linear(width, self.dims * num_bins)
+        self.loss_floor = self.dims * math.log(bins.width(num_bins))
         if chained:
             self.before = nn.Embedding(self.dims * num_bins, width)
             self.mix = nn.Linear(width, width)
@@ -142,6 +144,8 @@ class Discrete:
 class DiscreteHead(nn.Module):
     """A categorical over those of C discrete actions that the mask allows."""
 
+    loss_floor = 0.0
+
     def __init__(self, width, spec):
         super().__init__()
         if not spec.num_actions:
@@ -164,6 +168,8 @@ class PointerHead(nn.Module):
     The schema's entities of this kind (none named: its last) are the targets of as many last actions, in their order; the
     others are as in head=discrete. It is told what each target is like on its own.
     """
+
+    loss_floor = 0.0
 
     def __init__(self, width, spec, *, kind: str = ""):
         super().__init__()
