@@ -16,9 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from decisionllm import scale
 from decisionllm.policy import checkpoint
-from decisionllm.scaling import executors, ledger
+from decisionllm.scaling import executors, grid, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2
@@ -37,7 +36,7 @@ def drive(folder, executor, progress=lambda states: None):
     """A study of short runs: their names."""
     root = Path(folder) / "study"
     names = ledger.plan(root, [{"i": i} for i in range(RUNS)])
-    with executors.opened(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
+    with executors.from_config(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
         ledger.drive(root, names, nap, start, workers, progress=progress)
     return root, names
 
@@ -89,11 +88,11 @@ def large(folder, count=10_000):
     study["lr"] = {"rule": "fixed"}
     root, began = Path(folder) / "large", time.process_time()
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        grid = scale.Grid(scale.check(study), Path(folder) / "data")
-        names = ledger.plan(root, grid.everything(root))
+        runs = grid.Grid(grid.check(study), Path(folder) / "data")
+        names = ledger.plan(root, runs.all_jobs(root).values())
         planned, began = time.process_time() - began, time.process_time()
-        scale.tell(root, scale.named(grid.everything(root)), lambda text: None)
-    return {"runs": len(names), "planning_horizon": planned, "status": time.process_time() - began}
+        ledger.print_status(root, list(runs.all_jobs(root)), lambda text: None)
+    return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
 
 
 def main():
