@@ -32,12 +32,14 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any]) -> dict[str, Figure]:
     grid = grid.sort_values("non_embedding", kind="stable")
     base = grid[grid["mixture"] == grid["mixture"].loc[0]]
     made: dict[str, Figure] = {}
+    scales: dict[str, dict[str, Any]] = {}  # set at the end, since seaborn takes means of logarithms on log axes
 
     def axis(name: str, x: str, y: str = LOSS, log: str = "xy") -> Axes:
         made[name] = figure(7, 4.2)
         axes: Axes = made[name].subplots()
-        axes.set(xlabel=x, ylabel=y, xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
+        axes.set(xlabel=x, ylabel=y)
         axes.grid(True, which="both", alpha=0.2)
+        scales[name] = {f"{which}scale": "log" for which in log}
         return axes
 
     volumes = base.groupby("fraction")["data_steps"].transform("mean")
@@ -62,9 +64,11 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any]) -> dict[str, Figure]:
         axes = axis("quality", "quality: mean return of the data, 1: that of the whole log", what, log="")
         means(axes, full, "quality", metric)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
-    for each in made.values():
-        if each.axes[0].get_legend_handles_labels()[0]:
-            each.axes[0].legend(fontsize=7)
+    for name, scale in scales.items():
+        axes = made[name].axes[0]
+        axes.set(**scale)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
     return made
 
 
