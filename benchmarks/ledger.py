@@ -91,7 +91,7 @@ def large(folder, count=10_000):
         runs = grid.Grid(grid.check(study), Path(folder) / "data")
         names = ledger.plan(root, runs.all_jobs(root).values())
         planned, began = time.process_time() - began, time.process_time()
-        ledger.print_status(root, list(runs.all_jobs(root)), lambda text: None)
+        ledger.Progress(root, lambda text: None)(ledger.status(root, runs.all_jobs(root)))
     return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
 
 

@@ -40,8 +40,7 @@ def scale(config: dict[str, Any]) -> Path:
             options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes")}
             run = partial(execute, **options, threads=threads)
             for jobs in (runs.tuning, lambda: runs.jobs(out)):
-                progress = ledger.Progress(out, console.print)
-                ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=progress)
+                ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=ledger.Progress(out, console.print))
     else:
         runs = grid.Grid(study, config["cache_dir"])
     if config["action"] == "plan":
@@ -49,7 +48,7 @@ def scale(config: dict[str, Any]) -> Path:
         return out
     known = runs.all_jobs(out)
     if config["action"] == "status":
-        ledger.print_status(out, list(known), console.print)
+        ledger.Progress(out, console.print)(ledger.status(out, known))
         return out
     found = {"study": study, "versions": checkpoint.versions(), "flops": FLOPS, "tuned": runs.tuning_losses(out)}
     rows = [

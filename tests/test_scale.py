@@ -186,9 +186,9 @@ def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
 
 def test_a_plan_prints_the_cost_and_starts_nothing(tmp_path, capsys):
     assert small(tmp_path / "out", "action=plan", "probe=2") == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    assert "10 runs" in said and "hours" in said and "FLOPs" in said and "MB on disk" in said
+    assert "10 runs" in printed and "hours" in printed and "FLOPs" in printed and "MB on disk" in printed
 
 
 def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monkeypatch):
@@ -202,11 +202,11 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     monkeypatch.setattr(scaling_run, "train", unlucky)
     words = ("study.axes.quality=[0.0]", "study.lr.rule=fixed")
     assert small(tmp_path / "out", *words) == 0
-    said = capsys.readouterr().out
-    assert said.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in said
+    printed = capsys.readouterr().out
+    assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
     assert small(tmp_path / "out", *words, "action=status") == 0
-    said = capsys.readouterr().out
-    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in said and "loss is not finite" in said
+    printed = capsys.readouterr().out
+    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in printed and "loss is not finite" in printed
     broken[0], before = False, stamps(tmp_path / "out")
     assert small(tmp_path / "out", *words, "action=retry") == 0
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
@@ -256,9 +256,9 @@ WRONG = {
 @pytest.mark.parametrize("words", WRONG)
 def test_a_fault_is_one_line_and_leaves_the_ledger_untouched(words, tmp_path, capsys):
     assert small(tmp_path / "out", *shlex.split(words)) in (1, 2)
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: ") and said.count("\n") == 1
-    assert WRONG[words] in said or "no key 'study.axes.depth'" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("decisionllm: ") and printed.count("\n") == 1
+    assert WRONG[words] in printed or "no key 'study.axes.depth'" in printed
     assert not (tmp_path / "out").exists()
 
 

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 
 # rows that agree in these are one result, over seeds
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
 COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
+LINE = "{:34s} {:16s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s}  {}"
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
@@ -73,20 +75,16 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def table(results: Sequence[Row]) -> str:
     """Results as text, one line for each."""
-    names = (
-        f"{'dataset':34s} {'protocol':16s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}"
-    )
-    lines = [f"{names}  seeds x episodes"]
+    lines = [LINE.format("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "seeds x episodes")]
     for r in results:
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
-        lines.append(
-            f"{r['dataset']:34s} {r['protocol']:16s} {r['policy']:24s} {target:>7s} {r['score']:7.1f}  {r['low']:7.1f} .. {r['high']:5.1f} "
-            f"{r['return']:8.1f}  {r['seeds']} x {r['n'] // r['seeds']}{'' if r['headline'] else '  (sweep)'}"
-        )
+        scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}"
+        count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
+        lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], target, *scores, count))
     return "\n".join(lines)
 
 
-def write_report(folder: str | Path, published: Mapping[str, Mapping[str, float]] = {}, units: Mapping[str, str] = {}) -> Path:
+def write_report(folder: str | Path, published: Published, units: Mapping[str, str]) -> Path:
     """Write report.html of results.jsonl, with its pictures as PNG beside it.
 
     Args:
@@ -147,27 +145,22 @@ def draw_conditions(axis: "Axes", scores: Mapping[str, float], title: str) -> No
     axis.set_title(title, fontsize=8)
 
 
-def draw_scores(results: Sequence[Row], published: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]) -> "Figure":
+def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[str, str]) -> "Figure":
     """One panel for each dataset: the policies, best mean on top, with a dot and interval for each protocol; published scores in grey."""
-    scores: dict[str, dict[str, list[float]]] = {
-        name: defaultdict(list) for name in dict.fromkeys(r["dataset"] for r in results)
-    }
+    rows: dict[str, dict[str, list[float]]] = {r["dataset"]: defaultdict(list) for r in results}
     for r in results:
-        scores[r["dataset"]][r["policy"]].append(r["score"])
+        rows[r["dataset"]][r["policy"]].append(r["score"])
     protocols = list(dict.fromkeys(r["protocol"] for r in results))
-    heights = [0.35 * (len(each) + len(published.get(name, {}))) + 1.2 for name, each in scores.items()]
+    heights = [0.35 * (len(policies) + len(published.get(name, {}))) + 1.2 for name, policies in rows.items()]
     made = figure(8, sum(heights))
-    panels = made.subplots(len(scores), squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (dataset, policies) in zip(panels, scores.items(), strict=True):
-        names = sorted(policies, key=lambda name: -np.mean(policies[name]))
+    panels = made.subplots(len(rows), squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (dataset, policies) in zip(panels, rows.items(), strict=True):
+        names, other = sorted(policies, key=lambda name: -np.mean(policies[name])), published.get(dataset, {})
         for k, protocol in enumerate(protocols):
-            members = [r for r in results if (r["dataset"], r["protocol"]) == (dataset, protocol)]
-            y = [names.index(r["policy"]) + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
-            axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
-            axis.plot(
-                [r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol if members else None
-            )
-        other = published.get(dataset, {})
+            if members := [r for r in results if (r["dataset"], r["protocol"]) == (dataset, protocol)]:
+                y = [names.index(r["policy"]) + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
+                axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
+                axis.plot([r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol)
         axis.plot(list(other.values()), range(len(names), len(names) + len(other)), "o", color="lightgrey")
         axis.set_yticks(range(len(names) + len(other)), [*names, *(f"{name}, published" for name in other)], fontsize=7)
         axis.invert_yaxis()

@@ -6,6 +6,7 @@ call failed and below 0 if the worker was killed. Another machine needs this pac
 file system whose locks (flock) all machines share: NFS without the option local_lock, Lustre with the option flock.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -72,16 +73,16 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
         check_address(address)  # Ray itself would try for minutes
         board = None if address else False
         try:
-            ray.init(address or "local", include_dashboard=board, log_to_driver=False, logging_level="ERROR")
+            ray.init(address or "local", include_dashboard=board, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # the type depends on why Ray does not start
-            where = f"address={address}: Ray did not answer" if address else "executor=ray: Ray did not start"
-            raise ConnectionError(f"{where}: {error}") from error
+            raise ConnectionError(f"executor=ray address={address}: Ray did not answer: {error}") from error
     try:
         resources, gpus = ray.cluster_resources(), config["gpus"]
         cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
-            raise ValueError(f"executor=ray: a run needs {gpus:g} GPUs and {config['processes']} cores, the cluster has {cards:g} and {cpus:g}")  # fmt: skip
+            needs = f"a run needs {gpus:g} GPUs and {config['processes']} cores"
+            raise ValueError(f"executor=ray: {needs}, the cluster has {cards:g} and {cpus:g}")
         workers = config["workers"] or fit
         share = cpus // workers or cpus / workers  # Ray assigns whole cores, or a part of one
         remote = ray.remote(num_cpus=share, num_gpus=gpus, max_retries=0)(_enter)  # the ledger tries again
@@ -109,14 +110,12 @@ def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
         raise OSError(
-            "executor=slurm: expected Slurm's sbatch on this machine, found none; +slurm.cluster=local tries it without"
+            "executor=slurm: expected Slurm's sbatch on this machine, found none; try +slurm.cluster=local without it"
         )
-    if not config["workers"] or config["gpus"] % 1:
-        raise ValueError(
-            f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {config['workers']} and {config['gpus']:g}"
-        )
-    if config["gpus"]:
-        options["gpus_per_node"] = int(config["gpus"])
+    workers, gpus = config["workers"], config["gpus"]
+    if not workers or gpus % 1:
+        raise ValueError(f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {workers} and {gpus:g}")
+    options |= {"gpus_per_node": int(gpus)} if gpus else {}
     try:
         with tempfile.TemporaryDirectory() as folder:  # it makes its folder at once: not the study's before all is valid
             submitit.AutoExecutor(folder, cluster).update_parameters(**options)
@@ -129,7 +128,7 @@ def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
         job = executor.submit(_enter, call)
         return Remote(job, job.cancel, FailedJobError, UncompletedJobError)
 
-    yield start, config["workers"], 0
+    yield start, workers, 0
 
 
 class Process(SpawnProcess):
@@ -189,7 +188,8 @@ def check_address(address: str) -> None:
     try:
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
-        raise ConnectionError(f"address={address}: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer: {error}") from error  # fmt: skip
+        expected = "expected a Ray cluster (host:port, as `ray start --head` prints it)"
+        raise ConnectionError(f"address={address}: {expected}, got no answer: {error}") from error
 
 
 def _enter(call: Call) -> int:

@@ -42,9 +42,7 @@ def check(study: dict[str, Any]) -> dict[str, Any]:
     known = {name: as_words(list(values)) for name, values in (*axes.items(), ("seed", study["seeds"]))}
     for rule in study["exclude"]:
         if not isinstance(rule, dict) or not rule or any(set(as_words(v)) - set(known.get(k, [])) for k, v in rule.items()):
-            raise ValueError(
-                f"study.exclude: expected axes and values of the grid, such as {{size: x, seed: 1}}, got {rule}; the grid has {known}"
-            )
+            raise ValueError(f"study.exclude: expected axes and values of the grid, got {rule}; the grid has {known}")
     if min(axes["fraction"]) <= 0 or max(axes["fraction"]) > 1:
         raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {axes['fraction']}")
     for part, rules in RULES.items():
@@ -67,9 +65,7 @@ def train_configs(study: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
     for (size, words), (name, (mixture, quantile)) in product(study["axes"]["size"].items(), mixtures.items()):
         config = compose("train", [*study["train"], *words, *mixture, f"name='{size}'", "run=x", "log.tracker=none"])
         if (execution := config["team"]["execution"]) != "per_agent":
-            raise ValueError(
-                f"study.train: expected team.execution=per_agent, got {execution}; a study counts steps of single agents"
-            )
+            raise ValueError(f"study.train: expected team.execution=per_agent, got {execution}; a study counts single agents")
         config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
         found[size, name] = merged(config, {"data": {"min_return_quantile": float(quantile)}})
     return found
@@ -101,17 +97,13 @@ def check_data(store: Store, data: dict[str, Any], fraction: float) -> None:
     groups, held_out, quantile = len(np.unique(store.group)), data["held_out"], data["min_return_quantile"]
     train = groups - round(held_out * groups)
     if train == groups:
-        raise ValueError(
-            f"data.held_out={held_out} of {groups} groups holds none out: a study needs some; give study.train data.held_out=..."
-        )
+        raise ValueError(f"data.held_out={held_out} of {groups} groups holds none out: give study.train a larger data.held_out")
     if fraction * train < 1:
-        raise ValueError(
-            f"study.axes.fraction: {fraction:g} of {train} groups is less than one; the least is {1 / train:.3g}, or take more data"
-        )
+        least = f"the least is {1 / train:.3g}, or take more data"
+        raise ValueError(f"study.axes.fraction: {fraction:g} of {train} groups is less than one; {least}")
     if quantile and len(windows.select(store, min_return_quantile=quantile)[0]) == len(store.lengths):
-        raise ValueError(
-            f"study.axes.quality: {quantile:g} drops no episode, so many have the return {store.returns.min():g}; take another quality, or mixtures"
-        )
+        why = f"so many have the return {store.returns.min():g}; take another quality, or mixtures"
+        raise ValueError(f"study.axes.quality: {quantile:g} drops no episode, {why}")
 
 
 class Grid:
@@ -127,9 +119,7 @@ class Grid:
         self.fractions = sorted(study["axes"]["fraction"])
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         opened, digest = cache(lambda dataset: prepare(json.loads(dataset), cache_dir)), cache(weights_digest)
-        self.stores: dict[tuple[str, str], Store] = {
-            cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()
-        }
+        self.stores = {cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
         self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
@@ -140,7 +130,10 @@ class Grid:
         cell, config = (size, quality), self.configs[size, quality]
         rates = {"lr": lr, "lr_backbone": config["optim"]["lr_backbone"] * lr / config["optim"]["lr"]}
         config = merged(config, {"seed": seed, "data": {"fraction": float(fraction)}, "optim": rates})
-        config["steps"] = self.budget["steps"] if "steps" in self.budget else max(round(self.budget["flops"] / flops(config, self.count(*cell))), 1)  # fmt: skip
+        if "flops" in self.budget:
+            config["steps"] = max(round(self.budget["flops"] / flops(config, self.count(*cell))), 1)
+        else:
+            config["steps"] = self.budget["steps"]
         return {
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
             "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.reference,
@@ -149,8 +142,8 @@ class Grid:
 
     def tuning(self) -> list[Job]:
         """The runs that choose the learning rate of each size: on the smallest data, of the first quality and seed."""
-        first = self.qualities[0], self.fractions[0], self.study["seeds"][0]
-        return [self.job(size, *first, float(lr)) for size, lr in product(self.sizes, self.rates)]
+        quality, fraction, seed = self.qualities[0], self.fractions[0], self.study["seeds"][0]
+        return [self.job(size, quality, fraction, seed, float(lr)) for size, lr in product(self.sizes, self.rates)]
 
     def tuning_losses(self, out: Path) -> dict[str, dict[float, float]]:
         """{size: {learning rate: held-out loss}} of the tuning runs that are done."""
@@ -175,7 +168,7 @@ class Grid:
     def jobs(self, out: Path) -> list[Job]:
         """Every run of the grid, the small ones first; none until the tuning runs are over."""
         rates = self.learning_rates(out)
-        return [self.job(size, *rest, rates[size]) for size, *rest in self.cells()] if rates else []
+        return [self.job(*cell, lr=rates[cell[0]]) for cell in self.cells()] if rates else []
 
     def cells(self) -> list[tuple[Any, ...]]:
         """The (size, quality, fraction, seed) of every run: the whole grid without what an entry of `exclude` matches."""
@@ -216,9 +209,8 @@ def estimate(grid: Grid, config: dict[str, Any], say: Callable[[str], None]) -> 
         })  # fmt: skip
     table = pd.DataFrame(rows)
     total = table.sum(numeric_only=True, skipna=False)
-    formats: dict[str | int, Callable[..., str]] = {"tokens": "{:.2g}".format, "FLOPs": "{:.2g}".format}
-    say(table.to_string(index=False, formatters=formats, float_format="{:,.2f}".format))
+    say(table.to_string(index=False, float_format="{:,.2f}".format))
+    work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS})"
     say(
-        f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS}); {total['hours']:.2f} hours "
-        f"of training by one worker, without rollouts; {total['MB on disk']:,.0f} MB on disk"
+        f"{work}; {total['hours']:.2f} hours of training by one worker; {total['MB on disk']:,.0f} MB on disk; rollouts not counted"
     )

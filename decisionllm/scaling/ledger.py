@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -37,6 +37,7 @@ WHY = {
 }
 
 Run = Callable[[Path, Any], dict[str, Any]]  # folder, job -> result, JSON values
+Say = Callable[[str], object]
 States = dict[str, str]
 
 
@@ -114,7 +115,7 @@ def result(folder: str | Path) -> dict[str, Any]:
         if kept["digest"] != encode([Path(folder).name, kept["result"]])[0]:
             raise ValueError("its content does not match its digest")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} was edited or is damaged ({error}): delete the folder, and the run is made again") from error
+        raise ValueError(f"{path} was edited or is damaged ({error}): delete the folder to make the run again") from error
     return dict(kept["result"])
 
 
@@ -248,36 +249,30 @@ def drive(
                 worker.join()
 
 
-def print_status(root: Path, names: list[str], say: Callable[[str], None]) -> None:
-    """Print how many runs are in which state, and the last lines of each failed one."""
-    states = status(root, names)
-    counts = Counter(states.values())
-    say(f"{root}: {len(names):,} runs; " + ", ".join(f"{counts[state]:,} {state}" for state in STATES))
-    for name in (name for name, state in states.items() if state == "failed"):
-        _print_failure(root / name, say)
-
-
 class Progress:
-    """Prints the progress of a study: each failed run at once, the counts when they have changed, at most every ten seconds."""
+    """Prints the state of a study: each failed run once, and the counts.
 
-    def __init__(self, root: Path, say: Callable[[str], None]) -> None:
-        self.root, self.say, self.failed, self.printed, self.last = root, say, set[str](), -1e9, Counter[str]()
+    Args:
+        root: of the ledger.
+        say: prints a line.
+        every: seconds between two lines of counts, at least.
+    """
+
+    def __init__(self, root: Path, say: Say, every: float = 10) -> None:
+        self.root, self.say, self.every, self.failed, self.last, self.printed = root, say, every, set[str](), States(), -1e9
 
     def __call__(self, states: States) -> None:
         failed = {name for name, state in states.items() if state == "failed"}
         for name in sorted(failed - self.failed):
-            _print_failure(self.root / name, self.say)
-        counts = Counter(states.values())
-        over = counts["done"] + counts["failed"] == len(states)
-        if counts != self.last and (over or time.monotonic() - self.printed > 10):
-            self.say(f"{self.root.name}: " + ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]))
-            self.printed, self.last = time.monotonic(), counts
+            failure = result(self.root / name)
+            lines = "".join(f"\n    {line}" for line in failure["lines"][-4:])
+            self.say(f"failed: {self.root / name}: {failure['reason']}{lines}")
+        over = {"done", "failed"} >= set(states.values())
+        if states != self.last and (over or time.monotonic() - self.printed > self.every):
+            counts = Counter(states.values())
+            self.say(f"{self.root}: {len(states):,} runs; " + ", ".join(f"{counts[state]:,} {state}" for state in STATES))
+            self.last, self.printed = states, time.monotonic()
         self.failed = failed
-
-
-def _print_failure(folder: Path, say: Callable[[str], None]) -> None:
-    failure = result(folder)
-    say("\n".join([f"failed: {folder}: {failure['reason']}", *(f"    {line}" for line in failure["lines"][-4:])]))
 
 
 def _name(content: bytes) -> str:
@@ -291,21 +286,17 @@ def _content(folder: str | Path) -> bytes:
         with open(path, "rb") as file:
             content = file.read()
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path}: expected a planned run, found none; delete the folder, and it is made again"
-        ) from error
+        raise FileNotFoundError(f"{path}: expected a planned run, found none; delete the folder to make it again") from error
     if _name(content) != os.path.basename(folder):
         raise ValueError(f"{path} was edited: it is not the run that its folder is named after; delete the folder, or undo it")
     return content
 
 
 def _locked(path: str | Path) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with open(path) as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    return True
 
 
 def _end(folder: Path, name: str, outcome: dict[str, Any]) -> None:

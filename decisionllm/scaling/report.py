@@ -108,14 +108,15 @@ def laws(fits: dict[str, Any]) -> list[str]:
     if loose := [name for name, at in ends.items() if any(np.isclose(x, law.BOUNDS[name], rtol=0.02).any() for x in at)]:
         lines.append(f"These runs do not determine {', '.join(loose)}: the interval reaches the bounds of the fit.")
     if left := fits["left_out"]:
-        lines.append(
-            f"Fitted without the largest model ({left['parameters']:,.0f} parameters), the law misses its losses by {left['missed']:+.1%} on average and {left['worst']:+.1%} at worst."
-        )
+        missed = f"the law misses its losses by {left['missed']:+.1%} on average and {left['worst']:+.1%} at worst"
+        lines.append(f"Fitted without the largest model ({left['parameters']:,.0f} parameters), {missed}.")
     if fits["frontier"]["power"]:
         lines.append("Compute frontier: L = {:.3g} + {:.3g} / C^{:.3f}.".format(*fits["frontier"]["power"]))
     if fits["score"]:
         p = fits["score"]["p"]
-        lines.append(f"Score and loss: {'the score rises as the loss falls' if p <= law.CERTAIN else 'no trend'} (p = {p:.2g}).")
+        lines.append(
+            f"Score and loss: {'the score rises as the loss falls' if p <= law.CERTAIN else 'no trend'} (p = {p:.2g})."
+        )
     return lines
 
 
@@ -143,7 +144,7 @@ def paired(grid: pd.DataFrame, metric: str, axis: str, value: Any, reference: An
     others = [name for name in AXES if name != axis]
     ours, theirs = (grid.loc[grid[axis] == chosen, [*others, metric]] for chosen in (value, reference))
     both = ours.merge(theirs, on=others)
-    return (both[f"{metric}_x"] - both[f"{metric}_y"]).dropna().to_numpy()
+    return np.asarray((both[f"{metric}_x"] - both[f"{metric}_y"]).dropna())
 
 
 def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
@@ -159,20 +160,19 @@ def tuning(found: dict[str, Any]) -> list[str]:
     """What was tuned and what was not, in sentences."""
     lines, budget = [], found["study"]["budget"]["rule"]
     if found["study"]["lr"]["rule"] == "fixed":
-        lines.append("The learning rate was not tuned per size: all sizes have one value, which suits some better than others. This is no law of size.")  # fmt: skip
+        lines.append("The learning rate was not tuned per size: one value favours some sizes, so this is no law of size.")
     for size, rates in found["tuned"].items():
         if rates:
             chosen, tried = min(rates, key=rates.get), sorted(map(float, rates))
             edge = len(tried) > 1 and float(chosen) in (tried[0], tried[-1])
             losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
-            lines.append(
-                f"{size}: learning rate {float(chosen):g}, by held-out loss on the smallest data ({losses})."
-                + " This is the edge of the values tried: the best value may lie beyond it." * edge
-            )
+            lines.append(f"{size}: learning rate {float(chosen):g}, by held-out loss on the smallest data ({losses}).")
+            lines[-1] += " This is the edge of the values tried: the best value may lie beyond it." * edge
     lines.append("Not tuned: batch size, width against depth, weight decay, warm-up; the learning rate on larger data.")
     if budget == "converged":
         early = sum(run.get("converged") is False for run in found["runs"])
         lines.append(f"Trained until twice the steps gained less than the tolerance; {early} runs ended before that.")
     else:
-        lines.append(f"Budget rule `{budget}`: runs are not trained to convergence, and small data is repeated many times. D counts distinct steps of data, C all computation.")  # fmt: skip
+        lines.append(f"Budget rule `{budget}`: runs are not trained to convergence, and small data is repeated many times.")
+        lines.append("D counts distinct steps of data, C all computation.")
     return lines

@@ -29,10 +29,7 @@ from decisionllm.tokenizers import text
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
-FLOPS = (
-    "(4 N + 2 trained + 6 layers x width x tokens of a window) per token; N: parameters without embeddings, 6 N if all are trained; "
-    "the text is not counted"
-)
+FLOPS = "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters without embeddings; without the text"
 
 
 def execute(
@@ -108,8 +105,8 @@ def launch(config: dict[str, Any], processes: int, threads: int) -> Path:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
-    rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    options = LaunchConfig(1, 1, processes, run_id=config["run"], max_restarts=0, **rendezvous)  # the ledger tries again
+    options = LaunchConfig(1, 1, processes, run_id=config["run"], rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    options.max_restarts = 0  # the ledger tries again
     try:
         run: Path = elastic_launch(options, rank)(config, max(threads // processes, 1))[0]
         return run
@@ -163,11 +160,7 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
         each = -distribution.log_prob(actions)[real], difference.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
     loss, error = (sums[:2] / sums[2]).tolist()
-    return {
-        "held_out": loss,
-        "floor": model.head.loss_floor,
-        "action_error": error if store.spec.num_actions else error**0.5,
-    }
+    return {"held_out": loss, "floor": model.head.loss_floor, "action_error": error if store.spec.num_actions else error**0.5}
 
 
 def data_quality(store: Store, kept: np.ndarray, reference: Store, usual: np.ndarray) -> float:

@@ -35,7 +35,13 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
 
 
 def test_pairs_differ_in_one_axis_alone():
-    rows = [("a", 1.0, "0", 0, 5.0), ("a", 1.0, "0", 1, 7.0), ("b", 1.0, "0", 0, 4.0), ("b", 1.0, "0", 1, 9.0), ("b", 0.5, "0", 0, 1.0)]
+    rows = [
+        ("a", 1.0, "0", 0, 5.0),
+        ("a", 1.0, "0", 1, 7.0),
+        ("b", 1.0, "0", 0, 4.0),
+        ("b", 1.0, "0", 1, 9.0),
+        ("b", 0.5, "0", 0, 1.0),
+    ]
     grid = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
     assert study.paired(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
 
@@ -47,7 +53,7 @@ def report(folder, found):
 
 
 def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
-    fits, said = report(tmp_path, planted())
+    fits, text = report(tmp_path, planted())
     low, high = fits["law"]["intervals"]["alpha"]
     assert low <= TRUE.alpha <= high and abs(fits["left_out"]["missed"]) < 0.02
     for words in (
@@ -56,22 +62,22 @@ def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
         "the law misses its losses by",
         "Score and loss: the score rises as the loss falls",
     ):
-        assert words in said
-    assert "held-out loss, 100% of the data: 10000k against 30k: -" in said and "the best size is 10000k" in said
-    assert "learning rate 0.001, by held-out loss on the smallest data" in said and "the edge of" not in said
+        assert words in text
+    assert "held-out loss, 100% of the data: 10000k against 30k: -" in text and "the best size is 10000k" in text
+    assert "learning rate 0.001, by held-out loss on the smallest data" in text and "the edge of" not in text
     assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.CAPTIONS)
 
 
 def test_a_crossover_is_reported(tmp_path):
     """The largest size is the worst on the least data."""
     worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
-    _, said = report(tmp_path, planted(worse))
-    assert "1% of the data: the best size is 2500k" in said and "100% of the data: the best size is 10000k" in said
+    _, text = report(tmp_path, planted(worse))
+    assert "1% of the data: the best size is 2500k" in text and "100% of the data: the best size is 10000k" in text
 
 
 def test_noise_is_reported_as_no_trend(tmp_path):
-    fits, said = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
-    assert fits["law"] is None and said.count("no trend, the loss does not fall") == 2 and "No law is fitted" in said
+    fits, text = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
+    assert fits["law"] is None and text.count("no trend, the loss does not fall") == 2 and "No law is fitted" in text
     assert not (tmp_path / "contours.png").exists()
 
 
@@ -95,19 +101,19 @@ def test_the_best_size_is_that_of_the_first_quality(tmp_path):
     for run in found["runs"]:
         run["held_out"] += 5.0 * (run["mixture"] == "0.5")
     found["runs"] = [run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")]
-    _, said = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: the best size is 2500k" in said or "the best size is 10000k" in said
+    _, text = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: the best size is 2500k" in text or "the best size is 10000k" in text
     assert (
-        "loss, 100% of the data: the best size is 30k" not in said
-        and "loss, 100% of the data: the best size is 150k" not in said
+        "loss, 100% of the data: the best size is 30k" not in text
+        and "loss, 100% of the data: the best size is 150k" not in text
     )
 
 
 def test_a_size_with_one_run_is_not_compared(tmp_path):
     found = planted()
     found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
-    _, said = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: 2500k against 30k" in said and "10000k against" not in said
+    _, text = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: 2500k against 30k" in text and "10000k against" not in text
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
