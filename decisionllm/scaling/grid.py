@@ -168,9 +168,9 @@ class Grid:
     def jobs(self, out: Path) -> list[Job]:
         """Every run of the grid, the small ones first; none until the tuning runs are over."""
         rates = self.learning_rates(out)
-        return [self.job(*cell, lr=rates[cell[0]]) for cell in self.cells()] if rates else []
+        return [self.job(*cell, rates[cell[0]]) for cell in self.cells()] if rates else []
 
-    def cells(self) -> list[tuple[Any, ...]]:
+    def cells(self) -> list[tuple[str, str, float, int]]:
         """The (size, quality, fraction, seed) of every run: the whole grid without what an entry of `exclude` matches."""
         entries = [{axis: as_words(values) for axis, values in entry.items()} for entry in self.study["exclude"]]
 

@@ -160,7 +160,11 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
         each = -distribution.log_prob(actions)[real], difference.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
     loss, error = (sums[:2] / sums[2]).tolist()
-    return {"held_out": loss, "floor": model.head.loss_floor, "action_error": error if store.spec.num_actions else error**0.5}
+    return {
+        "held_out": loss,
+        "floor": float(model.head.loss_floor),
+        "action_error": error if store.spec.num_actions else error**0.5,
+    }
 
 
 def data_quality(store: Store, kept: np.ndarray, reference: Store, usual: np.ndarray) -> float:
