@@ -90,8 +90,7 @@ def create_app(
 
 
 def refused(error: RequestError, where: str) -> JSONResponse:
-    more = {} if error.expected is None else {"expected": error.expected}
-    return error_response(error.status, [where, error.field], error.message, **more)
+    return error_response(error.status, [where, error.field], error.message, expected=error.expected)
 
 
 def handle_errors(app: FastAPI) -> None:

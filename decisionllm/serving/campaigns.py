@@ -24,7 +24,9 @@ from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decid
 
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 T = TypeVar("T")
-Steps = Generator[DecisionRequest | list[journals.Entry], Any, T]  # receives a Decision or its exception; whether a write was new
+Steps = Generator[
+    DecisionRequest | list[journals.Entry], Any, T
+]  # receives a Decision or its exception; whether a write was new
 
 
 class RequestError(ValueError):
@@ -92,24 +94,20 @@ class CampaignManager:
 
     # -- in this process --
 
-    def open(self, *, budget: float, target_cpa: float, category: int = 0, horizon: int = STEPS, key: str | None = None, **more: Any) -> str:
-        """Open a campaign. budget: currency; target_cpa: currency per conversion; horizon: steps; more: of SETTINGS. Returns its id."""
-        settings = {"budget": budget, "target_cpa": target_cpa, "category": category, "horizon": horizon} | more
-        return str(self._run(self.open_steps(settings, key))["id"])
+    def open(self, *, key: str | None = None, **settings: Any) -> str:
+        """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
+        return str(self._run(self.open_steps({"category": 0, "horizon": STEPS} | settings, key))["id"])
 
-    def tick(
-        self, id: str, *, index: int, coming: dict[str, float] | None, result: dict[str, float] | None = None, key: str = ""
-    ) -> dict[str, Any]:
-        """What to bid in step `index`: the answer.
+    def tick(self, id: str, *, index: int, coming: dict[str, float] | None, **request: Any) -> dict[str, Any]:
+        """What to bid in step `index`.
 
         Args:
             coming: {"value", "volume"}, mean value and number of the opportunities; None ends the campaign.
-            result: of the step before, as `Campaigns.record` takes it.
-            key: of the request; a request repeated with the same key and content has the same answer.
+            request: result, of the step before, as `Campaigns.record` takes it; key, of the request: a request repeated with the same
+                key and content has the same answer.
         """
-        answer: dict[str, Any] = json.loads(
-            self._run(self.tick_steps(id, {"index": index, "key": key, "result": result, "coming": coming}))
-        )
+        request = {"index": index, "key": "", "result": None, "coming": coming} | request
+        answer: dict[str, Any] = json.loads(self._run(self.tick_steps(id, request)))
         return answer
 
     def close(self, id: str) -> None:
@@ -170,7 +168,9 @@ class CampaignManager:
             raise TypeError(f"expected {', '.join(SETTINGS)}, got {', '.join(sorted(unknown))}")
         if settings["horizon"] > self.horizon:
             raise RequestError(
-                422, "horizon", f"expected at most {self.horizon} steps, the most this policy supports, got {settings['horizon']}"
+                422,
+                "horizon",
+                f"expected at most {self.horizon} steps, the most this policy supports, got {settings['horizon']}",
             )
         if settings["text"] and self.observation.text == "none":
             raise RequestError(422, "text", "expected none: this policy was trained without task texts")
@@ -208,7 +208,8 @@ class CampaignManager:
     def settle(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign, coming = pending.campaign, pending.request["coming"]
-        multiplier, togo, fallback, guards = 0.0, None, None, []
+        multiplier, togo, fallback = 0.0, None, None
+        guards: list[str] = []
         if pending.needs_decision:
             if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
                 multiplier, togo = float(decision[0][0]), decision[1]

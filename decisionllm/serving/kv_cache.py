@@ -127,19 +127,22 @@ def decide(policy: Policy, cache: Cache | None, requests: Sequence[DecisionReque
     Returns the decision of each request, or the exception it raised.
     """
     decided: list[Decision | Exception | None] = [None] * len(requests)
-    as_decision = lambda action, togo: (action, float(togo) if policy.return_conditioned else None)  # noqa: E731
+
+    def decision(action: np.ndarray, togo: float) -> Decision:
+        return action, float(togo) if policy.return_conditioned else None
+
     cached = [i for i, (key, _) in enumerate(requests) if key is not None] if cache is not None else []
     if cache is not None and cached:
         keys, histories = zip(*(requests[i] for i in cached), strict=True)
         try:
             for i, action, togo in zip(cached, *cache.decide(keys, histories), strict=True):
-                decided[i] = as_decision(action, togo)
+                decided[i] = decision(action, togo)
         except Exception:
             log.exception("a batch of %d decisions failed; deciding them one by one", len(cached))
     for i, (_, history) in enumerate(requests):
         if decided[i] is None:
             try:
-                decided[i] = as_decision(*(x[0] for x in policy.act_with_returns([history])))
+                decided[i] = decision(*(x[0] for x in policy.act_with_returns([history])))
             except Exception as error:
                 log.exception("a decision failed")
                 decided[i] = error

@@ -48,16 +48,20 @@ class Metrics(Collector):
 
         service, manager = self.service, self.service.manager
         counts = {} if manager is None else dict(manager.counts)
-        of = lambda kind: {name: value for (k, name), value in counts.items() if k == kind}  # noqa: E731
-        one = lambda kind: {"": counts.get((kind, ""), 0)}  # noqa: E731
+
+        def of(kind: str) -> dict[str, float]:
+            return {name: value for (k, name), value in counts.items() if k == kind}
+
         events = dict(service.counts) | {"repeated": counts.get(("repeated", ""), 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
-        yield counter("events", "Requests refused by a full queue (busy), repeated, or not saved (journal failed).", events, "event")
+        yield counter(
+            "events", "Requests refused by a full queue (busy), repeated, or not saved (journal failed).", events, "event"
+        )
         if manager is None:
             return
-        yield counter("bids", "Ticks answered with a bid.", one("bid"))
-        yield counter("no_bids", "Ticks answered without a bid.", one("no bid"))
-        yield counter("rebuilt", "Campaigns replayed from the journal.", one("rebuilt"))
+        yield counter("bids", "Ticks answered with a bid.", of("bid") or {"": 0})
+        yield counter("no_bids", "Ticks answered without a bid.", of("no bid") or {"": 0})
+        yield counter("rebuilt", "Campaigns replayed from the journal.", of("rebuilt") or {"": 0})
         yield counter("guards", "Answers lowered by a guard rail.", of("guard"), "guard")
         yield counter("fallbacks", "Answers by linear pacing.", of("fallback"), "reason")
         yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())

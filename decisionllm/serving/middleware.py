@@ -28,10 +28,13 @@ def loopback(host: str) -> bool:
         return False
 
 
-def error_response(status: int, where: list[str], message: str, *, headers: dict[str, str] | None = None, **more: Any) -> JSONResponse:
-    """The answer to a refused request: the place of the fault and what was expected. more: further members of the body."""
+def error_response(
+    status: int, where: list[str], message: str, *, expected: int | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """The answer to a refused request: the place of the fault and what was expected. expected: the tick index in order."""
+    body: dict[str, Any] = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
     usual = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status, {})
-    return JSONResponse({"detail": [{"loc": where, "msg": message, "type": "refused"}]} | more, status, usual | (headers or {}))
+    return JSONResponse(body if expected is None else body | {"expected": expected}, status, usual | (headers or {}))
 
 
 class RequestGuard:

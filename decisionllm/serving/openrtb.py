@@ -21,7 +21,7 @@ from decisionllm.serving.campaigns import RequestError
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
 RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
-EXAMPLE = {
+EXAMPLE: dict[str, Any] = {
     "id": "80ce30c5", "at": 2, "tmax": 100, "cur": ["USD"],
     "imp": [{"id": "1", "bidfloor": 0.5, "bidfloorcur": "USD", "ext": {"value": 0.012}}], "ext": {"campaign": "c1"},
 }  # fmt: skip
@@ -57,7 +57,7 @@ class RequestExt(Part):
 
 
 class BidRequest(Part):
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})  # type: ignore[dict-item]  # JSON
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
     at: int = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
@@ -117,7 +117,8 @@ def respond(
     ):
         if applies:
             return None, reason
-    multiplier, left, bids, reason = campaign["multiplier"], campaign["remaining"], [], "floor"
+    multiplier, left, reason = campaign["multiplier"], campaign["remaining"], "floor"
+    bids: list[dict[str, Any]] = []
     if request["at"] == FIRST_PRICE:
         multiplier = min(multiplier, campaign["target_cpa"])
     for imp in request["imp"]:
@@ -147,9 +148,7 @@ def campaign_state(journal: Journal, id: str) -> dict[str, Any]:
     return state | {"target_cpa": known["target_cpa"], "ended": bool(known["ended"])}
 
 
-def router(
-    journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm"
-) -> APIRouter:
+def router(journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm") -> APIRouter:
     """The OpenRTB route over a journal, with its outcomes counted in a Prometheus registry."""
     routes, headers = APIRouter(tags=["openrtb"]), {"x-openrtb-version": VERSION}
     outcomes = Counter("decisionllm_openrtb", "Bid requests by outcome.", ["outcome", "test"], registry=registry)

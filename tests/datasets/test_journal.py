@@ -47,7 +47,9 @@ def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
     return observations, done, env
 
 
-@pytest.mark.parametrize("options", [OPTIONS, {"observation": "minimal", "context_features": "budget_and_cpa", "reward": "expected_value"}])
+@pytest.mark.parametrize(
+    "options", [OPTIONS, {"observation": "minimal", "context_features": "budget_and_cpa", "reward": "expected_value"}]
+)
 def test_training_reads_what_was_served_to_the_last_bit(tmp_path, options):
     observations, done, env = serve(tmp_path / "j.sqlite", options)
     source = load(path=str(tmp_path / "j.sqlite"), text="served", **options)

@@ -66,7 +66,11 @@ def serving(app):
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     journal = Journal(tmp_path_factory.mktemp("served") / "j")
-    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=20.0)) as client:
+    with serving(
+        create_app(
+            policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=20.0
+        )
+    ) as client:
         yield client
 
 
@@ -122,7 +126,8 @@ def test_concurrent_campaigns_share_forwards():
     policy, sizes = policy_of(), []
     alone = CampaignManager(policy, SPEC)
     wanted = [
-        [alone.tick(id, **drawn(i, t)) for t in range(4)] for i, id in enumerate([alone.open(**settings_of(i)) for i in range(12)])
+        [alone.tick(id, **drawn(i, t)) for t in range(4)]
+        for i, id in enumerate([alone.open(**settings_of(i)) for i in range(12)])
     ]
 
     async def play(service):
@@ -273,7 +278,13 @@ def test_a_campaign_over_http_equals_the_manager(client):
     known = client.get(f"/v1/campaigns/{id}").json()
     fields = ("index", "multiplier", "return_to_go", "spend", "conversions", "fallback", "guards")
     assert known["ticks"] == [{name: answer[name] for name in fields} for answer in answers]
-    assert (known["name"], known["status"], known["step"], known["horizon"], known["budget"]) == ("shoes", "open", STEPS, STEPS, 930)
+    assert (known["name"], known["status"], known["step"], known["horizon"], known["budget"]) == (
+        "shoes",
+        "open",
+        STEPS,
+        STEPS,
+        930,
+    )
     assert known["spend"] == known["ticks"][-1]["spend"] == wanted["spend"]
     listed = client.get("/v1/campaigns").json()["campaigns"]
     assert listed[0] == {name: value for name, value in known.items() if name != "ticks"}

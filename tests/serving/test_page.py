@@ -124,7 +124,7 @@ def test_a_campaign_is_drawn_and_updated(served, page):
     charts = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in page.all("figure")}
     label = lambda name: charts[name].get_attribute("aria-label")  # noqa: E731
     assert label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
-    assert label("cost") == "A conversion cost 30 so far; the target is 40."
+    assert label("cost") == "CPA 30 so far; the target is 40."
     assert {svg.aria_role for svg in charts.values()} == {"image"} and all(svg.accessible_name for svg in charts.values())
     drawn = page("#pacing .ours").get_attribute("d")
     assert drawn.count("L") == 6, "a point before each tick, and one for now"

@@ -52,15 +52,14 @@ class Journal:
 
     def _prepare(self) -> None:
         """Create the tables of a new file, check the version of an old one."""
-        pragma = lambda name: self._writer.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: E731
-        pragma("journal_mode=WAL")
-        self._writer.execute("PRAGMA synchronous=FULL")
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            self._writer.execute(f"PRAGMA {pragma}")
         self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
         if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
             for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
                 self._writer.execute(statement)
         self._writer.execute("COMMIT")
-        found = pragma("application_id"), pragma("user_version")
+        found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if found != (APPLICATION, VERSION):
             got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
@@ -144,4 +143,4 @@ def ended(id: str, how: str) -> Entry:
 
 
 def _campaign(id: str, opened: float, ended: str | None, settings: str) -> dict[str, Any]:
-    return {"id": id, "opened": opened, "ended": ended} | json.loads(settings)
+    return {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}
