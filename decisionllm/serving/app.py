@@ -284,5 +284,6 @@ def parse_history(policy: Policy, request: dict[str, Any]) -> History:
 
 def warm_up(policy: Policy) -> None:
     """Make one decision, so that the first request does not wait for one-time work."""
-    sizes = (1, policy.model.spec.observation_dim), (0, policy.model.spec.action_dim)
-    policy.act([History(*(np.zeros(size, np.float32) for size in sizes), np.zeros(0))])
+    spec = policy.model.spec
+    observations, actions = np.zeros((1, spec.observation_dim), np.float32), np.zeros((0, spec.action_dim), np.float32)
+    policy.act([History(observations, actions, np.zeros(0))])

@@ -109,7 +109,7 @@ class Cache:
             and n in (t - 1, t)
             and s.start[row] >= 0
             and s.tasks[row] == history.task
-            and (s.targets[row] == target or (np.isnan(target) and s.open[row]))
+            and (s.targets[row] == target or (np.isnan(target) and np.isnan(s.targets[row])))  # NaN: the predicted maximum
             and np.array_equal(s.observations[row, :t], history.observations[:t].astype(np.float32))
             and np.array_equal(s.actions[row, :n], history.actions[:n].astype(np.float32))
             and np.array_equal(s.rewards[row, : t - 1], history.rewards[: t - 1])

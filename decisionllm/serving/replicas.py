@@ -6,6 +6,7 @@ there. Each replica counts for itself; /metrics answers for one of them. Ray lis
 protected by its own token: keep them behind a firewall.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -34,16 +35,16 @@ def start(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_
 
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     try:
-        ray.init(num_cpus=replicas, include_dashboard=False, logging_level="error")
+        ray.init(num_cpus=replicas, include_dashboard=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises no narrower class
         raise OSError(
             f"replicas: Ray did not start ({error}); try again when the machine is less busy, or use replicas=1"
         ) from error
     serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=quiet)
-    router = RequestRouterConfig(request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter")
-    deployment = serve.deployment(
+    by_session = {"request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"}
+    deployment: Any = serve.deployment(
         serve.ingress(lambda: build())(), name="decisionllm", num_replicas=replicas, max_ongoing_requests=max_queue,
-        request_router_config=router, logging_config=quiet,
+        request_router_config=RequestRouterConfig(**by_session), logging_config=quiet,
     )  # fmt: skip
     serve.run(deployment.bind(), name="decisionllm", route_prefix="/")
 

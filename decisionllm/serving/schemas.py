@@ -40,7 +40,12 @@ class ActAnswer(BaseModel):
     return_to_go: float | None = Field(description="that the action is conditioned on, raw reward units")
 
 
-class Settings(BaseModel):
+class CampaignSettings(Body):
+    """A new campaign."""
+
+    model_config = examples(
+        {"budget": 2900, "target_cpa": 100, "category": 0, "horizon": 48, "name": "shoes", "key": "shoes-1"}
+    )
     budget: float = number("currency", 0.01)
     target_cpa: float = number("currency per conversion", 1e-6)
     category: int = Field(0, ge=0, le=1000)
@@ -49,14 +54,6 @@ class Settings(BaseModel):
     name: str | None = Field(None, max_length=200)
     target_return: float | None = number("to condition on, in the reward units of training", default=None)
     bid_cap: float | None = number("currency, for one opportunity", 1e-9, default=None)
-
-
-class CampaignSettings(Body, Settings):
-    """A new campaign."""
-
-    model_config = examples(
-        {"budget": 2900, "target_cpa": 100, "category": 0, "horizon": 48, "name": "shoes", "key": "shoes-1"}
-    )
     key: str | None = Field(None, min_length=1, max_length=200, description="requests with the same key open one campaign")
 
 
@@ -121,7 +118,9 @@ class AuctionNetBidding(Body):
     historyLeastWinningCost: list[Row] = []
 
 
-class TickSummary(BaseModel):
+class TickAnswer(BaseModel):
+    """Bid multiplier x value for each opportunity, at most max_bid."""
+
     index: int
     multiplier: float = Field(description="currency per conversion")
     return_to_go: float | None = Field(description="that the policy conditioned on")
@@ -129,14 +128,9 @@ class TickSummary(BaseModel):
         description="limits that lowered the multiplier"
     )
     fallback: Literal["model", "deadline"] | None = Field(description="why linear pacing answered instead of the policy")
+    remaining: float = Field(description="currency")
     spend: float = Field(description="currency, before this step")
     conversions: float = Field(description="before this step")
-
-
-class TickAnswer(TickSummary):
-    """Bid multiplier x value for each opportunity, at most max_bid."""
-
-    remaining: float = Field(description="currency")
     max_bid: float = Field(description="currency, for one opportunity")
     model: str
 
@@ -145,12 +139,30 @@ class BiddingAnswer(TickAnswer):
     bids: list[float] = Field(description="currency, one per opportunity")
 
 
-class Campaign(Settings):
+class Campaign(BaseModel):
     id: str
+    name: str | None
     status: Literal["open", "ended"]
     step: int = Field(description="to be decided next")
+    horizon: int
+    budget: float
+    spend: float
+    target_cpa: float
+    conversions: float
+    category: int
+    text: str
+    target_return: float | None
+    bid_cap: float | None
+
+
+class TickSummary(BaseModel):
+    index: int
+    multiplier: float
+    return_to_go: float | None
     spend: float
     conversions: float
+    fallback: str | None
+    guards: list[str]
 
 
 class CampaignWithTicks(Campaign):

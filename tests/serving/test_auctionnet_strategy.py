@@ -11,10 +11,13 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
-from tests.conftest import make_policy
+from tests.conftest import make_policy, near
 from tests.serving.test_http import MODEL_INFO, serving
 
+pytestmark = pytest.mark.numeric
+
 SEAT, PERIOD = 9, "3"
+HIGH = 300.0  # largest multiplier of these policies
 OPTIONS = {"observation": "auctionnet", "context_features": "progress", "reward": "score"}
 
 
@@ -40,7 +43,7 @@ class Constant:
 def run(options=OPTIONS, text="informative"):
     """A policy with random weights, in the units of a day of this advertiser, and the info of its data, as checkpoint.load returns it."""
     (day,) = rollout(Constant, world("replay", options=options), seed=0)
-    policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (300.0,)), target_return=20.0)
+    policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0)
     policy.model.normalizer.fit(day.observations, np.cumsum(day.rewards[::-1])[::-1])
     return policy, {}, {"dataset": options | {"text": text}}
 
@@ -142,8 +145,8 @@ def test_in_a_replay_it_bids_like_an_evaluation():
         for log, x in zip(history, arrays, strict=True):
             log.append(x)
     assert len(np.unique(day.actions)) > 20
-    np.testing.assert_allclose(observed(strategy.session), day.observations, rtol=1e-6)  # a replay adds up in another order
-    np.testing.assert_allclose(strategy.session.actions[0], day.actions, rtol=1e-4)
+    near(observed(strategy.session), day.observations, 1e-6, axis=0)  # a replay adds up in another order
+    near(strategy.session.actions[0], day.actions, scale=HIGH)
 
 
 def test_it_can_start_in_the_middle_and_skip_steps():
@@ -163,8 +166,8 @@ def test_it_can_start_in_the_middle_and_skip_steps():
         bids = late.bidding(11, values[:, 0], values[:, 1], *before)
         assert observed(late.session).tolist() == observed(strategy.session).tolist()
         pairs.append((seat.multipliers[11], bids.sum() / values[:, 0].sum()))
-        np.testing.assert_allclose(late.session.actions[0, :12], strategy.session.actions[0, :12], rtol=1e-5)
-    np.testing.assert_allclose(*np.transpose(pairs), rtol=1e-4)
+        near(late.session.actions[0, :12], strategy.session.actions[0, :12], scale=HIGH)
+    near(*np.transpose(pairs), scale=HIGH)
     assert abs(np.diff(np.array(pairs)[:, 0])) > 1e-3, "skipped steps are observed"
 
 
@@ -256,5 +259,5 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
             remote.bidding(2, values, values, *([step] * 2 for step in (made[0].history[i][0] for i in range(5))))
         remote.client.close()
     remote, local = made
-    np.testing.assert_allclose(remote.multipliers, local.multipliers, rtol=0, atol=300 * 1e-6)  # of the largest action
+    near(remote.multipliers, local.multipliers, scale=HIGH)
     assert len(np.unique(local.multipliers)) == 12 and np.concatenate(local.history[3]).any()

@@ -36,8 +36,8 @@ from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.service import Service
-from tests.conftest import NANO, command, make_policy
-from tests.serving.test_campaigns import SPEC, STEPS, drawn, policy_of
+from tests.conftest import NANO, PATIENCE, command, make_policy, near
+from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
 from tests.serving.test_campaigns import settings as settings_of
 from tests.test_readme import README
 
@@ -56,7 +56,7 @@ def serving(app):
         assert thread.is_alive()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield client
     finally:
         server.should_exit = True
@@ -68,7 +68,7 @@ def client(tmp_path_factory):
     journal = Journal(tmp_path_factory.mktemp("served") / "j")
     with serving(
         create_app(
-            policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=20.0
+            policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=PATIENCE
         )
     ) as client:
         yield client
@@ -82,10 +82,11 @@ def begun(client, campaign=0, **more):
 
 
 def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
-    sizes, gate = [], threading.Event()
+    sizes, gate, working = [], threading.Event(), threading.Event()
 
     def work(items):
-        gate.wait(10)
+        working.set()
+        gate.wait(PATIENCE)
         if "bad" in items:
             raise ValueError("bad")
         return [item * 2 for item in items]
@@ -94,7 +95,8 @@ def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
         batcher = Batcher(work, size=3, queue=5, wait=0.01, on_batch=sizes.append)
         run = asyncio.create_task(batcher.run())
         first = asyncio.create_task(batcher(1))
-        await asyncio.sleep(0.1)  # it is being worked on
+        while not working.is_set():
+            await asyncio.sleep(0.001)
         waiting = [asyncio.create_task(batcher(i)) for i in range(2, 7)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError):
@@ -122,6 +124,7 @@ def serviced(policy, play, manager=None, **limits):
     return asyncio.run(main())
 
 
+@pytest.mark.numeric
 def test_concurrent_campaigns_share_forwards():
     policy, sizes = policy_of(), []
     alone = CampaignManager(policy, SPEC)
@@ -138,10 +141,11 @@ def test_concurrent_campaigns_share_forwards():
 
         return await asyncio.gather(*(one(i, id) for i, id in enumerate(ids)))
 
-    got = serviced(policy, play, on_batch=sizes.append, deadline=20)
+    got = serviced(policy, play, on_batch=sizes.append, deadline=PATIENCE)
     for mine, theirs in zip(got, wanted, strict=True):
         for a, b in zip(mine, theirs, strict=True):
-            assert a["multiplier"] == pytest.approx(b["multiplier"], rel=1e-5) and a["spend"] == b["spend"]
+            near(a["multiplier"], b["multiplier"], scale=HIGH)
+            assert a["spend"] == b["spend"]
     assert max(sizes) > 6
 
 
@@ -168,14 +172,15 @@ class Slow:
     """A policy that waits while its gate is closed."""
 
     def __init__(self, policy):
-        self.policy, self.gate = policy, threading.Event()
+        self.policy, self.gate, self.called = policy, threading.Event(), threading.Event()
         self.gate.set()
 
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
     def act_with_returns(self, histories):
-        self.gate.wait(20)
+        self.called.set()
+        self.gate.wait(PATIENCE)
         return self.policy.act_with_returns(histories)
 
 
@@ -192,7 +197,7 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 
-    late, stuck, again, after = serviced(policy, play, CampaignManager(policy, SPEC), deadline=20)
+    late, stuck, again, after = serviced(policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE)
     assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
     assert stuck["multiplier"] == settings_of(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
@@ -200,7 +205,7 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
 
 def test_a_client_can_shorten_the_deadline():
     policy = Slow(policy_of())
-    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=20.0)) as client:
+    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
         id, hurry = begun(client), {"x-deadline-ms": "50"}
         policy.gate.clear()
         late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers=hurry)
@@ -225,14 +230,17 @@ def test_a_full_queue_refuses_at_once():
         calls = []
         for i, id in enumerate(ids[:3]):
             calls.append(asyncio.create_task(service.tick(id, drawn(i, 0))))
-            await asyncio.sleep(0.05)
-        with pytest.raises(RequestError) as refused:  # one is decided, two wait
-            await asyncio.wait_for(service.tick(ids[3], drawn(3, 0)), 0.5)
+            while not (policy.called.is_set() and len(service.model.waiting) == i):
+                await asyncio.sleep(0.001)
+        with pytest.raises(RequestError) as refused:  # one is decided, two wait; nothing is decided before the gate opens
+            await service.tick(ids[3], drawn(3, 0))
         policy.gate.set()
         answers = [json.loads(await call) for call in calls]
         return refused.value, answers, json.loads(await service.tick(ids[3], drawn(3, 0)))
 
-    refused, answers, after = serviced(policy, play, CampaignManager(policy, SPEC), deadline=20, max_batch_size=1, max_queue=2)
+    refused, answers, after = serviced(
+        policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE, max_batch_size=1, max_queue=2
+    )
     assert refused.status == 503 and all(a["fallback"] is None for a in [*answers, after])
 
 
@@ -262,6 +270,7 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
 # -- HTTP --
 
 
+@pytest.mark.numeric
 def test_a_campaign_over_http_equals_the_manager(client):
     alone = CampaignManager(policy_of(), SPEC)
     mine, id, answers = alone.open(**settings_of(3)), begun(client, 3, name="shoes"), []
@@ -269,8 +278,9 @@ def test_a_campaign_over_http_equals_the_manager(client):
         answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert answer.status_code == 200
         wanted = alone.tick(mine, **drawn(3, t))
+        scales = {"multiplier": HIGH, "return_to_go": policy_of().target_return}
         assert answer.json() == wanted | {"model": "m1"} | {
-            name: pytest.approx(wanted[name], rel=1e-5) for name in ("multiplier", "return_to_go")
+            name: pytest.approx(wanted[name], rel=0, abs=1e-5 * scale) for name, scale in scales.items()
         }
         again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert again.content == answer.content
@@ -296,6 +306,7 @@ def test_a_campaign_over_http_equals_the_manager(client):
     assert (wrong.status_code, wrong.json()["expected"]) == (409, STEPS)
 
 
+@pytest.mark.numeric
 def test_many_ticks_in_one_request_equal_single_ticks(client):
     ids = [begun(client, i) for i in range(6)]
     requests = {id: drawn(i, 0) for i, id in enumerate(ids)}
@@ -304,6 +315,7 @@ def test_many_ticks_in_one_request_equal_single_ticks(client):
     assert together == {id: client.post(f"/v1/campaigns/{id}/tick", json=drawn(i, 0)).json() for i, id in enumerate(ids)}
 
 
+@pytest.mark.numeric
 def test_act_over_http_equals_policy_act_to_the_last_bit(client):
     policy, rng = policy_of(), np.random.default_rng(0)
     for t in (0, 3, 8):
@@ -511,13 +523,13 @@ def run(tmp_path_factory):
 def program(run, *words, **environment):
     """`decisionllm serve` as a process of its own: (process, client)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", "deadline_ms=20000", *words], text=True,
+        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", f"deadline_ms={1000 * PATIENCE}", *words], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment,
     )  # fmt: skip
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=30) as client:
+        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=PATIENCE) as client:
             while client.get("/readyz").status_code != 200:
                 time.sleep(0.05)
             yield process, client
@@ -526,6 +538,7 @@ def program(run, *words, **environment):
         process.communicate()
 
 
+@pytest.mark.numeric
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
     policy, _, known = checkpoint.load(run)
@@ -537,7 +550,7 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
         id = begun(client)
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4)]
         with contextlib.suppress(httpx.HTTPError):  # the next one is sent without waiting for its answer
-            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(5, read=0.001))
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(PATIENCE, read=0.001))
         process.send_signal(signal.SIGKILL)
         process.wait()
     with program(run, journal) as (_, client):  # and with a cache
@@ -545,7 +558,8 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4, STEPS)]
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == STEPS
     got = [answer.json()["multiplier"] for answer in answers]
-    assert got[:4] == wanted[:4] and got == pytest.approx(wanted, rel=1e-5)
+    assert got[:4] == wanted[:4]
+    near(got, wanted, scale=policy.model.spec.high[0])
 
 
 def test_the_readme_tour_of_the_server_works(run, tmp_path):
@@ -563,6 +577,7 @@ def test_the_readme_tour_of_the_server_works(run, tmp_path):
     assert json.loads(whole)["step"] == 2 and bids == "decisionllm_bids_total 2.0" and json.loads(ended)["status"] == "ended"
 
 
+@pytest.mark.numeric
 def test_the_readme_reads_the_journal_and_serves_auctionnet(run, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", README.split("## Serve")[1], re.M)
     block = README.split("## Serve")[1].split("```python\n")[1].split("```")[0]
@@ -571,7 +586,8 @@ def test_the_readme_reads_the_journal_and_serves_auctionnet(run, tmp_path, capsy
         exec(block.replace("runs/auction/nano-0", str(run)).replace("http://127.0.0.1:8080", str(client.base_url)), known)
         assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
         again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
-        np.testing.assert_allclose(again, known["bids"], rtol=1e-5)
+        high = checkpoint.load(run)[0].model.spec.high[0]
+        near(again, known["bids"], scale=0.0007 * high)
         known["remote"].client.close()
         id = begun(client, horizon=2)
         for step in (0, 1):

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
 from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
+from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
 
@@ -134,7 +135,7 @@ def test_a_campaign_bids_the_multiplier_of_its_last_tick(served):
 def test_a_late_answer_is_no_bid(served):
     client, journal, id = served
     client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
-    assert send(client, id, tmax=2000).status_code == 200
+    assert send(client, id, tmax=1000 * PATIENCE).status_code == 200
     with journal._reading:  # as if the disk took its time
         assert send(client, id, tmax=50).status_code == 204
     assert send(client, id, tmax=1).status_code == 204, "time to send the answer is reserved"
