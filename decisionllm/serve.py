@@ -77,10 +77,10 @@ def journal_path(config: dict[str, Any]) -> Path:
 
 def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]) -> dict[str, Any]:
     """The answer of /v1/model."""
-    weights = checkpoint.find(checkpoint.weights_folder(run, run_config)) / "model.safetensors"
-    backbone = run_config["backbone"]
+    folder, backbone = checkpoint.find(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
+    assert folder is not None, "its weights were just loaded"
     return {
-        "run": Path(run).name, "model": blake2b(weights.read_bytes(), digest_size=6).hexdigest(), "dataset": run_info["dataset"]["name"],
+        "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(), "dataset": run_info["dataset"]["name"],
         "fingerprint": run_info["fingerprint"], "spec": run_info["spec"], "window": policy.window, "stride": policy.stride,
         "decode": policy.decode, "target_return": policy.target_return, "return_conditioned": policy.return_conditioned,
         "backbone": backbone | {"folder": None} if "folder" in backbone else backbone,

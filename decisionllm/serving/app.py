@@ -78,8 +78,7 @@ def create_app(
     app.state.service, app.state.ready = service, False
     app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
     handle_errors(app)
-    app.include_router(server_routes(app, metrics, model_info))
-    app.include_router(policy_routes(policy, service))
+    app.include_router(policy_routes(app, policy, service, metrics, model_info))
     if manager is not None:
         for path, (name, media_type) in PAGE.items():
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
@@ -115,24 +114,25 @@ def handle_errors(app: FastAPI) -> None:
         return error_response(500, ["server"], "internal server error; see the server log")
 
 
-def server_routes(app: FastAPI, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
-    routes = APIRouter(tags=["server"])
+def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
+    """Routes that every policy has: its health, its metrics, its description and its actions."""
+    routes = APIRouter()
 
-    @routes.get("/healthz")
+    @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
         """Whether the process is alive."""
         return {"status": "ok"}
 
-    @routes.get("/readyz", responses={503: {"model": schemas.Error, "description": "not yet"}})
+    @routes.get("/readyz", tags=["server"], responses={503: {"model": schemas.Error, "description": "not yet"}})
     async def readyz() -> dict[str, str]:
         """Whether the model is loaded and has made a decision."""
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
         return {"status": "ready"}
 
-    prometheus = {200: {"content": {"text/plain": {}}}, 401: errors()[401]}
+    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors()[401]}
 
-    @routes.get("/metrics", responses=prometheus, response_class=Response)  # type: ignore[arg-type]  # fastapi: int | str keys
+    @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
         """Metrics in the format of Prometheus."""
         text, media_type = await asyncio.to_thread(metrics.text)
@@ -143,13 +143,7 @@ def server_routes(app: FastAPI, metrics: Metrics, model_info: dict[str, Any]) ->
         """The served model: its run, its data, its observations and its actions."""
         return model_info
 
-    return routes
-
-
-def policy_routes(policy: Policy, service: Service) -> APIRouter:
-    routes = APIRouter(tags=["policy"])
-
-    @routes.post("/v1/act", response_model=schemas.ActAnswer, responses=errors())
+    @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> dict[str, Any]:
         """An action for a history, without state: the reference for every other route."""
         action, togo = await service.act(parse_history(policy, request.model_dump()), seconds(x_deadline_ms))

@@ -61,9 +61,5 @@ class Batcher:
             except Exception as error:
                 results = [error] * len(taken)
             for (_, future), result in zip(taken, results, strict=True):
-                if future.done():
-                    continue
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+                if not future.done():
+                    (future.set_exception if isinstance(result, Exception) else future.set_result)(result)

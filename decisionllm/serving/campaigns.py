@@ -130,8 +130,10 @@ class CampaignManager:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         known = self.journal.keyed(key) if key else None
         if known is None:
-            id, entry = self.opening(settings, key)
-            known = self.journal.campaign(id) if (yield [entry]) else self.journal.keyed(key or "")
+            id, complete = secrets.token_hex(8), self.check(settings)
+            complete["text"] = Campaign.begin(complete, self.observation).task
+            new = yield [journals.opened(id, key, complete)]
+            known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
         if any(known[name] != value for name, value in settings.items() if name != "text" or value is not None):
             raise RequestError(409, "key", f"campaign {known['id']} was opened with this key and other settings")
@@ -161,8 +163,8 @@ class CampaignManager:
 
     # -- the steps of a tick --
 
-    def opening(self, settings: dict[str, Any], key: str | None = None) -> tuple[str, journals.Entry]:
-        """Check the settings of a new campaign. Returns its id and the entry that opens it."""
+    def check(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
         if unknown := set(settings) - set(SETTINGS):
             raise TypeError(f"expected {', '.join(SETTINGS)}, got {', '.join(sorted(unknown))}")
@@ -180,8 +182,7 @@ class CampaignManager:
             )
         if settings["target_return"] is not None and not self.policy.return_conditioned:
             raise RequestError(422, "target_return", "expected none: this policy does not condition on a return")
-        id = secrets.token_hex(8)
-        return id, journals.opened(id, key, settings | {"text": Campaign.begin(settings, self.observation).task})
+        return settings
 
     def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
         """Check a request: it is the next tick of its campaign, or one that was answered and is repeated."""

@@ -16,15 +16,6 @@ from typing import Any
 
 def run(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_queue: int) -> None:
     """Serve until interrupted. build: () -> the app, called in each replica; max_queue: most requests of a replica at once."""
-    shutdown, stop = start(build, host=host, port=port, replicas=replicas, max_queue=max_queue), threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # after the start, which sets handlers of Ray's own
-        signal.signal(number, lambda *_: stop.set())
-    stop.wait()
-    shutdown()
-
-
-def start(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_queue: int) -> Callable[[], None]:
-    """As `run`, but return when all replicas are ready: a function that shuts them down."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray
@@ -41,15 +32,15 @@ def start(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_
             f"replicas: Ray did not start ({error}); try again when the machine is less busy, or use replicas=1"
         ) from error
     serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=quiet)
-    by_session = {"request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"}
+    by_session: dict[str, Any] = {"request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"}
     deployment: Any = serve.deployment(
         serve.ingress(lambda: build())(), name="decisionllm", num_replicas=replicas, max_ongoing_requests=max_queue,
         request_router_config=RequestRouterConfig(**by_session), logging_config=quiet,
     )  # fmt: skip
     serve.run(deployment.bind(), name="decisionllm", route_prefix="/")
-
-    def shutdown() -> None:
-        serve.shutdown()
-        ray.shutdown()
-
-    return shutdown
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # after the start, which sets handlers of Ray's own
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
+    serve.shutdown()
+    ray.shutdown()  # type: ignore[no-untyped-call]  # of Ray
