@@ -1,8 +1,9 @@
 """Two replicas by Ray Serve: a campaign has the same answers from either replica as from one process.
 
-`python -m benchmarks.replicas runs/auction/nano-0` (needs `decisionllm[ray]`) starts the command with replicas=2, plays campaigns over its
-port, half of them with their own id as session and half with another one at each tick, compares the answers with a manager in this process,
-appends a row to serve.jsonl and prints it. A minute, most of it Ray's start, so that it is no test.
+`python -m benchmarks.replicas runs/auction/nano-0` (needs `decisionllm[ray]`) starts the command with replicas=2, plays
+campaigns over its port, half of them with their own id as session and half with another one at each tick, compares the answers
+with a manager in this process, appends a row to serve.jsonl and prints it. A minute, most of it Ray's start, so that it is no
+test.
 """
 
 import argparse

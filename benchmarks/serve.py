@@ -1,8 +1,9 @@
-"""Ticks of campaigns through the server's own service, journal on the disk included: a warm cache against every window read again.
+"""Ticks of campaigns through the server's service, journal on the disk included: a warm cache against full windows.
 
-`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the true shapes, the window the whole day,
-a task text, both paths the same requests in turn, wall time, and where it says so CPU time, which the neighbours do not disturb. Rows: a tick of one campaign by itself; 48 campaigns that tick at once
-against one at a time; for the smallest, the same over HTTP on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
+`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the true shapes, the window the
+whole day, a task text, both paths the same requests in turn, wall time, and where it says so CPU time, which the neighbours do
+not disturb. Rows: a tick of one campaign by itself; 48 campaigns that tick at once against one at a time; for the smallest,
+the same over HTTP on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Hours of traffic against `decisionllm serve` with faulty clients and killed servers: no bid may change by them.
 
-`python -m benchmarks.soak runs/auction/nano-0 [--campaigns 200] [--ticks 20000] [--kills 3]`. Clients tick campaigns at random and, between
-ticks, repeat some, send others out of order or malformed, and hang up on others; memory is too small for all, so that campaigns are
-evicted and replayed all the time; the server is killed with -9 and started again. Then each campaign's bids are compared with those of
-an undisturbed manager in this process. A row goes to serve.jsonl.
+`python -m benchmarks.soak runs/auction/nano-0 [--campaigns 200] [--ticks 20000] [--kills 3]`. Clients tick campaigns at random
+and, between ticks, repeat some, send others out of order or malformed, and hang up on others; memory is too small for all, so
+that campaigns are evicted and replayed all the time; the server is killed with -9 and started again. Then each campaign's bids
+are compared with those of an undisturbed manager in this process. A row goes to serve.jsonl.
 """
 
 import argparse

@@ -62,10 +62,11 @@ def application(config: dict[str, Any]) -> Any:
     run = config["run"]
     policy, run_config, run_info = checkpoint.load(run, device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
+    cache_bytes = int(config["cache_mb"] * 1e6)
     return create_app(
         policy, model_info(run, policy, run_config, run_info), ObservationSpec.of(run_info["dataset"]) if auction else None,
         Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
-        campaigns={"cache_bytes": int(config["cache_mb"] * 1e6)} | {k: config[k] for k in ("max_campaigns", "horizon", "pacing")},
+        campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
         exchange={k: config[k] for k in ("currency", "seat")}, batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
     )  # fmt: skip
@@ -80,7 +81,8 @@ def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_
     folder, backbone = checkpoint.find(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
     assert folder is not None, "its weights were just loaded"
     return {
-        "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(), "dataset": run_info["dataset"]["name"],
+        "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
+        "dataset": run_info["dataset"]["name"],
         "fingerprint": run_info["fingerprint"], "spec": run_info["spec"], "window": policy.window, "stride": policy.stride,
         "decode": policy.decode, "target_return": policy.target_return, "return_conditioned": policy.return_conditioned,
         "backbone": backbone | {"folder": None} if "folder" in backbone else backbone,

@@ -19,8 +19,8 @@ from decisionllm.schema import Episode, Spec
 
 @register("dataset", "journal", text="${text}")
 def load(
-    *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
-    unfinished: bool = False,
+    *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none",
+    reward: str = "conversions", unfinished: bool = False,
 ) -> Source:  # fmt: skip
     """Read the campaigns of a journal.
 
@@ -54,12 +54,14 @@ def load(
     journal.close()
     if not episodes:
         raise ValueError(
-            f"{path}: expected campaigns that have ended, got none among {len(served)}; dataset.unfinished=true reads open ones too"
+            f"{path}: expected campaigns that have ended, got none among {len(served)}; "
+            "dataset.unfinished=true reads open ones too"
         )
     high = max(float(e.actions.max()) for e in episodes) or 1.0
     horizon = max(campaign["horizon"] for campaign in served)
     info = {
-        "name": f"journal@{file.stem}", "env": "journal", **spec.info(), "unfinished": unfinished, "path": path, "campaigns": table,
+        "name": f"journal@{file.stem}", "env": "journal", **spec.info(), "unfinished": unfinished, "path": path,
+        "campaigns": table,
     }  # fmt: skip
     return Source(Spec(observation_dim=spec.size, action_dim=1, horizon=horizon, low=(0.0,), high=(high,)), episodes, info)
 
@@ -74,8 +76,9 @@ def episode(campaign: Campaign, ticks: list[dict[str, Any]], group: int) -> Epis
         campaign = campaign.record_action(answer["multiplier"])
     n = campaign.totals.now  # steps whose result is known
     return Episode(
-        campaign.observations[:n], campaign.actions[:n], campaign.rewards[:n].astype(np.float32), terminated=not campaign.can_bid,
-        truncated=campaign.can_bid, task=campaign.task, group=group, loss_mask=np.array(loss_mask[:n]),
+        campaign.observations[:n], campaign.actions[:n], campaign.rewards[:n].astype(np.float32),
+        terminated=not campaign.can_bid, truncated=campaign.can_bid, task=campaign.task, group=group,
+        loss_mask=np.array(loss_mask[:n]),
     )  # fmt: skip
 
 

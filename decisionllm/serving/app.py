@@ -30,7 +30,7 @@ STATIC = Path(__file__).parent / "static"
 PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
 BIDDING = ("historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost")
 MEANING = {
-    400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered to another request",
+    400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
     413: "body too long", 422: "a field is wrong", 503: "busy or late",
 }  # fmt: skip
 Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]

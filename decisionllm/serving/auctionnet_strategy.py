@@ -1,4 +1,4 @@
-"""A trained policy as a bidder of AuctionNet's simulator: its constructor and its `bidding(...)`, without a server or AuctionNet's code.
+"""A trained policy as a bidder of AuctionNet's simulator: its constructor and its `bidding(...)`.
 
 Source of the interface: AuctionNet (arXiv 2412.10798), `BaseBiddingStrategy`.
 """
@@ -20,8 +20,8 @@ Arrays = list[np.ndarray]
 class BiddingStrategy:
     """AuctionNet's interface of a bidder; a subclass has `_bids(timeStepIndex, pValues, history)`.
 
-    budget, remaining_budget: currency, of the period; cpa: currency per conversion; category: of the advertiser. They may be set before
-    a period; the simulator lowers `remaining_budget`.
+    budget, remaining_budget: currency, of the period; cpa: currency per conversion; category: of the advertiser. They may be
+    set before a period; the simulator lowers `remaining_budget`.
     """
 
     remaining_budget: float
@@ -104,7 +104,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         return np.asarray(pValues, np.float64) * bidder
 
     def _observe(self, step: int, values: np.ndarray, history: dict[str, Arrays], remaining: float | None = None) -> None:
-        """Advance the campaign by the result of the last step, and the policy's session by its reward and the next observation."""
+        """Advance the campaign by the last result and the coming step, and the policy's session by reward and observation."""
         _, *results = history.values()
         last, (value, volume) = step - 1, offered(values)
         result = summary(values_of(history, last), *(steps[last] for steps in results)) if step else None

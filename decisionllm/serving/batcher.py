@@ -14,7 +14,7 @@ class QueueFullError(Exception):
 
 
 class Batcher:
-    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a result that is an exception is raised.
+    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a resulting exception is raised.
 
     Args:
         work: list of items -> list of results or exceptions.

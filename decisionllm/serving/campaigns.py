@@ -1,7 +1,7 @@
-"""Campaigns of one policy: results -> features -> policy -> guard rails -> answer, each tick in the journal before it is answered.
+"""Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal of every tick.
 
-A tick is a generator (`tick_steps`) that yields what takes time, a decision or a write, so that one code serves callers in this process
-(`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
+A tick is a generator (`tick_steps`) that yields what takes time, a decision or a write, so that one code serves callers in
+this process (`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
 """
 
 import json
@@ -63,8 +63,8 @@ class CampaignManager:
         observation: what the policy was trained to observe.
         journal: by default one in memory.
         name: of the model, part of every answer.
-        cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that answers equal Policy.act to the
-            last bit; otherwise within rounding.
+        cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that answers equal Policy.act to
+            the last bit; otherwise within rounding.
         max_campaigns: in memory; others are replayed from the journal.
         horizon: most steps of a campaign; None: the policy's.
         pacing: see `guard_multiplier`.
@@ -98,15 +98,17 @@ class CampaignManager:
         """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
         return str(self._run(self.open_steps({"category": 0, "horizon": STEPS} | settings, key))["id"])
 
-    def tick(self, id: str, *, index: int, coming: dict[str, float] | None, **request: Any) -> dict[str, Any]:
+    def tick(
+        self, id: str, *, index: int, coming: dict[str, float] | None, result: dict[str, float] | None = None, key: str = ""
+    ) -> dict[str, Any]:
         """What to bid in step `index`.
 
         Args:
             coming: {"value", "volume"}, mean value and number of the opportunities; None ends the campaign.
-            request: result, of the step before, as `Campaigns.record` takes it; key, of the request: a request repeated with the same
-                key and content has the same answer.
+            result: of the step before, as `Campaigns.record` takes it.
+            key: of the request; a request repeated with the same key and content has the same answer.
         """
-        request = {"index": index, "key": "", "result": None, "coming": coming} | request
+        request = {"index": index, "key": key, "result": result, "coming": coming}
         answer: dict[str, Any] = json.loads(self._run(self.tick_steps(id, request)))
         return answer
 
@@ -178,7 +180,7 @@ class CampaignManager:
             raise RequestError(422, "text", "expected none: this policy was trained without task texts")
         if settings["text"] is None and self.observation.text == "served":
             raise RequestError(
-                422, "text", "expected the task text of this campaign, got none: this policy has no text template (text=served)"
+                422, "text", "expected the task text of this campaign, got none: this policy has no template (text=served)"
             )
         if settings["target_return"] is not None and not self.policy.return_conditioned:
             raise RequestError(422, "target_return", "expected none: this policy does not condition on a return")
@@ -221,15 +223,15 @@ class CampaignManager:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
         totals, caps = campaign.totals, [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None]
         answer = {
-            "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards, "fallback": fallback,
-            "remaining": campaign.remaining, "spend": float(totals.spend[0]), "conversions": float(totals.conversions[0]),
+            "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards,
+            "fallback": fallback, "remaining": campaign.remaining, "spend": float(totals.spend[0]), "conversions": float(totals.conversions[0]),
             "max_bid": max(min(caps), 0.0), "model": self.name,
         }  # fmt: skip
         pending.answer = json.dumps(answer)
         return pending.answer
 
     def entries(self, pending: PendingTick) -> list[journals.Entry]:
-        """What the journal must hold before the answer is sent. If the first entry is not new, another process answered this tick."""
+        """What the journal must hold before the answer is sent. If its first entry is not new, another process was faster."""
         id, answer = pending.campaign.id, pending.answer or ""
         tick = journals.ticked(id, pending.request["index"], pending.text, answer)
         return [tick, journals.ended(id, "over")] if pending.last else [tick]
@@ -290,8 +292,8 @@ def guard_multiplier(
 
 
 def linear_pacing(campaign: Campaign) -> float:
-    """A multiplier without a policy: the last one, changed towards spending an equal share of the remaining budget in each remaining
-    step; target_cpa at the first step. Capped at target_cpa while the realised CPA exceeds it."""
+    """A multiplier without a policy: the last one, changed towards spending an equal share of the remaining budget in each
+    remaining step; target_cpa at the first step. Capped at target_cpa while the realised CPA exceeds it."""
     limit, t = campaign.settings["target_cpa"], campaign.step
     if t == 0:
         return float(limit)

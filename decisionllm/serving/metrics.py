@@ -11,7 +11,7 @@ from decisionllm.serving.service import Service
 
 
 class Metrics(Collector):
-    """The metrics of one app, in a registry of its own. prometheus-fastapi-instrumentator would match every route a second time."""
+    """The metrics of one app in a registry of its own; prometheus-fastapi-instrumentator would match every route twice."""
 
     def __init__(self, service: Service, model_info: Mapping[str, Any]) -> None:
         self.service, self.registry = service, CollectorRegistry()

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -40,12 +40,12 @@ def error_response(
 class RequestGuard:
     """ASGI middleware that checks a request before its body is read.
 
-    Starlette's TrustedHostMiddleware takes a list of names instead of all loopback addresses, and fastapi's HTTPBearer checks after the
-    body is read and leaves unknown paths open, so that both checks are made here.
+    Starlette's TrustedHostMiddleware takes a list of names instead of all loopback addresses, and fastapi's HTTPBearer checks
+    after the body is read and leaves unknown paths open, so that both checks are made here.
 
     Args:
-        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None: only requests to a loopback host name are accepted,
-            so that no page elsewhere can reach the server through a browser.
+        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None: only requests to a loopback host name are
+            accepted, so that no page elsewhere can reach the server through a browser.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
     """

@@ -1,8 +1,8 @@
 """OpenRTB 2.6: the current bid multiplier of a campaign answers bid requests, one opportunity at a time.
 
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`, its predicted conversion
-probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. Wins are reported by the campaign's next
-tick. An answer holds prices only, no creative.
+probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. Wins are reported by the
+campaign's next tick. An answer holds prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse).
 """
 
@@ -97,8 +97,8 @@ def respond(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Bid for the impressions of a request.
 
-    A first price is paid in full, so that such a bid is at most target_cpa x value. All bids of an answer together are within the
-    remaining budget.
+    A first price is paid in full, so that such a bid is at most target_cpa x value. All bids of an answer together are within
+    the remaining budget.
 
     Args:
         request: a BidRequest as a dict.

@@ -1,9 +1,9 @@
 """Several processes of one app behind one address, by Ray Serve: `replicas=N` on this machine.
 
-The hash of the header `x-session-id` selects the replica; clients send a campaign's id there, so that its keys and values are in one
-replica. This only saves time: all replicas write one journal, and a replica that lacks a campaign or its last ticks replays them from
-there. Each replica counts for itself; /metrics answers for one of them. Ray listens on ports of its own, on all addresses of the machine,
-protected by its own token: keep them behind a firewall.
+The hash of the header `x-session-id` selects the replica; clients send a campaign's id there, so that its keys and values are
+in one replica. This only saves time: all replicas write one journal, and a replica that lacks a campaign or its last ticks
+replays them from there. Each replica counts for itself; /metrics answers for one of them. Ray listens on ports of its own, on
+all addresses of the machine, protected by its own token: keep them behind a firewall.
 """
 
 import logging

@@ -29,7 +29,7 @@ class InFlightTick:
 
 
 class Service:
-    """Transport of requests to a policy: one event loop, which alone changes the manager, a thread for the model, one for the journal.
+    """Transport of requests: an event loop, which alone changes the manager, a thread for the model, one for the journal.
 
     Use it within `async with service.run()`.
 

@@ -1,6 +1,6 @@
 """One campaign with its history: the observations, multipliers and rewards of its steps, as a policy conditions on them.
 
-The server, AuctionNet's simulator and the journal's dataset reader all advance this record, so that training reads what was served.
+The server, AuctionNet's simulator and the journal's reader all advance this record, so that training reads what was served.
 """
 
 from copy import copy

@@ -1,7 +1,7 @@
 """Journal of served campaigns and their ticks: a SQLite file, written before an answer is sent.
 
-One row per campaign and one per tick. A write is one transaction that is on the disk when it returns (WAL, synchronous=FULL), so that
-neither a killed process nor a power failure loses an answered tick; writes that come together share a transaction.
+One row per campaign and one per tick. A write is one transaction that is on the disk when it returns (WAL, synchronous=FULL),
+so that neither a killed process nor a power failure loses an answered tick; writes that come together share a transaction.
 """
 
 import json
@@ -65,7 +65,7 @@ class Journal:
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
-        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; an existing row is never changed."""
+        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""
         with self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
