@@ -224,8 +224,8 @@ class CampaignManager:
         totals, caps = campaign.totals, [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None]
         answer = {
             "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards,
-            "fallback": fallback, "remaining": campaign.remaining, "spend": float(totals.spend[0]), "conversions": float(totals.conversions[0]),
-            "max_bid": max(min(caps), 0.0), "model": self.name,
+            "fallback": fallback, "remaining": campaign.remaining, "spend": float(totals.spend[0]),
+            "conversions": float(totals.conversions[0]), "max_bid": max(min(caps), 0.0), "model": self.name,
         }  # fmt: skip
         pending.answer = json.dumps(answer)
         return pending.answer
