@@ -80,7 +80,7 @@ def large(folder, count=10_000):
     import yaml
 
     from decisionllm import registry
-    from decisionllm.__main__ import configs
+    from decisionllm.config import configs
 
     for group, choices in registry.discover().items():
         for name, node in choices.items():

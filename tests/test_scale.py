@@ -213,7 +213,7 @@ WRONG = {
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
     shlex.quote(
-        listed("train", "dataset=permutation backbone=nano head=discrete data.held_out=0.2")
+        listed("train", "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2")
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
         listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")
@@ -265,7 +265,9 @@ def test_a_worker_process_gets_the_same_loss_as_this_one(tmp_path):
     for executor in ("here", "local"):
         assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
     (here,), (local,) = runs(tmp_path / "here"), runs(tmp_path / "local")
-    assert here["run"] == local["run"] and here["held_out"] == local["held_out"] and here["score"] == local["score"]
+    assert here["run"] == local["run"]
+    for measured in ("held_out", "score"):  # one has a single thread, the other all cores
+        assert local[measured] == pytest.approx(here[measured], rel=1e-5)
 
 
 def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):

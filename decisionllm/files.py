@@ -1,0 +1,48 @@
+"""Writing files and folders all or nothing."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Write a file or a folder all or nothing: a reader finds the whole old content or the whole new one, never a part.
+
+    The block writes to the path it is given, in the same parent folder (made where it is missing) and with the same suffix, as a
+    file or as a folder that it makes itself. At the end of the block the partial path is renamed to `path`; after an exception it
+    is removed and `path` stays as it was. Refuse to overwrite before the block, where that is wanted. A file is replaced in one
+    step. A folder is first renamed to `<name>.old`, which is all that is there if the process is killed between the two renames.
+
+        with atomic("runs/x/run.json") as partial:
+            partial.write_text(json.dumps(info))
+
+        with atomic("data/store") as partial:
+            partial.mkdir()
+            np.save(partial / "rewards.npy", rewards)
+
+    Args:
+        path: the file or folder to write; `~` is not expanded.
+
+    Yields:
+        The partial path. It does not exist yet, its name is hidden and unique, so that several processes may write the same path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}"), path.with_name(f"{path.name}.old")
+    try:
+        yield partial
+        if partial.is_dir():  # a rename replaces a file, not a folder
+            if path.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
+            partial.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            partial.replace(path)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
