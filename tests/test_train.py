@@ -21,8 +21,10 @@ from decisionllm.datasets.synthetic import load
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
-from decisionllm.train import parameter_groups, trim
-from tests.conftest import DT, LOOP, NANO, command, interrupt, make_model, metrics
+from decisionllm.train import POSITIVE, parameter_groups, trim
+from tests.conftest import DT, LOOP, NANO, PATIENCE, command, interrupt, make_model, metrics
+
+pytestmark = pytest.mark.numeric
 
 
 def saved(path):

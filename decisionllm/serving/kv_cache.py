@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decisionllm.policy.policy import Policy, Session
+from decisionllm.policy.policy import Policy
+from decisionllm.policy.session import Session
 from decisionllm.schema import History
 from decisionllm.tokenizers import text
 

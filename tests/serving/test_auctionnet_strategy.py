@@ -16,8 +16,6 @@ from tests.serving.test_http import MODEL_INFO, serving
 
 pytestmark = pytest.mark.numeric
 
-pytestmark = pytest.mark.numeric
-
 SEAT, PERIOD = 9, "3"
 HIGH = 300.0  # largest multiplier of these policies
 OPTIONS = {"observation": "auctionnet", "context_features": "progress", "reward": "score"}
