@@ -36,11 +36,11 @@ def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
     who = zip(env.budgets.tolist(), env.target_cpa.tolist(), env.category.tolist(), strict=True)
     ids = [manager.open(budget=b, target_cpa=c, category=int(k), name=f"campaign {i}") for i, (b, c, k) in enumerate(who)]
     for step in range(steps):
-        value, volume = env.world.due(step)
+        value, volume = env.simulation.next_opportunities(step)
         for now in range(N):
             coming = {"value": float(value[now]), "volume": float(volume[now])}
             done[now].append(manager.tick(ids[now], index=step, result=result[now], coming=coming)["multiplier"])
-        brought = env.world.step(step, np.array([m[-1] for m in done]), env.campaigns.remaining)
+        brought = env.simulation.step(step, np.array([m[-1] for m in done]), env.campaigns.remaining)
         env.campaigns.record(**brought)
         result = [{name: float(np.broadcast_to(x, N)[i]) for name, x in brought.items()} for i in range(N)]
     for now in range(N if close else 0):
@@ -62,7 +62,7 @@ def test_training_reads_what_was_served_to_the_last_bit(tmp_path, options):
         assert decided == observations[i] and len(decided) > 3, "the policy decides while budget remains"
         assert episode.actions[:, 0].tolist() == np.float32(done[i]).tolist() and len(episode.rewards) == 48
         assert episode.task == env.tasks[i] and episode.terminated == (env.campaigns.remaining[i] < 0.1) != episode.truncated
-    near([e.rewards.sum() for e in episodes], env.paid())
+    near([e.rewards.sum() for e in episodes], env.total_reward())
     assert [row[2:5] for row in source.info["campaigns"]] == [
         list(x) for x in zip(env.category, env.budgets, env.target_cpa, strict=True)
     ]

@@ -65,18 +65,23 @@ class Seat:
         self.history, self.multipliers = [[], [], [], [], []], []
         market.settle, market.roster = self.record, [*market.roster, (np.array([SEAT]), self)]
 
-    def act(self, states, seats):
-        values, sigmas = self.market.values[:, SEAT], self.market.sigmas[:, SEAT]
-        self.strategy.remaining_budget = seats.remaining[0]
-        bids = 60.0 * values if seats.step in self.skip else self.strategy.bidding(seats.step, values, sigmas, *self.history)
-        assert bids.shape == values.shape
-        self.multipliers.append(bids.sum() / values.sum())
-        return bids[:, None]
+    features = "repaired"
+
+    def act(self, states, context):
+        values, sigmas, step = self.market.values[:, SEAT], self.market.sigmas[:, SEAT], context.step
+        self.strategy.remaining_budget = context.remaining[0]
+        self.bids = 60.0 * values if step in self.skip else self.strategy.bidding(step, values, sigmas, *self.history)
+        assert self.bids.shape == values.shape
+        self.multipliers.append(self.bids.sum() / values.sum())
+        return np.zeros(1)  # `record` puts the bids in its place
 
     def record(self, bids, values, sigmas, noise, remaining, *, seed):
+        bids = np.where(np.arange(bids.shape[1]) == SEAT, self.bids[:, None], bids)
         left, made = self.settle(bids, values, sigmas, noise, remaining, seed=seed)
-        auction = np.stack([x[:, SEAT] for x in (made.won, made.slot, made.price)], 1)
-        impressions = np.stack([made.exposed[:, SEAT], made.converted[:, SEAT]], 1)
+        own = made.holder == SEAT  # (n, K), one slot of an opportunity at most
+        won, slots = own & made.sold, np.arange(1, own.shape[1] + 1)
+        auction = np.stack([won.any(1), (won * slots).sum(1), (won * made.cost).sum(1)], 1)
+        impressions = np.stack([(own & made.exposed).any(1), (own & made.converted).any(1)], 1)
         step = np.stack([values[:, SEAT], sigmas[:, SEAT]], 1), left[:, SEAT], auction, impressions, made.market_price
         for history, arrays in zip(self.history, step, strict=True):
             history.append(arrays)
@@ -95,7 +100,7 @@ def test_in_the_market_it_equals_an_evaluation_to_the_last_bit(options):
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], strategy)
+    seat = Seat(env.simulation.markets[0][0], strategy)
     for _ in range(len(day.rewards)):
         seat.market.step()
     assert len(day.rewards) > 20 and len(np.unique(day.actions)) > 20 and day.rewards.any()
@@ -109,7 +114,7 @@ def test_an_exhausted_budget_is_observed_as_in_an_evaluation():
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], strategy)
+    seat = Seat(env.simulation.markets[0][0], strategy)
     for _ in day.rewards:
         seat.market.step()
     left, values = np.concatenate(seat.history[1]), np.full(3, 0.01)
@@ -125,11 +130,11 @@ def test_in_a_replay_it_bids_like_an_evaluation():
     loaded, env = run(), world("replay", budget=20.0)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
-    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.world.days[0][0]
+    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.simulation.days[0][0]
     for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
-            step, env.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.world.keys
+            step, env.entries.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.simulation.keys
         )
         won = bids >= prices
         assert won.sum() == round(made["won"][0] * len(prices)), "the budget is never short"
@@ -157,7 +162,7 @@ def test_it_can_start_in_the_middle_and_skip_steps():
         env = world("market")
         env.reset(0)
         strategy = strategy_for(env, loaded)
-        seat = Seat(env.world.worlds[0][0], strategy, skip=skip)
+        seat = Seat(env.simulation.markets[0][0], strategy, skip=skip)
         for _ in range(12):
             seat.market.step()
         late = strategy_for(env, loaded)
@@ -176,7 +181,7 @@ def test_a_period_begins_with_the_settings_of_the_simulator():
     loaded, env = run(), world("market")
     env.reset(0)
     first = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], first)
+    seat = Seat(env.simulation.markets[0][0], first)
     for _ in range(3):
         seat.market.step()
     again = DecisionLLMBiddingStrategy(run=loaded)
@@ -246,7 +251,7 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
         remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
         for strategy in (remote, strategy_for(env, loaded)):
             env.reset(0)
-            seat = Seat(env.world.worlds[0][0], strategy)
+            seat = Seat(env.simulation.markets[0][0], strategy)
             for _ in range(12):
                 seat.market.step()
             made.append(seat)

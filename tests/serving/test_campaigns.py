@@ -252,17 +252,17 @@ def test_bids_for_a_replayed_day_equal_an_evaluation():
     id = manager.open(budget=float(env.budgets[0]), target_cpa=float(env.target_cpa[0]), category=int(env.category[0]))
     result = None
     for t in range(48):
-        value, volume = env.world.due(t)
+        value, volume = env.simulation.next_opportunities(t)
         answer = manager.tick(id, index=t, result=result, coming={"value": float(value[0]), "volume": float(volume[0])})
         session.observe(observations, rewards)
         if not answer["guards"]:
             near(answer["multiplier"], session.decide()[0, 0], scale=HIGH)
         bid, c = np.array([answer["multiplier"]]), env.campaigns
         session.record_action(bid[:, None])
-        result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.world.step(t, bid, c.remaining).items()}
-        paid = env.paid()
+        result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.simulation.step(t, bid, c.remaining).items()}
+        paid = env.total_reward()
         c.record(**{name: np.array([x]) for name, x in result.items()})
-        observations, rewards = env.observe(), env.paid() - paid
+        observations, rewards = env.observe(), env.total_reward() - paid
     assert t == 47 and manager.counts["bid", ""] > 20
 
 
