@@ -134,7 +134,11 @@ def test_in_a_replay_it_bids_like_an_evaluation():
     for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
-            step, env.entries.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.simulation.keys
+            step,
+            env.entries.advertiser,
+            strategy.session.actions[:, step, 0].astype(float),
+            env.budgets,
+            keys=env.simulation.keys,
         )
         won = bids >= prices
         assert won.sum() == round(made["won"][0] * len(prices)), "the budget is never short"
