@@ -42,5 +42,5 @@ def run(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_qu
     for number in (signal.SIGINT, signal.SIGTERM):  # after the start, which sets handlers of Ray's own
         signal.signal(number, lambda *_: stop.set())
     stop.wait()
-    serve.shutdown()  # type: ignore[no-untyped-call]  # of Ray
+    serve.shutdown()
     ray.shutdown()
