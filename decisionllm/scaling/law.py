@@ -52,7 +52,7 @@ class Law:
 
     def row(self) -> dict[str, Any]:
         """The law as JSON values."""
-        return {name: getattr(self, name) for name in BOUNDS} | {"intervals": self.intervals}
+        return {name: vars(self)[name] for name in BOUNDS} | {"intervals": self.intervals}
 
 
 def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bool = True, draws: int = 200) -> Law:
@@ -83,7 +83,7 @@ def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bo
     noise = (np.log(loss) - fitted) * np.sqrt(len(N) / max(len(N) - len(names), 1))
     samples = (fitted + rng.choice(noise, len(N)) for _ in range(draws))
     drawn = [_law(names, _descend(names, found.x, N, D, q, sample).x) for sample in samples]
-    intervals = {name: tuple(np.percentile([getattr(d, name) for d in drawn], [2.5, 97.5]).tolist()) for name in names if drawn}
+    intervals = {name: tuple(np.percentile([vars(d)[name] for d in drawn], [2.5, 97.5]).tolist()) for name in names if drawn}
     return replace(law, intervals=intervals, draws=tuple(drawn))
 
 
