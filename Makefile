@@ -4,18 +4,28 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+READY_DEV := .venv/ready-dev
 DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
 
 .PHONY: demo demo-auction test lint bench clean
 
-# the package, its extras and the CPU build of torch; again only when pyproject.toml or the constraint changed
-$(READY): pyproject.toml constraints/cpu.txt
+# install the package, with the extras in $(1), and the CPU build of torch
+define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "decisionllm: expected Python >= 3.11, got " + sys.version)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints/cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(1)' -c constraints/cpu.txt
+endef
+
+# both again only when pyproject.toml or the constraint changed; the demos need no extra, all else needs the largest, with Ray and MuJoCo
+$(READY): pyproject.toml constraints/cpu.txt
+	$(call install,)
 	touch $(READY)
 
-# one policy that is told the goal in words beside a Decision Transformer, trained side by side for the same time
+$(READY_DEV): pyproject.toml constraints/cpu.txt
+	$(call install,[dev])
+	touch $(READY) $(READY_DEV)
+
+# a goal-text policy and a Decision Transformer, trained side by side for the same time
 demo: $(READY)
 	$(DEMO) data dataset=maze2d-umaze
 	rm -f runs/demo/results.jsonl runs/demo/*.png
@@ -24,7 +34,7 @@ demo: $(READY)
 	$(DEMO) train experiment=demo fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
 
-# the second act: days of our own market, a bidder that asks for what it can reach beside a Decision Transformer, five budgets
+# auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)
 	$(DEMO) data dataset=auction dataset.periods=0-6
 	rm -f runs/demo-auction/results.jsonl runs/demo-auction/*.png
@@ -33,15 +43,15 @@ demo-auction: $(READY)
 	$(DEMO) train experiment=auction run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo-auction/nano,runs/demo-auction/dt] out=runs/demo-auction +env.budgets=[0.5,0.75,1,1.25,1.5]
 
-test: $(READY)
+test: $(READY_DEV)
 	$(BIN)/python -m pytest -n auto
 
-lint: $(READY)
+lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy decisionllm
 
-bench: $(READY)
+bench: $(READY_DEV)
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from decisionllm.config import flat
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.policy import checkpoint
@@ -24,7 +25,7 @@ def baseline(config):
     for key, choices in (("algorithm", tuple(ALGORITHMS)), ("time_limits", ("bootstrap", "terminal")), ("text", ("none",))):
         if config[key] not in choices:
             raise ValueError(f"{key}: expected {' or '.join(choices)} of a baseline, got {config[key]!r}")
-    options = checkpoint.flat(config)
+    options = flat(config)
     for key in ("steps", "optim.batch_size", "log.every"):
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")

@@ -1,28 +1,303 @@
-"""What a user may write for an option: one of its values, a list, ranges of numbers."""
+"""Options: the typed configuration of training, composing and checking what a user wrote, nearest names in errors."""
 
+import json
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from decisionllm import registry
+
+Node = dict[str, Any]  # of a registered choice: `_target_` and its options, see registry.choice
 
 
-def one_of(name, value, known):
-    """Nothing, if an option has one of its known values; else a ValueError that names them."""
+@dataclass
+class DataOptions:
+    """Which episodes of the dataset are trained on."""
+
+    fraction: float = 1.0  # data volume: share of the groups that is kept
+    min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
+    return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
+    held_out: float = 0.02  # share of the groups never trained on
+    seed: int = 0  # of the choice of groups
+
+
+@dataclass
+class ModelOptions:
+    """What the model reads and learns."""
+
+    condition_on: str = "return_to_go"  # a return-to-go token before each observation; none: behaviour cloning
+    return_horizon: int = 0  # a return counts this many next steps; 0: to the end of the episode
+    embedding: str = "linear"  # or mlp
+    timesteps: str = "learned"  # or none
+    entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
+    max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
+    dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
+
+
+@dataclass
+class TeamOptions:
+    """Agents whose episodes share a group."""
+
+    execution: str = "per_agent"  # each agent reads its own episode; joint: one token list a team; both: half of each
+    order: str = "random"  # in which members decide; given, reverse: by their numbers, for comparison
+    drop_agents: float = 0.0  # a member is left out of a window with this probability
+    hide_actions: float = 0.0  # a past action is hidden with this probability from its agent; 1: also when it acts
+
+
+@dataclass
+class OptimOptions:
+    """The optimiser."""
+
+    batch_size: int = 64  # windows a step, over all processes
+    accumulate: int = 1  # micro-batches a step and process
+    lr: float = 1e-3
+    lr_backbone: float = "${optim.lr}"  # type: ignore[assignment]  # an interpolation: of the backbone or its adapters
+    weight_decay: float = 1e-2
+    warmup: int = 100  # steps
+    clip: float = 1.0  # of the gradient's norm; 0: none
+    precision: str = "auto"  # no, bf16, auto: bf16 where the processor supports it natively
+
+
+@dataclass
+class LogOptions:
+    """Validation, checkpoints and trackers."""
+
+    every: int = 100  # steps
+    save_every: int = 1000  # steps
+    validation_batches: int = 4
+    keep_best: bool = False  # act with the weights of the lowest held-out loss, measured every log.every steps; false: the last
+    tracker: str = "tensorboard"  # wandb, none
+
+
+@dataclass
+class ActOptions:
+    """How the trained policy acts, unless evaluate or serve say otherwise."""
+
+    target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
+    stride: int = 0  # old steps that leave a full window at once; 0: half the window
+    decode: str = "mode"  # mean, sample
+    planning_horizon: int = 0  # steps to imagine before each action (needs model.dynamics)
+    planning_margin: float = 0.6  # a plan replaces the policy's action only if its reward is this many deviations a step higher
+
+
+@dataclass
+class TrainConfig:
+    """Everything that a training run depends on; the options of `decisionllm train`. Make nodes with registry.choice."""
+
+    dataset: Node
+    backbone: Node
+    head: Node
+    env: Node = field(default_factory=lambda: {"_target_": "none"})  # where `evaluate` rolls the run out
+    name: str = "policy"  # of the policy, in results
+    run: str = "runs/policy"  # the run directory
+    cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
+    text: str = "none"  # task text of every episode: none, or what the dataset offers
+    window: int = 20  # T, steps of history
+    steps: int = 2000
+    minutes: float = 0.0  # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
+    seed: int = 0
+    device: str = "auto"  # cpu, cuda, auto
+    fresh: bool = False  # begin again in a run directory that holds a run
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    team: TeamOptions = field(default_factory=TeamOptions)
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    act: ActOptions = field(default_factory=ActOptions)
+
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values"}
+
+
+class UsageError(Exception):
+    """The command line names what does not exist, or gives a value that cannot be."""
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A TrainConfig, or a dict of its form, as resolved plain dicts."""
+    from omegaconf import OmegaConf
+
+    given = asdict(config) if isinstance(config, TrainConfig) else config
+    resolved = OmegaConf.to_container(given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def train_config(options: dict[str, Any]) -> TrainConfig:
+    """Resolved plain dicts as a TrainConfig; an option left out has its default."""
+    groups = {
+        "data": DataOptions,
+        "model": ModelOptions,
+        "team": TeamOptions,
+        "optim": OptimOptions,
+        "log": LogOptions,
+        "act": ActOptions,
+    }
+    return TrainConfig(**options | {name: group(**options.get(name, {})) for name, group in groups.items()})
+
+
+def flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Nested options as {"optim.lr": 1e-3, ...}."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{at}{key}.") if isinstance(value, dict) else {f"{at}{key}": value}
+    return found
+
+
+def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with these changes, nested dicts merged."""
+    nested = {k: merged(config[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(config.get(k), dict)}
+    return {**config, **changes, **nested}
+
+
+def configs() -> Path:
+    """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
+    here = Path(__file__).resolve().parent
+    return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
+
+
+def store_choices() -> None:
+    """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
+    from hydra.core.config_store import ConfigStore
+
+    for group, choices in registry.discover().items():
+        for name, node in choices.items():
+            ConfigStore.instance().store(group=group, name=name, node=node)
+    for name in ["none", *(name for name in registry.discover()["dataset"] if name not in registry.discover()["env"])]:
+        ConfigStore.instance().store(group="env", name=name, node={"_target_": "none"})  # a dataset without an env of its name
+    defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
+    defaults = {key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env")}
+    ConfigStore.instance().store(name="train_options", node=defaults)
+
+
+def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
+    """The config as plain dicts: a value for every key, in the type of its default, and no key that nothing reads.
+
+    Where `_target_` names another callable than the choice did, the choice's options go, but for those that were given.
+    """
+    from omegaconf import OmegaConf
+
+    def look(node: Any, key: str) -> Any:
+        found = OmegaConf.select(node, key, throw_on_resolution_failure=node is config)
+        return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+    keys = leaves(defaults)
+    OmegaConf.set_struct(config, False)
+    for key in leaves(config):
+        at, _, name = key.rpartition(".")
+        foreign = at and look(config, f"{at}._target_") != look(defaults, f"{at}._target_")
+        if foreign and key in keys and key not in given and name != "_target_":
+            del OmegaConf.select(config, at)[name]
+        elif OmegaConf.is_missing(OmegaConf.select(config, at) if at else config, name):
+            raise UsageError(f"{key}: expected a value, got none; give {key}=...")
+        elif not foreign and key in keys:
+            OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
+        elif not foreign and all(look(defaults, above) != {} for above in accumulate(at.split("."), "{}.{}".format)):
+            raise UsageError(unknown_key(key, keys))
+    if absent := [name for name in list(defaults) if name not in list(config)]:
+        raise UsageError(f"{', '.join(absent)}: expected a value, got none")
+    return plain(config)
+
+
+def typed(key: str, value: Any, usual: Any) -> Any:
+    """The value in the type of the usual one: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". What is null by default may be anything."""
+    kind, number = type(usual), isinstance(value, int | float) and not isinstance(value, bool)
+    if usual is None or type(value) is kind:
+        return value
+    if number and (kind in (float, str) or (kind is int and value % 1 == 0)):
+        return kind(value)
+    raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
+
+
+def explain(command: str, overrides: list[str]) -> str | None:
+    """What Hydra could not compose, in one line: the first choice or key that does not exist; None if it is something else."""
+    import hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    groups = {group: [*found] for group, found in registry.discover().items()}
+    groups["env"].append("none")
+    for group in ("experiment", "study"):
+        groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
+    try:
+        parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
+        chosen = []
+        for o in (o for o in parsed if o.key_or_group in groups):
+            for name in o.sweep_string_iterator() if o.is_sweep_override() else [o.value()]:
+                if name not in (known := groups[o.key_or_group]):
+                    return unknown(o.key_or_group, name, known)
+            chosen.append(f"{o.key_or_group}={name}")
+        with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+            keys = leaves(hydra.compose(command, chosen))
+    except HydraException:
+        return None
+    named = [o.key_or_group for o in parsed if not o.is_add() and o.key_or_group.partition(".")[0] != "hydra"]
+    return next((unknown_key(key, [*groups, *keys]) for key in named if key not in (*groups, *keys)), None)
+
+
+def leaves(node: Any, at: str = "") -> list[str]:
+    """The keys of a config, those of its nodes with dots: ["steps", "head.deviation", ...]."""
+    from omegaconf import DictConfig
+
+    found: list[str] = []
+    for name in node:
+        inner = node._get_node(name)
+        found += leaves(inner, f"{at}{name}.") if isinstance(inner, DictConfig) and inner else [f"{at}{name}"]
+    return found
+
+
+def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
+    """The message for an unknown name, with the nearest that is known."""
+    known = list(known)
+    near = get_close_matches(str(name), known, 1)
+    return f"no {kind} {name!r}; {f'did you mean {near[0]}? ' if near else ''}there are {', '.join(known) or 'none'}"
+
+
+def unknown_key(key: str, keys: Iterable[str]) -> str:
+    """The message for an unknown key, with the nearest: in the same group if there is one, or else anywhere."""
+    keys = list(keys)
+    at, _, name = key.rpartition(".")
+    anywhere = {k.rpartition(".")[2]: k for k in keys}
+    beside = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == at}
+    near = next((known[found[0]] for known in (beside, anywhere) if (found := get_close_matches(name, known, 1))), None)
+    others = f"there are {', '.join(beside.values())}" if at and beside else "--cfg job shows those there are"
+    return f"no key {key!r} in the config; {f'did you mean {near}?' if near else others}"
+
+
+def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raise a ValueError that names the known values unless `value` is one of them."""
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
 
 
-def listed(given):
-    """A list, or words with commas between them -> words; nothing written -> none"""
+def listed(given: Any) -> list[str]:
+    """A list, or words separated by commas, as a list of words; "" -> []."""
     words = given if isinstance(given, list | tuple) else str(given).split(",") if str(given) else []
     return [str(x).strip() for x in words]
 
 
-def ranges(name, given, *, nothing="", within=None):
-    """ "4,0-2" -> [4, 0, 1, 2], each once. nothing: what it stands for if none is written, where that may be. within: a range of what there is."""
+def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = None) -> list[int]:
+    """ "4,0-2" -> [4, 0, 1, 2], each once.
+
+    Args:
+        name: of the option, for messages.
+        given: as the user wrote it.
+        nothing: what an empty value stands for; "": an empty value is an error.
+        within: the numbers that exist.
+
+    Raises:
+        ValueError: not a list of ranges, or a number outside `within`.
+    """
     parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in listed(given)]
     if not all(parts) or not (parts or nothing):
         raise ValueError(
             f"{name}: expected such as 0-6 or 7,8{f', or nothing for {nothing}' if nothing else ''}, got {given!r}"
         )
-    pairs = [(int(m[1]), int(m[2] or m[1])) for m in parts]
+    pairs = [(int(m[1]), int(m[2] or m[1])) for m in parts if m]
     if any(first > last for first, last in pairs):
         raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
     found = list(dict.fromkeys(x for first, last in pairs for x in range(first, last + 1)))

@@ -2,67 +2,103 @@
 
 `@register("head", "bins", num_bins=64)` in a module of a searched folder files the callable below it in Hydra's ConfigStore:
 its keyword-only parameters become the config keys and their defaults the values; its positional parameters are what the
-code supplies at run time. Somebody else's class needs no registration: `head._target_=theirlab.heads.Flow`.
+code supplies at run time. Another package registers its modules by the entry point group `decisionllm`. A class that is
+registered nowhere is used by its path: `head._target_=theirlab.heads.Flow`.
 """
 
 import ast
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
 SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py")
+Thing = TypeVar("Thing")
 
 
-def register(group, name, **defaults):
+def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]:
     """Mark a function or class as the choice `group=name`, with these defaults in place of its signature's."""
     return lambda thing: thing
 
 
 @cache
-def discover():
+def discover() -> dict[str, dict[str, dict[str, Any]]]:
     """Everything registered: {group: {name: {"_target_": ..., key: default, ...}}}."""
-    found = {}
-    for path in sorted(path for pattern in SEARCHED for path in PACKAGE.glob(pattern)):
-        module = ".".join(("decisionllm", *path.relative_to(PACKAGE).with_suffix("").parts))
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for module, path in _modules():
         for node in ast.parse(path.read_text()).body:
-            for mark in getattr(node, "decorator_list", []):
-                if isinstance(mark, ast.Call) and getattr(mark.func, "id", None) == "register":
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
                     group, name = (ast.literal_eval(a) for a in mark.args)
-                    choice = _choice(f"{module}.{node.name}", node, {k.arg: ast.literal_eval(k.value) for k in mark.keywords})
-                    taken = found.setdefault(group, {}).setdefault(name, choice)
-                    if taken is not choice:
-                        raise ValueError(f"{group}={name} is registered twice: by {taken['_target_']} and {choice['_target_']}")
+                    made = _choice(
+                        f"{module}.{node.name}", node, {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
+                    )
+                    taken = found.setdefault(group, {}).setdefault(name, made)
+                    if taken is not made:
+                        raise ValueError(f"{group}={name} is registered twice: by {taken['_target_']} and {made['_target_']}")
     return found
 
 
-def _choice(target, node, defaults):
-    function = (
-        node
-        if isinstance(node, ast.FunctionDef)
-        else next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
-    )
+def _modules() -> Iterator[tuple[str, Path]]:
+    """(name, file) of the modules to search: the package's, and those of the entry point group `decisionllm`."""
+    for path in sorted(path for pattern in SEARCHED for path in PACKAGE.glob(pattern)):
+        yield ".".join(("decisionllm", *path.relative_to(PACKAGE).with_suffix("").parts)), path
+    for entry in entry_points(group="decisionllm"):
+        spec = find_spec(entry.value)
+        if spec is None or not spec.origin:
+            raise ValueError(f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not there")
+        yield entry.value, Path(spec.origin)
+
+
+def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> dict[str, Any]:
+    inner = [node] if isinstance(node, ast.FunctionDef) else [f for f in node.body if isinstance(f, ast.FunctionDef)]
+    function = next((f for f in inner if f is node or f.name == "__init__"), None)
     names = [a.arg for a in function.args.kwonlyargs] if function else []
     options = dict(zip(names, function.args.kw_defaults, strict=True)) if function else {}
     unknown = sorted(set(defaults) - set(names))
     if unknown:
         raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(names) or 'none'}")
-    values = {name: "???" if node is None else ast.literal_eval(node) for name, node in options.items()}
+    values = {name: "???" if value is None else ast.literal_eval(value) for name, value in options.items()}
     return {"_target_": target, **values, **defaults}
 
 
-def build(choice, *supplied):
+def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
+    """The config node of a registered choice, for Python: choice("dataset", "synthetic", episodes=40).
+
+    Args:
+        group: dataset, env, backbone or head.
+        name: as registered.
+        options: in place of its defaults.
+
+    Raises:
+        ValueError: no such choice, or it has no such option.
+    """
+    known = discover().get(group, {})
+    if name not in known:
+        raise ValueError(f"no {group} {name!r}; there are {', '.join(known) or 'none'}")
+    if unknown := sorted(set(options) - set(known[name])):
+        raise ValueError(f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(known[name])}")
+    return known[name] | options
+
+
+def build(node: dict[str, Any], *supplied: Any) -> Any:
     """Call what a config node names: `_target_` with the supplied positional arguments and the node's keys."""
-    module, _, name = choice["_target_"].rpartition(".")
-    options = {key: value for key, value in choice.items() if key != "_target_"}
+    path, _, name = node["_target_"].rpartition(".")
+    options = {key: value for key, value in node.items() if key != "_target_"}
     missing = sorted(key for key, value in options.items() if value == "???")
     if missing:
-        raise ValueError(f"{choice['_target_']}: give a value to {', '.join(missing)}")
-    module = import_module(module)
+        raise ValueError(f"{node['_target_']}: give a value to {', '.join(missing)}")
+    module = import_module(path)
     try:
-        thing = getattr(module, name)
+        thing = getattr(module, name)  # of whatever module the user named
         signature(thing).bind(*supplied, **options)
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"{choice['_target_']}: {error}") from error
+        raise ValueError(f"{node['_target_']}: {error}") from error
     return thing(*supplied, **options)

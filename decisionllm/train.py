@@ -1,12 +1,15 @@
-"""The verb `train`: one loop, read from top to bottom. The same command goes on where an interrupted run stopped."""
+"""The command `train`: one loop, read from top to bottom. The same command continues an interrupted run."""
 
 import json
 import math
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,251 +18,324 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.datasets import team_windows as teams
-from decisionllm.datasets import windows
-from decisionllm.datasets.store import prepare
+from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
+from decisionllm.datasets import team_windows, windows
+from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.windows import collate
 from decisionllm.policy import checkpoint
+from decisionllm.schema import Batch, Window
 from decisionllm.tokenizers import text
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
+POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
 
 
-def train(config):
-    """Fit a policy to a dataset, as `config` (plain dicts, see configs/train.yaml) says. Returns the run directory."""
-    run, console = Path(config["run"]), Console(soft_wrap=True, markup=False, highlight=False)
-    options = checkpoint.flat(config)
-    if options["data.return_weighting_temperature"] < 0:
-        raise ValueError(
-            f"data.return_weighting_temperature: expected 0 or more, got {options['data.return_weighting_temperature']}"
-        )
-    for key in ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every"):
-        if not options[key] > 0:
-            raise ValueError(f"{key}: expected more than 0, got {options[key]}")
-    if config["log"]["keep_best"] and not (config["data"]["held_out"] and config["log"]["validation_batches"]):
-        raise ValueError(
-            "best: needs held-out groups to tell which weights are best; expected held_out and validation_batches above 0"
-        )
-    AcceleratorState._reset_state(reset_partial_state=True)  # the runs of a sweep share a process, not a precision or device
+@dataclass
+class Data:
+    """The windows that are trained and validated on."""
+
+    store: Store
+    rows: np.ndarray  # (n,) rows of the store that are trained on
+    steps: windows.Steps
+    episodes: np.ndarray  # (E,) episodes that are trained on
+    held_out: np.ndarray
+    sampler: Any  # step -> Window
+    validator: Any  # the same of held-out episodes; None without any
+    tasks: list[str]  # the texts of windows, by index
+
+
+@dataclass
+class Loop:
+    """Where the loop is: what is saved with a checkpoint, and the sums since the last log line."""
+
+    step: int = 0
+    elapsed: float = 0.0  # seconds of training, over all continuations
+    lowest: float = math.inf  # held-out loss
+    rate: float = 0.0  # learning rate
+    printed: float = -1e9  # seconds, of the last line on the console
+    count: int = 0  # steps since the last log line
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # of the loss terms over these steps
+
+
+def train(config: TrainConfig | dict[str, Any]) -> Path:
+    """Fit a policy to a dataset. A run directory that holds the same run is continued.
+
+    Args:
+        config: a TrainConfig, or plain dicts of its form.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        ValueError: an option that cannot be, or a run directory that holds another run.
+        FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is kept.
+        KeyboardInterrupt: interrupted; the run is saved.
+    """
+    options = plain(config)
+    c = train_config(options)
+    check(c, flat(options))
+    run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
+
+    # -- processes and precision --
+    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process
     accelerator = Accelerator(
-        mixed_precision=precision(config), cpu=checkpoint.usable(config["device"]) == "cpu", project_dir=run,
-        log_with=None if config["log"]["tracker"] == "none" else config["log"]["tracker"],
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word vectors, where there is no text
+        mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=run,
+        log_with=None if c.log.tracker == "none" else c.log.tracker,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word embeddings, where there is no text
     )  # fmt: skip
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     say = console.print if main else lambda *_: None
-    parts = world * config["optim"]["accumulate"]  # each batch is dealt out to the processes, and there to micro-batches
-    if config["optim"]["batch_size"] % parts:
-        raise ValueError(
-            f"batch_size: expected a multiple of {world} processes x optim.accumulate={config['optim']['accumulate']}, got {config['optim']['batch_size']}"
-        )
+    parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
+    if c.optim.batch_size % parts:
+        raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
+                         f"got {c.optim.batch_size}")  # fmt: skip
 
-    # the data: windows of the chosen episodes
+    # -- data, model, optimiser --
     with accelerator.main_process_first():
-        store = prepare(config["dataset"], config["cache_dir"])
-    chosen, held_out = windows.select(
-        store,
-        **{key: config["data"][key] for key in ("fraction", "min_return_quantile", "held_out")},
-        seed=config["data"]["seed"],
-    )
-    steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
-    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
-    if not len(chosen):
-        raise ValueError(
-            f"ahead: expected episodes of at least {config['model']['return_horizon']} steps, the longest has {store.lengths.max()}"
-        )
-    preferred = (
-        windows.return_weights(store.returns, config["data"]["return_weighting_temperature"])
-        if config["data"]["return_weighting_temperature"]
-        else None
-    )
-    options = {"T": config["window"] + config["model"]["dynamics"], "batch_size": config["optim"]["batch_size"]}
-    draw = partial(windows.Sampler, steps, **options)
-    if config["team"]["execution"] != "per_agent":
-        options |= {
-            "alone": 0.5 * (config["team"]["execution"] == "both"),
-            **{key: config["team"][key] for key in ("drop_agents", "order")},
-        }
-        draw = partial(teams.TeamSampler, steps, store, **options)
-    sampler, validator = (
-        draw(episodes, seed=seed, weights=weights) if len(episodes) else None
-        for episodes, seed, weights in ((chosen, config["seed"], preferred), (held_out, 0, None))
-    )
-    rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
-    returns = steps.returns_to_go[rows] if config["model"]["return_horizon"] else store.returns[chosen]
+        store = prepare(c.dataset, c.cache_dir)
+    data = open_data(c, store)
+    model = checkpoint.make_model(options, store.spec)
+    fit_normalizer(model, data, dynamics=c.model.dynamics)
+    texts = text.encode(model.backbone.tokenizer, data.tasks)
+    optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
-    # the model, and its parameters in named groups
-    model = checkpoint.make_model(config, store.spec)
-    model.normalizer.fit(store.observations[rows], steps.returns_to_go[rows])
-    if config["model"]["dynamics"]:
-        pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in chosen])  # rows whose next is known
-        model.normalizer.fit_dynamics(store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows])
-    texts = text.encode(model.backbone.tokenizer, getattr(sampler, "tasks", store.tasks))
-    optimizer = torch.optim.AdamW(parameter_groups(model, config), betas=(0.9, 0.95), fused=True)
-
-    # a new run is described before its first step; one that was begun must be the same run
-    step, elapsed = 0, 0.0
-    if checkpoint.find(run) and not config["fresh"]:
-        facts = checkpoint.same_run(run, config, store)
-        step, elapsed = resume(run, model, optimizer, facts)
+    # -- a new run is described before its first step; a run that was begun must be the same run --
+    loop = Loop()
+    if checkpoint.find(run) and not c.fresh:
+        info = checkpoint.same_run(run, options, store)
+        loop.step, loop.elapsed = resume(run, model, optimizer, info)
     elif main:
-        targets = {
-            str(q): float(np.quantile(returns, q))
-            for q in sorted({0.5, 0.9, 0.99, 1.0, float(config["act"]["target_quantile"])})
-        }
-        checkpoint.describe(run, config, store, targets=targets, frozen=fingerprint(model.backbone))
-    lowest = trim(run / "metrics.jsonl", step) if main else math.inf
+        checkpoint.describe(run, options, store, targets=targets(c, data), frozen=fingerprint(model.backbone))
+    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
     inner = accelerator.unwrap_model(model)
-    if config["log"]["tracker"] != "none":
+    if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
+    announce(say, c, data, inner, accelerator, loop.step)
+    batch_of = partial(to_batch, store=store, texts=texts, device=accelerator.device)
 
-    size, trained = (
-        sum(p.numel() for p in inner.parameters() if p.requires_grad or everything) for everything in (True, False)
-    )
-    say(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(rows):,} steps; {len(held_out):,} episodes held out")
-    say(
-        f"model: {size:,} parameters, {trained:,} of them trained; {accelerator.mixed_precision} precision, {world} x {accelerator.device}"
-    )
-    limit = f"{config['steps']:,} steps" + (f" or {config['minutes']} minutes" if config["minutes"] else "")
-    say(
-        f"training: {limit} of {config['optim']['batch_size']} windows x {config['window']} steps, from step {step:,}, into {run}"
-    )
-
-    def collated(window, rows):
-        window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-        told = store.task[window.episodes] if window.text_index is None else window.text_index
-        return collate(window, texts, told).to(accelerator.device)
-
-    @torch.no_grad()
-    def validate():
-        model.eval()
-        terms = [inner(collated(validator(i), slice(None))) for i in range(config["log"]["validation_batches"])]
-        model.train()
-        return {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
-
-    stop = []
-    handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
-    began, said, sums, count, rate = time.monotonic() - elapsed, -1e9, {}, 0, 0.0
+    # -- the loop --
+    progress = 0.0
     model.train()
-    torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal operands takes a hundred times as long
-    try:
+    with interruptible() as stop, no_denormals(), ExitStack() as stack:
+        stack.callback(accelerator.end_training)
+        began = time.monotonic() - loop.elapsed
         while True:
-            # how far: in steps or in time, whichever is further; all processes agree
-            elapsed = time.monotonic() - began
-            progress, stopped = (
-                max(step / config["steps"], elapsed / 60 / config["minutes"] if config["minutes"] else 0.0),
-                bool(stop),
-            )
-            if world > 1:
-                agreed = accelerator.reduce(
-                    torch.tensor([progress, stopped], dtype=torch.float64, device=accelerator.device), "mean"
-                )
-                progress, stopped = float(agreed[0]), float(agreed[1]) > 0
+            loop.elapsed = time.monotonic() - began
+            progress, stopped = position(c, loop, bool(stop), accelerator)
             over = progress >= 1 or stopped
-
-            if count and (over or step % config["log"]["every"] == 0 or step % config["log"]["save_every"] == 0):
-                values = {name: float(accelerator.reduce(total)) / count for name, total in sums.items()}
-                values |= validate() if validator and config["log"]["validation_batches"] else {}
-                if not all(map(math.isfinite, values.values())) or not all(
-                    w.isfinite().all() for w in inner.parameters() if w.requires_grad
-                ):
-                    kept = (
-                        f"the last good checkpoint is kept in {run}" if checkpoint.find(run) else "there is no checkpoint yet"
-                    )
-                    raise FloatingPointError(
-                        f"loss or weights are not finite ({values}) after the {count} steps before step {step}; {kept}. Try a lower lr or clip"
-                    )
-                values |= {"lr": rate, "seconds": elapsed}
-                sums, count = {}, 0
-                accelerator.log(values, step=step)
+            if loop.count and (over or loop.step % c.log.every == 0 or loop.step % c.log.save_every == 0):
+                values = measure(c, loop, model, inner, data, batch_of, accelerator)
                 if main:
-                    with (run / "metrics.jsonl").open("a") as file:
-                        file.write(json.dumps({"step": step} | values) + "\n")
-                    if config["log"]["keep_best"] and values["held_out_nll"] < lowest:
-                        lowest = values["held_out_nll"]
-                        checkpoint.save(run / "best", inner, {}, {"step": step})
-                    if over or console.is_terminal or elapsed - said > 10:
-                        said = elapsed
-                        shown = "  ".join(
-                            f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
-                        )
-                        say(f"{run.name}: step {step:>7,}  {100 * min(progress, 1):3.0f} %  {elapsed:6.0f} s  {shown}")
-                    if over or step % config["log"]["save_every"] == 0:
-                        checkpoint.save(
-                            run,
-                            inner,
-                            trainer_state(inner, optimizer),
-                            {"step": step, "elapsed": elapsed, "finished": progress >= 1},
-                        )
+                    record(c, loop, values, inner, optimizer, progress, over=over, say=say, terminal=console.is_terminal)
             if over:
                 break
-
-            cosine = (1 + math.cos(math.pi * progress)) / 2
-            rate = (
-                config["optim"]["lr"]
-                * min((step + 1) / max(config["optim"]["warmup"], 1), 1)
-                * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
-            )
+            loop.rate = learning_rate(c, loop.step, progress)
             for group in optimizer.param_groups:
-                group["lr"] = rate * group["scale"]
-            torch.manual_seed((config["seed"] * 1_000_003 + step) * world + me)  # of dropout: nothing to save
-            window = sampler(step)
+                group["lr"] = loop.rate * group["scale"]
+            torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
+            window = data.sampler(loop.step)
             for part in range(me, parts, world):
-                batch = collated(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
+                batch = batch_of(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
                 with accelerator.autocast():
                     terms = model(batch)
-                share = (
-                    batch.loss_mask.sum() * world / window.loss_mask.sum()
-                )  # each has the same weight, whoever it is dealt to
+                share = batch.loss_mask.sum() * world / window.loss_mask.sum()  # every training target has the same weight
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
-                    sums[name] = sums.get(name, 0.0) + term.detach() * share / world
-            if config["optim"]["clip"]:
-                accelerator.clip_grad_norm_(model.parameters(), config["optim"]["clip"])
+                    loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
+            if c.optim.clip:
+                accelerator.clip_grad_norm_(model.parameters(), c.optim.clip)
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
-            step, count = step + 1, count + 1
-    finally:
-        torch.set_flush_denormal(False)
-        for s, handler in handlers.items():
-            signal.signal(s, handler)
-        accelerator.end_training()
+            loop.step, loop.count = loop.step + 1, loop.count + 1
     if progress < 1:
-        again = "the same command without fresh=true" if config["fresh"] else "the same command"
-        raise KeyboardInterrupt(f"stopped at step {step:,} and saved; {again} goes on from there")
+        again = "the same command without fresh=true" if c.fresh else "the same command"
+        raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
     return run
 
 
-def parameter_groups(model, config):
-    """Named groups for the optimiser, each trained parameter in exactly one: what is new or in the backbone, decayed or not."""
-    groups = {(new, decay): [] for new in (True, False) for decay in (True, False)}
+def check(c: TrainConfig, options: dict[str, Any]) -> None:
+    """Raise a ValueError for a number that cannot be. options: flat."""
+    if c.data.return_weighting_temperature < 0:
+        raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
+    for key in POSITIVE:
+        if not options[key] > 0:
+            raise ValueError(f"{key}: expected more than 0, got {options[key]}")
+    if c.log.keep_best and not (c.data.held_out and c.log.validation_batches):
+        raise ValueError("log.keep_best: held-out groups say which weights are best; expected data.held_out and "
+                         f"log.validation_batches above 0, got {c.data.held_out} and {c.log.validation_batches}")  # fmt: skip
+
+
+def open_data(c: TrainConfig, store: Store) -> Data:
+    """The samplers of training windows and of held-out windows."""
+    d, horizon = c.data, c.model.return_horizon
+    chosen, held_out = windows.select(
+        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
+    )
+    steps = windows.of_store(store, return_horizon=horizon)
+    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
+    if not len(chosen):
+        raise ValueError(
+            f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
+        )
+    temperature = d.return_weighting_temperature
+    weights = windows.return_weights(store.returns, temperature) if temperature else None
+    shape = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
+    draw: Any = partial(windows.Sampler, steps, **shape)
+    if c.team.execution != "per_agent":
+        single = 0.5 * (c.team.execution == "both")
+        draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
+                       order=c.team.order)  # fmt: skip
+    sampler = draw(chosen, seed=c.seed, weights=weights)
+    validator = draw(held_out, seed=0, weights=None) if len(held_out) else None
+    rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
+    tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
+    return Data(store, rows, steps, chosen, held_out, sampler, validator, tasks)
+
+
+def fit_normalizer(model: Any, data: Data, *, dynamics: bool) -> None:
+    """Fit the model's units to the training steps."""
+    store, steps = data.store, data.steps
+    model.normalizer.fit(store.observations[data.rows], steps.returns_to_go[data.rows])
+    if dynamics:
+        pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in data.episodes])  # rows with a next one
+        changes = store.observations[pairs + 1] - store.observations[pairs]
+        model.normalizer.fit_dynamics(changes, store.rewards[data.rows])
+
+
+def targets(c: TrainConfig, data: Data) -> dict[str, float]:
+    """Quantiles of the returns that were trained on, raw reward units: {"0.9": ...}."""
+    returns = data.steps.returns_to_go[data.rows] if c.model.return_horizon else data.store.returns[data.episodes]
+    return {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})}
+
+
+def announce(say: Any, c: TrainConfig, data: Data, model: torch.nn.Module, accelerator: Any, step: int) -> None:
+    """Print what is trained on what."""
+    size = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    held = f"{len(data.held_out):,} episodes held out"
+    say(f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {len(data.rows):,} steps; {held}")
+    where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
+    say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
+    limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")
+    say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
+
+
+def to_batch(window: Window, rows: Any, *, store: Store, texts: Any, device: Any) -> Batch:
+    """These rows of a window, with their texts, on the device."""
+    window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
+    index = store.task[window.episodes] if window.text_index is None else window.text_index
+    return collate(window, texts, index).to(device)
+
+
+def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:
+    """How far the run is, in steps or in time, whichever is further, and whether it is interrupted; all processes agree."""
+    progress = max(loop.step / c.steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
+    if accelerator.num_processes == 1:
+        return progress, stop
+    agreed = accelerator.reduce(torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean")
+    return float(agreed[0]), float(agreed[1]) > 0
+
+
+def learning_rate(c: TrainConfig, step: int, progress: float) -> float:
+    """Linear warm-up, then a cosine down to SCHEDULE_FLOOR of the peak."""
+    cosine = (1 + math.cos(math.pi * progress)) / 2
+    return c.optim.lr * min((step + 1) / max(c.optim.warmup, 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+
+
+def measure(
+    c: TrainConfig, loop: Loop, model: Any, inner: Any, data: Data, batch_of: Any, accelerator: Any
+) -> dict[str, float]:
+    """Mean loss terms since the last log line and on held-out windows; logged to the tracker."""
+    values = {name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()}
+    if data.validator and c.log.validation_batches:
+        model.eval()
+        with torch.no_grad():
+            terms = [inner(batch_of(data.validator(i), slice(None))) for i in range(c.log.validation_batches)]
+        model.train()
+        values |= {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
+    weights = (w for w in inner.parameters() if w.requires_grad)
+    if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
+        kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
+        raise FloatingPointError(
+            f"loss or weights are not finite ({values}) after the {loop.count} steps before step {loop.step}; {kept}. "
+            "Try a lower optim.lr or optim.clip"
+        )
+    values |= {"lr": loop.rate, "seconds": loop.elapsed}
+    loop.sums, loop.count = {}, 0
+    accelerator.log(values, step=loop.step)
+    return values
+
+
+def record(
+    c: TrainConfig, loop: Loop, values: dict[str, float], model: Any, optimizer: Any, progress: float, *, over: bool, say: Any,
+    terminal: bool,
+) -> None:  # fmt: skip
+    """Write a log line; save the best weights and the checkpoint, print, when it is time."""
+    run = Path(c.run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": loop.step} | values) + "\n")
+    if c.log.keep_best and values["held_out_nll"] < loop.lowest:
+        loop.lowest = values["held_out_nll"]
+        checkpoint.save(run / "best", model, {}, {"step": loop.step})
+    if over or terminal or loop.elapsed - loop.printed > 10:
+        loop.printed = loop.elapsed
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
+        say(f"{run.name}: step {loop.step:>7,}  {100 * min(progress, 1):3.0f} %  {loop.elapsed:6.0f} s  {shown}")
+    if over or loop.step % c.log.save_every == 0:
+        trainer = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
+        checkpoint.save(run, model, trainer_state(model, optimizer), trainer)
+
+
+@contextmanager
+def interruptible() -> Iterator[list[bool]]:
+    """A list that is not empty once SIGINT or SIGTERM came."""
+    stop: list[bool] = []
+    handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler)
+
+
+@contextmanager
+def no_denormals() -> Iterator[None]:
+    """Flush denormal numbers to zero: on a CPU a float32 product with them takes a hundred times as long."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[str, Any]]:
+    """Named groups for the optimiser, each trained parameter in exactly one: new or of the backbone, with weight decay or not."""
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {
+        (new, decay): [] for new in (True, False) for decay in (True, False)
+    }
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             groups[not name.startswith("backbone."), weight.ndim > 1].append(weight)
-    assert sum(map(len, groups.values())) == sum(p.requires_grad for p in model.parameters()), (
-        "a parameter is in no group, or in two"
-    )
+    trained = sum(p.requires_grad for p in model.parameters())
+    assert sum(map(len, groups.values())) == trained, "a parameter is in no group, or in two"
     return [
         {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
-         "scale": 1.0 if new else config["optim"]["lr_backbone"] / config["optim"]["lr"], "weight_decay": config["optim"]["weight_decay"] * decay}
+         "scale": 1.0 if new else optim.lr_backbone / optim.lr, "weight_decay": optim.weight_decay * decay}
         for (new, decay), weights in groups.items() if weights
     ]  # fmt: skip
 
 
-def trainer_state(model, optimizer):
+def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
     names = {weight: name for name, weight in model.named_parameters()}
-    return {
-        f"{names[weight]}/{key}": value.detach().cpu()
-        for weight, state in optimizer.state.items()
-        for key, value in state.items()
-    }
+    moments = ((weight, key, value) for weight, state in optimizer.state.items() for key, value in state.items())
+    return {f"{names[weight]}/{key}": value.detach().cpu() for weight, key, value in moments}
 
 
-def resume(run, model, optimizer, facts):
-    """Weights and optimiser as they were: (step, seconds spent)."""
-    checkpoint.restore(run, model, facts)
+def resume(run: Path, model: Any, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> tuple[int, float]:
+    """Load weights and optimiser of the last checkpoint. Returns its step and the seconds spent."""
+    checkpoint.restore(run, model, info)
     folder = checkpoint.find(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():
@@ -269,9 +345,11 @@ def resume(run, model, optimizer, facts):
     return state["step"], state["elapsed"]
 
 
-def trim(path, step):
-    """Forget what a resumed run logged after its last checkpoint: it comes again. A line cut short is one of those.
-    Returns the lowest held-out loss of what is left, infinity without any."""
+def trim(path: Path, step: int) -> float:
+    """Remove log lines after this step, which a continued run writes again, and a line that was cut short.
+
+    Returns the lowest held-out loss of the lines that are left, infinity without any.
+    """
     lines = path.read_text().splitlines() if path.is_file() and step else []
     rows = [(line, json.loads(line)) for line in lines if line.endswith("}")]
     kept = [(line, row) for line, row in rows if row["step"] <= step]
@@ -279,14 +357,13 @@ def trim(path, step):
     return min((row.get("held_out_nll", math.inf) for _, row in kept), default=math.inf)
 
 
-def precision(config):
-    """`bf16` where the processor multiplies it faster than float32, if the choice is left to us."""
-    device = checkpoint.usable(config["device"])
-    if config["optim"]["precision"] not in ("auto", "no", "bf16"):
-        raise ValueError(f"precision: expected auto, no or bf16, got {config['optim']['precision']!r}")
-    if config["optim"]["precision"] != "auto":
-        return config["optim"]["precision"]
-    if device == "cuda":
+def precision(device: str, choice: str) -> str:
+    """`no` or `bf16`; auto: bf16 where the processor multiplies it faster than float32."""
+    if choice not in ("auto", "no", "bf16"):
+        raise ValueError(f"optim.precision: expected auto, no or bf16, got {choice!r}")
+    if choice != "auto":
+        return choice
+    if checkpoint.usable(device) == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
-    fast = any(getattr(torch.cpu, f"_is_{unit}_supported", bool)() for unit in ("avx512_bf16", "amx_tile"))
-    return "bf16" if fast else "no"
+    supported = (vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile"))
+    return "bf16" if any(known() for known in supported) else "no"

@@ -13,7 +13,9 @@ from decisionllm.__main__ import run
 from decisionllm.datasets import store, windows
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.policy import Policy
+from decisionllm.protocols import Source
 from decisionllm.registry import build, discover
+from decisionllm.scaling import executors
 from decisionllm.schema import Episode, Spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when the hub's package is first imported
@@ -25,13 +27,62 @@ SMALL = {
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how to repeat the order, which pytest-randomly prints only without -q."""
+    if (seed := config.getoption("randomly_seed", None)) is not None:
+        terminalreporter.write_line(f"random order; the same again: --randomly-seed={seed}")
+
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # threads of all workers on all cores would wait for each other most of the time
+    share = executors.cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))))
+THREADS = torch.get_num_threads()
+PATIENCE = 300  # seconds; the longest wait for another process or thread, which is slow on a busy machine
+
+
+def isolate(patch, path):
+    """Hide the user's home, data, cluster and proxies."""
+    for name, folder in (("HOME", "home"), ("DECISIONLLM_HOME", "data"), ("MINARI_DATASETS_PATH", "minari")):
+        patch.setenv(name, str(path / folder))
+    for name in ("NO_PROXY", "no_proxy"):
+        patch.setenv(name, "*")
+    for name in ("D4RL_DATASET_DIR", "DECISIONLLM_TOKEN", "DECISIONLLM_RUN", "RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        patch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def isolated_session(tmp_path_factory):
+    """The same for the fixtures of a module, which are set up before those of its first test."""
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, path := tmp_path_factory.mktemp("session"))
+        (path / "home").mkdir()  # Chromium keeps its profile there
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_from_outside(monkeypatch, tmp_path):
-    """No hub, no home folder, no data of the user's."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("DECISIONLLM_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    monkeypatch.delenv("D4RL_DATASET_DIR", raising=False)
+    """No hub, no home folder, no data of the user's, and nothing from the tests before: random numbers and threads are as at the start."""
+    isolate(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
+
+
+def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):
+    """Assert that no difference exceeds `tolerance` times the scale of the numbers.
+
+    Sums of another instruction set, batch size or thread count are rounded in another order, with an error relative to their largest
+    terms. So a multiplier of 0.5 beside others of 250 has no more correct digits after the point than these.
+
+    Args:
+        found, wanted: arrays of one shape.
+        scale: what the tolerance refers to, such as the width of the action space; by default the largest |wanted|.
+        axis: take the largest over this axis alone, where columns have units of their own.
+    """
+    found, wanted = np.asarray(found, float), np.asarray(wanted, float)
+    assert found.shape == wanted.shape
+    bound = tolerance * (np.abs(wanted).max(axis=axis, initial=0) if scale is None else scale)
+    apart = np.abs(found - wanted)
+    assert (apart <= bound).all(), f"expected differences up to {bound}, got {apart.max()}: {found} for {wanted}"
 
 
 def node(group, name, **options):
@@ -54,7 +105,7 @@ def make_store(path, episodes, **spec):
     facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | (
         {} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A}
     )
-    return store.write(path, store.Source(Spec(**facts | spec), episodes, {"name": "test"}))
+    return store.write(path, Source(Spec(**facts | spec), episodes, {"name": "test"}))
 
 
 def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):

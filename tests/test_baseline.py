@@ -14,6 +14,8 @@ from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, episode, make_store
 
+pytestmark = pytest.mark.numeric
+
 SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "optim.batch_size=32", "seed=7", "device=cpu")
 
 

@@ -9,6 +9,8 @@ import torch
 import benchmarks
 from benchmarks import measure
 
+pytestmark = pytest.mark.numeric
+
 LLM = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}
 TINY = {  # sizes of the work, and of the gates alone
     "windows": ({"total": 4000}, {"draws": 4000, "bins": 20}),

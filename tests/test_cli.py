@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from decisionllm.__main__ import main
-from tests.conftest import LOOP, NANO, command, interrupt, metrics
+from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 
 USAGE = {
-    "trane": "no verb 'trane'; did you mean train? there are data, train, baseline, evaluate",
+    "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
     "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are auction, journal, maze2d-umaze,",
     "data dataset=elsewhere": "no dataset 'elsewhere'; there are auction, journal, maze2d-umaze, maze2d-medium,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained",
@@ -22,19 +22,20 @@ USAGE = {
     "train stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train +stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train backbone.lora_rnk=4": "no key 'backbone.lora_rnk' in the config; did you mean backbone.lora_rank?",
+    "train datset=synthetic": "no key 'datset' in the config; did you mean dataset?",
     "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
     "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
     "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation, head.squash",
     "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
     "train steps=abc": 'steps: expected a whole number, got "abc"',
     "train steps=1.5": "steps: expected a whole number, got 1.5",
-    "train optim.lr=[1]": "lr: expected a number, got [1]",
+    "train optim.lr=[1]": "optim.lr: expected a number, got [1]",
     "train backbone.width=wide": 'backbone.width: expected a whole number, got "wide"',
     "train fresh=1": "fresh: expected true or false, got 1",
     "train optim.clip=true": "clip: expected a number, got true",
     "train log.tracker=null": "tracker: expected text, got null",
     "train ~steps": "steps: expected a value, got none",
-    "evaluate run=a target_quantiles=0.5": "sweep: expected a list, got 0.5",
+    "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
     "train steps": "missing EQUAL",
@@ -75,7 +76,7 @@ for words in sys.argv[1:]:
     print(f"[{code}]", file=sys.stderr)
     assert "torch" not in sys.modules, words
 """
-    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=PATIENCE)
     assert [line for line in done.stderr.splitlines() if line[0] == "["] == [
         f"[{code}]" for code in (0, 0, 2, 2, 0, 0, 2, 2, 2)
     ], done.stderr
@@ -84,7 +85,7 @@ for words in sys.argv[1:]:
 
 
 def test_a_module_run_by_name_exits_with_the_code():
-    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and done.stdout == ""
 
 
@@ -154,13 +155,13 @@ class Flow(nn.Module):
 def test_numbers_take_the_type_of_their_default(tmp_path):
     assert command("train", *LOOP, *NANO, "steps=4e0", "optim.lr=1", "name=7", f"run={tmp_path}") == 0
     lines = (tmp_path / "config.yaml").read_text().splitlines()
-    assert {"steps: 4", "lr: 1.0", "name: '7'", "lr_backbone: 1.0"} <= set(lines)
+    assert {"steps: 4", "  lr: 1.0", "name: '7'", "  lr_backbone: 1.0"} <= set(lines)
 
 
 def test_a_sweep_goes_on_after_a_failed_run_and_stops_at_ctrl_c(tmp_path, monkeypatch, capsys):
     words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}")
-    assert command("train", *words, f"run={tmp_path}/${{lr}}", "optim.lr=0,0.01") == 1
-    assert "lr: expected more than 0" in capsys.readouterr().err and len(metrics(tmp_path / "0.01")) == 4
+    assert command("train", *words, f"run={tmp_path}/${{optim.lr}}", "optim.lr=0,0.01") == 1
+    assert "optim.lr: expected more than 0" in capsys.readouterr().err and len(metrics(tmp_path / "0.01")) == 4
     interrupt(monkeypatch, step=1)
     assert command("train", *words, f"run={tmp_path}/${{window}}", "window=5,6") == 130
     assert len(metrics(tmp_path / "5")) == 2 and not (tmp_path / "6").exists()

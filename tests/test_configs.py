@@ -3,20 +3,17 @@
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from decisionllm import registry
-from decisionllm.__main__ import configs
+from decisionllm.config import configs, store_choices
 
 EXPERIMENTS = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def choices():
-    for group, named in registry.discover().items():
-        for name, node in named.items():
-            ConfigStore.instance().store(group=group, name=name, node=node)
+    store_choices()
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

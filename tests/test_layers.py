@@ -7,7 +7,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
-    {"schema", "registry", "config", "protocols", "files"},
+    {"schema", "registry", "files"},
+    {"config", "protocols"},
     {"tokenizers", "envs"},
     {"baselines"},
     {"datasets", "backbones"},

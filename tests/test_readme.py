@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from decisionllm.__main__ import VERBS
+from decisionllm.__main__ import COMMANDS
 from tests.conftest import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS = sorted(set(re.findall(rf"(?:^|`)decisionllm ((?:{'|'.join(VERBS)}) [^`\n<]+)", README, re.M)))
+COMMANDS = sorted(set(re.findall(rf"(?:^|`)decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]+)", README, re.M)))
 
 
 def test_there_are_commands():
-    assert {line.split()[0] for line in COMMANDS} == set(VERBS) and len(COMMANDS) > 8
+    assert {line.split()[0] for line in COMMANDS} == set(COMMANDS) and len(COMMANDS) > 8
 
 
 @pytest.mark.parametrize("line", COMMANDS)

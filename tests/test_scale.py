@@ -11,8 +11,7 @@ import pytest
 import torch
 import yaml
 
-from decisionllm import registry
-from decisionllm.__main__ import configs
+from decisionllm.config import configs, store_choices
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead
@@ -227,7 +226,10 @@ WRONG = {
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
     shlex.quote(
-        listed("train", "dataset=permutation backbone=nano head=discrete data.held_out=0.2")
+        listed(
+            "train",
+            "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2",
+        )
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
         listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")
@@ -279,7 +281,9 @@ def test_a_worker_process_has_the_same_loss_as_this_process(tmp_path):
     for executor in ("inline", "local"):
         assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
     (inline,), (local,) = runs(tmp_path / "inline"), runs(tmp_path / "local")
-    assert all(inline[key] == local[key] for key in ("run", "held_out", "score"))
+    assert inline["run"] == local["run"]
+    for measured in ("held_out", "score"):  # one has a single thread, the other all cores
+        assert local[measured] == pytest.approx(inline[measured], rel=1e-5)
 
 
 def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
@@ -355,11 +359,8 @@ def test_new_weights_of_a_backbone_make_a_new_run(tmp_path):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_shipped_study_composes_and_has_a_note(name, capsys):
     from hydra import initialize_config_dir
-    from hydra.core.config_store import ConfigStore
 
-    for group, choices in registry.discover().items():
-        for choice, content in choices.items():
-            ConfigStore.instance().store(group=group, name=choice, node=content)
+    store_choices()
     note = (configs() / "study" / f"{name}.yaml").read_text()
     study = grid.check(yaml.safe_load(note))
     with initialize_config_dir(str(configs()), version_base="1.3"):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from hashlib import blake2b
 
 import numpy as np
@@ -14,13 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decisionllm.config import OptimOptions
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.synthetic import load
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 from decisionllm.serve import card
-from decisionllm.train import parameter_groups, trim
-from tests.conftest import DT, LOOP, NANO, command, interrupt, make_model, metrics
+from decisionllm.train import POSITIVE, parameter_groups, trim
+from tests.conftest import DT, LOOP, NANO, PATIENCE, command, interrupt, make_model, metrics
+
+pytestmark = pytest.mark.numeric
 
 
 def saved(path):
@@ -44,7 +48,7 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
     with monkeypatch.context() as patch:
         drawn = interrupt(patch, step=1)
         assert command(*resumed) == 130
-        assert "stopped at step 2 and saved; the same command goes on" in capsys.readouterr().err
+        assert "stopped at step 2 and saved; the same command continues" in capsys.readouterr().err
         assert len(metrics(tmp_path / "resumed")) == 2
         assert command(*resumed) == 0
     assert drawn == [0, 1, 2, 3]  # each batch once: a pure function of (seed, step)
@@ -93,7 +97,7 @@ def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "log.keep_best=true", "data.held_out=0", f"run={tmp_path}/run") == 1
-    assert "best: needs held-out groups" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "log.keep_best: held-out groups" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys):
@@ -103,7 +107,7 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys
     assert command(*run, "log.every=2") == 0  # how often to log is not what a run is
     assert same_bits(before, saved(tmp_path / "run"))
     assert command(*run, "optim.lr=0.5") == 1
-    assert "holds another run (lr was 0.001, is 0.5" in capsys.readouterr().err
+    assert "holds another run (optim.lr was 0.001, is 0.5" in capsys.readouterr().err
     assert same_bits(before, saved(tmp_path / "run"))
     assert command(*run, "optim.lr=0.5", "fresh=true") == 0
     assert not same_bits(before, saved(tmp_path / "run"))
@@ -123,7 +127,7 @@ def test_other_data_is_another_run(tmp_path, capsys):
 def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
     spec = Spec(2, 1, 5, (-1.0,), (1.0,))
     model = make_model(spec, backbone=backbone, head="bins", head_options={"chained": True}, backbone_options={"tune": tune})
-    groups = parameter_groups(model, {"lr": 0.1, "lr_backbone": 0.02, "weight_decay": 0.3})
+    groups = parameter_groups(model, OptimOptions(lr=0.1, lr_backbone=0.02, weight_decay=0.3))
     grouped = [id(weight) for group in groups for weight in group["params"]]
     assert sorted(grouped) == sorted(id(weight) for weight in model.parameters() if weight.requires_grad)
     for group in groups:
@@ -168,6 +172,14 @@ def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
             assert row == pytest.approx(expected, rel=1e-5)
 
 
+def free_port():
+    """A free port below those that Linux gives to connections, since it is bound only seconds later."""
+    for port in np.random.default_rng(os.getpid()).permutation(np.arange(20_000, 32_768)).tolist():
+        with socket.socket() as attempt, suppress(OSError):
+            attempt.bind(("127.0.0.1", port))
+            return port
+
+
 def test_two_processes_equal_one(tmp_path):
     script = """
 import os, sys
@@ -182,12 +194,9 @@ if child:
 sys.stdout.flush()
 os._exit(code)
 """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "optim.clip=0.5"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 2  # one of the two speaks
     for row, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
@@ -215,7 +224,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr,
         == 1
     )
     said = capsys.readouterr().err
-    assert "not finite" in said and "Try a lower lr" in said
+    assert "not finite" in said and "Try a lower optim.lr" in said
     if kept is None:
         assert "there is no checkpoint yet" in said and checkpoint.find(tmp_path) is None
     else:
@@ -229,15 +238,15 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     process = subprocess.Popen(
         [sys.executable, "-m", "decisionllm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+    log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < patience and not (log.is_file() and log.read_text().count("\n") > 2):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     step = json.loads((tmp_path / "run" / "checkpoint" / "trainer.json").read_text())["step"]
     assert process.returncode == 130, out + err
     assert (
-        f"decisionllm: stopped at step {step:,} and saved; the same command goes on from there" in err
+        f"decisionllm: stopped at step {step:,} and saved; the same command continues from there" in err
         and "Traceback" not in err
     )
     drawn = interrupt(monkeypatch, step)
@@ -313,7 +322,7 @@ def load(*, spoilt: list):
 
 
 def test_a_sweep_over_precisions_trains_each(tmp_path):
-    words = (*LOOP, *NANO, "steps=30", "optim.lr=0.003", f"run={tmp_path}/${{precision}}", f"hydra.sweep.dir={tmp_path}")
+    words = (*LOOP, *NANO, "steps=30", "optim.lr=0.003", f"run={tmp_path}/${{optim.precision}}", f"hydra.sweep.dir={tmp_path}")
     assert command("train", "--multirun", *words, "optim.precision=no,bf16") == 0
     exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
     assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(exact[0]["nll"], rel=0.02)
@@ -327,7 +336,7 @@ def test_tensorboard_reads_along(tmp_path):
     assert b"held_out_nll" in events
 
 
-@pytest.mark.parametrize("key", ["steps", "window", "batch_size", "accumulate", "lr", "log_every", "save_every"])
-def test_a_number_that_must_be_positive_is_asked_for_by_name(key, tmp_path, capsys):
+@pytest.mark.parametrize("key", POSITIVE)
+def test_a_number_that_must_be_positive_is_named(key, tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"{key}=0") == 1
     assert f"{key}: expected more than 0, got 0" in capsys.readouterr().err

@@ -13,6 +13,8 @@ from decisionllm.envs.auction.market import Seats, play
 from decisionllm.eval.auction import Auction, priced
 from decisionllm.eval.rollout import rollout
 
+pytestmark = pytest.mark.numeric
+
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "dt_reference_rollout.csv.gz"
 
 

@@ -10,6 +10,8 @@ import pytest
 from decisionllm.baselines.rules import PID, Abid, Constant, OnlineLP, Policy, Table, TargetCPA, online_lp_table, roster
 from decisionllm.envs.auction.market import Seats
 
+pytestmark = pytest.mark.numeric
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 
 

@@ -18,7 +18,7 @@ from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
 from decisionllm.envs.auction.market import play
-from tests.conftest import episode, make_store, node
+from tests.conftest import episode, make_store, near, node
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 TRAFFIC_LOG, ITS_TRAJECTORIES = FIXTURES / "traffic_period-7.csv.gz", FIXTURES / "trajectories_period-7.csv.gz"
@@ -116,7 +116,7 @@ def test_the_rewards_by_hand(tmp_path):
 def test_the_increments_of_the_score_add_up_to_the_days(path):
     log = auctionnet.read(path)
     days = [e.rewards.sum(dtype=np.float64) for e in episodes(path, reward="score", until="day")]
-    np.testing.assert_allclose(days, score(log.exposed_value.sum(1), log.spend, log.target_cpa), rtol=1e-5)
+    near(days, score(log.exposed_value.sum(1), log.spend, log.target_cpa))
     assert any((e.rewards < 0).any() for e in episodes(path, reward="score")), "a step can cost more than it brings"
 
 
@@ -137,9 +137,9 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
     for a, b in zip(
         *(episodes(p, context_features="progress", reward="score") for p in (TRAFFIC_LOG, ITS_TRAJECTORIES)), strict=True
     ):
-        np.testing.assert_allclose(a.observations, b.observations, rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(a.actions, b.actions, rtol=1e-6)
-        np.testing.assert_allclose(a.rewards, b.rewards, rtol=1e-4, atol=1e-7)
+        near(a.observations, b.observations, 1e-6, axis=0)
+        near(a.actions, b.actions, 1e-6)
+        near(a.rewards, b.rewards)
         assert a.loss_mask.tolist() == b.loss_mask.tolist() and a.group == b.group
 
 
@@ -149,7 +149,7 @@ def test_the_facts_are_those_that_campaigns_show_live():
     live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
     spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
     for t in range(48):
-        np.testing.assert_allclose([rows[t] for rows in shown], live.context(), rtol=1e-5, atol=1e-6)
+        near([rows[t] for rows in shown], live.context(), axis=0)
         live.record(
             bid=zeros, market_price=zeros, value=zeros, conversion=zeros, won=zeros, volume=zeros, spend=spend[:, t],
             conversions=log.conversions[:, t], exposed_value=log.exposed_value[:, t],
@@ -224,7 +224,7 @@ def test_the_order_of_columns_does_not_matter_nor_that_of_traffic_rows_nor_how_o
     same(plain, episodes(put(tmp_path / "b.csv", reordered | {"extra": [0] * 144})))
     same(plain, episodes(put(tmp_path / "c.csv", traffic() | {"pvIndex": list(range(144))})))
     for one, other in zip(plain, episodes(put(tmp_path / "d.csv", shuffled(traffic()))), strict=True):
-        np.testing.assert_allclose(one.observations, other.observations, rtol=1e-6)
+        near(one.observations, other.observations, 1e-6, axis=0)
     columns = trajectories(tmp_path)
     same(episodes(put(tmp_path / "e.csv", columns)), episodes(put(tmp_path / "f.csv", dict(reversed(columns.items())))))
 
@@ -289,7 +289,7 @@ def test_a_log_read_in_many_pieces_is_the_same_and_its_rows_keep_their_numbers(t
     monkeypatch.setattr(auctionnet, "BLOCK", 1000)
     for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
         for one, other in zip(before, episodes(path, until="day"), strict=True):
-            np.testing.assert_allclose(one.observations, other.observations, rtol=1e-6)
+            near(one.observations, other.observations, 1e-6, axis=0)
             assert (one.actions == other.actions).all() and (one.rewards == other.rewards).all()
     for name, value, message in (
         ("pValue", -1, "row 100, pValue: expected a number from 0, got -1"),
@@ -444,7 +444,7 @@ def test_a_missing_or_renamed_column_is_named(tmp_path, make, name, kind):
     ("name", "content", "message"),
     [
         ("x.csv", b"", "x.csv: the file is empty; expected a header and rows"),
-        ("x.csv.gz", gzip.compress(b""), "the file is empty"),
+        ("x.csv.gz", gzip.compress(b"", mtime=0), "the file is empty"),
         ("x.csv.gz", b"not gzipped", r"x.csv.gz: not a readable log \(Not a gzipped file"),
         ("x.csv", bytes(range(256)), "x.csv: not a readable log"),
         ("x.csv", ",".join(TRAFFIC).encode() + b"\n", "x.csv: expected rows below the header, got none"),
@@ -454,6 +454,8 @@ def test_a_missing_or_renamed_column_is_named(tmp_path, make, name, kind):
         ("x.csv.gz", TRAFFIC_LOG.read_bytes()[:200_000], r"x.csv.gz: not a readable log \(Truncated compressed stream\)"),
         ("x.csv.gz", TRAJECTORY_LOG.read_bytes()[:50_000], r"x.csv.gz: not a readable log \(Truncated compressed stream\)"),
     ],
+    ids=["empty", "empty archive", "no archive", "bytes", "traffic header", "trajectory header", "two of 18 columns", "no Parquet",
+         "cut traffic", "cut trajectories"],
 )  # fmt: skip
 def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
@@ -495,12 +497,12 @@ def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
         n = store.lengths[e]
         assert n == (period.done[:, e].argmax() + 1)
         np.testing.assert_allclose(store.episode(e).rewards, period.conversions[:n, e])
-        np.testing.assert_allclose(store.episode(e).actions[:, 0], period.multipliers[:n, e], rtol=1e-6)
-        np.testing.assert_allclose(store.episode(e).observations[:, :16], period.states[:n, e], rtol=1e-6)
+        near(store.episode(e).actions[:, 0], period.multipliers[:n, e], 1e-6)
+        near(store.episode(e).observations[:, :16], period.states[:n, e], 1e-6, axis=0)
     save(tmp_path / "log.parquet", store)
     again = episodes(tmp_path / "log.parquet", context_features="progress")
     for e, made in enumerate(again):
-        np.testing.assert_allclose(made.observations, store.episode(e).observations, rtol=1e-5, atol=1e-6)
+        near(made.observations, store.episode(e).observations, axis=0)
 
 
 def test_behaviours_are_dealt_anew_in_each_period():
@@ -541,10 +543,10 @@ def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
     for k in rows:
         budget = days.budget[k]
         expected = np.maximum([budget - spent(t) for t in range(48)], 0)
-        np.testing.assert_allclose(days.remaining[k], expected)
-        np.testing.assert_allclose(days.states[k, :, STATE.index("budget left")], expected / budget)
+        near(days.remaining[k], expected, 1e-9, scale=budget)
+        near(days.states[k, :, STATE.index("budget left")], expected / budget, 1e-9, scale=1)
         assert days.spend[k] == min(48, budget)
-        np.testing.assert_allclose(days.exposed_value[k, ::2], 0.1 * np.minimum(expected[::2] / 2, 1))
+        near(days.exposed_value[k, ::2], 0.1 * np.minimum(expected[::2] / 2, 1), 1e-9, scale=budget)
         assert days.done[k].tolist() == [left < 0.1 for left in expected[:-1]] + [True]
     np.testing.assert_array_equal(days.remaining[:2], log.remaining)
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.protocols import Source, open_store, prepare, write
+from decisionllm.datasets.store import open_store, prepare, write
+from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 

@@ -13,6 +13,8 @@ from decisionllm.envs.auction import market as auction
 from decisionllm.envs.auction.campaign import MEANS
 from decisionllm.envs.auction.market import PUBLISHED, Market, noise, opportunities, play, settle
 
+pytestmark = pytest.mark.numeric
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 CERTAIN = {"exposure": (1.0, 1.0, 1.0)}
 

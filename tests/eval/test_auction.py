@@ -17,7 +17,7 @@ from decisionllm.envs.auction.market import PUBLISHED
 from decisionllm.envs.auction.replay import offers
 from decisionllm.eval.auction import Auction, Bidder, priced, traffic
 from decisionllm.eval.rollout import rollout
-from tests.conftest import NANO, command
+from tests.conftest import NANO, command, near
 from tests.datasets.test_auction import put
 from tests.datasets.test_auction import traffic as log
 
@@ -205,7 +205,7 @@ def test_rewards_add_up_to_the_return_that_was_asked_for_and_the_score_is_the_sa
     episodes, brought = played(env, always(120.0))
     conversions, spend, value = brought.T
     total = {"conversions": conversions, "value": value, "score": score(value, spend, env.target_cpa)}[returns]
-    np.testing.assert_allclose([e.rewards.sum() for e in episodes], total, rtol=1e-4, atol=1e-4)
+    near([e.rewards.sum() for e in episodes], total)
     limit = env.target_cpa
     by_hand = [n * min(1, (limit[i] * n / s) ** 2) if s else n for i, (n, s, _) in enumerate(brought)]
     np.testing.assert_allclose(env.score(episodes), by_hand)
@@ -323,7 +323,7 @@ def test_in_a_market_we_play_each_position_in_turn():
             made.spend[:n, position].cumsum()[-1],
             pytest.approx(made.exposed_value[:, position].sum()),
         ]
-        np.testing.assert_allclose(episodes[k].observations, made.states[:n, position], rtol=1e-6)
+        near(episodes[k].observations, made.states[:n, position], 1e-6, axis=0)
         assert episodes[k].rewards.tolist() == made.conversions[:n, position].tolist()
 
 

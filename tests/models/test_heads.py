@@ -8,6 +8,8 @@ from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from tests.conftest import node
 
+pytestmark = pytest.mark.numeric
+
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
 AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, entity_schema=(("own", 1, 1), ("enemy", 1, 2)))

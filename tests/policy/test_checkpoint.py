@@ -23,6 +23,8 @@ from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, SMALL, command, node
 
+pytestmark = pytest.mark.numeric
+
 SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -2.0), high=(1.0, 2.0))
 BACKBONES = {
     f"{name} {tune}": node("backbone", name, **sizes, tune=tune)

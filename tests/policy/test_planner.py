@@ -9,6 +9,8 @@ from decisionllm.schema import Spec
 from tests.conftest import make_policy
 from tests.policy.test_policy import CONTINUOUS, DISCRETE, World, play
 
+pytestmark = pytest.mark.numeric
+
 LINE = Spec(observation_dim=1, action_dim=1, horizon=50, low=(-2.0,), high=(2.0,))
 MOVES = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
 

@@ -13,6 +13,8 @@ from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import write
 from tests.conftest import make_policy, node
 
+pytestmark = pytest.mark.numeric
+
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=15, low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=15, num_actions=4)
 TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps.", "", "Walk to the goal in the north."]

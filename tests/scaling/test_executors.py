@@ -9,7 +9,7 @@ import time
 import pytest
 
 from decisionllm.scaling import executors
-from tests.conftest import command
+from tests.conftest import PATIENCE, command
 from tests.test_scale import ONE, SMALL, listed
 
 CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address": "", "slurm": {}}
@@ -27,8 +27,8 @@ def kill_the_first(out, killed):
     while not killed:
         for path in out.glob("*/begun"):
             if (words := path.read_text().split()) and not killed:
+                os.kill(int(words[0]), signal.SIGKILL)
                 killed.append(int(words[0]))
-                os.kill(killed[0], signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -47,7 +47,7 @@ def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, monkeypatch):
         watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
         watch.start()
         runs, begun = study(out, "executor=ray", "workers=1", "gpus=1")
-        watch.join(1)
+        watch.join(PATIENCE)
     assert {run["state"] for run in runs.values()} == {"done"} and killed
     assert sorted(map(len, begun.values())) == [1, 2], "the killed run alone is attempted twice"
     assert killed[0] not in {int(lines[-1].split()[0]) for lines in begun.values()}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from decisionllm.scaling import executors, ledger
+from tests.conftest import PATIENCE
 
 SPAWN = multiprocessing.get_context("spawn")
 with executors.inline({}) as (start, workers, _):
@@ -22,10 +23,24 @@ with executors.inline({}) as (start, workers, _):
 
 def note(folder, job):
     """A short run that adds its number to a file that all runs share."""
-    time.sleep(job["seconds"])
     with (folder.parent.parent / "book").open("a") as book:
         book.write(f"{job['i']}\n")
-    return {"square": job["i"] ** 2}
+    return {"square": job["i"] ** job["power"]}
+
+
+def held(folder, job):
+    """The same, but only while the book has fewer lines than the file `hold` says."""
+    root = folder.parent
+    while len(book(root)) >= int((root.parent / "hold").read_text()):
+        time.sleep(0.01)
+    return note(folder, job)
+
+
+def hold(root, lines):
+    """Let runs of `held` go on until the book has about so many lines; replaced at once, since they read it at any time."""
+    partial = root.parent / "hold-next"
+    partial.write_text(str(lines))
+    partial.rename(root.parent / "hold")
 
 
 def fail(folder, job):
@@ -43,8 +58,8 @@ def fill(folder, job):
     return {}
 
 
-def jobs(n, seconds=0.0):
-    return [{"i": i, "seconds": seconds} for i in range(n)]
+def jobs(n):
+    return [{"i": i, "power": 2} for i in range(n)]
 
 
 def book(root):
@@ -52,11 +67,11 @@ def book(root):
     return sorted(int(line) for line in path.read_text().splitlines()) if path.exists() else []
 
 
-def driver(root, n, seconds, workers):
-    ledger.drive(root, ledger.plan(root, jobs(n, seconds)), note, executors.process, workers)
+def driver(root, n, workers, run=note):
+    ledger.drive(root, ledger.plan(root, jobs(n)), run, executors.process, workers)
 
 
-def until(condition, timeout=60):
+def until(condition, timeout=PATIENCE):
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < timeout
@@ -66,7 +81,7 @@ def until(condition, timeout=60):
 def test_a_run_has_a_folder_a_state_and_a_result(tmp_path):
     names = ledger.plan(tmp_path, jobs(3))
     assert names == ledger.plan(tmp_path, jobs(3)) and len(set(names)) == 3
-    assert ledger.plan(tmp_path, [{"seconds": 0.0, "i": 1}]) == [names[1]]  # the order of keys does not matter
+    assert ledger.plan(tmp_path, [{"power": 2, "i": 1}]) == [names[1]]  # the order of keys does not matter
     assert set(ledger.status(tmp_path, names).values()) == {"planned"}
     with ledger.claim(tmp_path / names[0]) as ours:
         assert ours and ledger.state(tmp_path / names[0]) == "running"
@@ -122,25 +137,30 @@ def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
 
 def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
     root = tmp_path / "study"
-    first = SPAWN.Process(target=driver, args=(root, 60, 0.05, 2))
+    hold(root, 30)
+    first = SPAWN.Process(target=driver, args=(root, 60, 2, held))
     first.start()
     until(lambda: len(book(root)) >= 10)
     os.kill(first.pid, signal.SIGKILL)
     first.join()
-    names = ledger.plan(root, jobs(60, 0.05))
+    names = ledger.plan(root, jobs(60))
+    hold(root, 60)
     until(lambda: "running" not in ledger.status(root, names).values())  # its workers finish their runs, then end
     assert 10 <= len(book(root)) < 60
-    done = len(book(root))
+    hold(root, len(book(root)) + 5)
     killed = []
 
     def kill_one(states):
-        if not killed and len(book(root)) > done + 5:
-            holders = [name for name, state in states.items() if state == "running"]
-            for name in holders[:1]:
-                killed.append(int((root / name / "begun").read_text().split()[0]))
+        if killed or len(book(root)) < int((root.parent / "hold").read_text()):
+            return
+        begun = [root / name / "begun" for name, state in states.items() if state == "running"]
+        for words in (path.read_text().split() for path in begun if path.exists()):
+            if words and not killed:
+                killed.append(int(words[0]))
                 os.kill(killed[0], signal.SIGKILL)
+                hold(root, 61)
 
-    assert set(ledger.drive(root, names, note, executors.process, 2, progress=kill_one).values()) == {"done"}
+    assert set(ledger.drive(root, names, held, executors.process, 2, progress=kill_one).values()) == {"done"}
     assert killed and set(book(root)) == set(range(60))
     begun = sum(len((root / name / "begun").read_text().splitlines()) for name in names)
     assert begun <= 61, "only the run of the killed worker was begun again"
@@ -148,11 +168,11 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
 
 def test_two_drivers_never_run_one_twice(tmp_path):
     root = tmp_path / "study"
-    drivers = [SPAWN.Process(target=driver, args=(root, 200, 0.0, 2)) for _ in range(2)]
+    drivers = [SPAWN.Process(target=driver, args=(root, 200, 2)) for _ in range(2)]
     for process in drivers:
         process.start()
     for process in drivers:
-        process.join(120)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     assert book(root) == list(range(200))
 

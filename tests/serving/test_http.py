@@ -34,9 +34,9 @@ from decisionllm.serving.campaigns import Desk, Refused
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.schemas import models
 from decisionllm.serving.service import Service
-from tests.conftest import NANO, command, make_policy
+from tests.conftest import NANO, PATIENCE, command, make_policy, near
 from tests.eval.test_auction import FIXTURES
-from tests.serving.test_campaigns import OPTIONS, STEPS, drawn, facts, policy_of
+from tests.serving.test_campaigns import HIGH, OPTIONS, STEPS, drawn, facts, policy_of
 from tests.test_readme import README
 
 CARD = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
@@ -53,7 +53,7 @@ def serving(app):
         assert thread.is_alive()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield client
     finally:
         server.should_exit = True
@@ -63,7 +63,9 @@ def serving(app):
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     journal = Journal(tmp_path_factory.mktemp("served") / "j")
-    with serving(create_app(policy_of(), CARD, OPTIONS, journal, desk={"cache": 10**7}, body=200_000, deadline=20.0)) as client:
+    with serving(
+        create_app(policy_of(), CARD, OPTIONS, journal, desk={"cache": 10**7}, body=200_000, deadline=PATIENCE)
+    ) as client:
         yield client
 
 
@@ -75,10 +77,11 @@ def begun(client, campaign=0, **more):
 
 
 def test_calls_that_come_together_are_done_together_and_no_more_wait_than_may():
-    sizes, gate = [], threading.Event()
+    sizes, gate, begun = [], threading.Event(), threading.Event()
 
     def work(items):
-        gate.wait(10)
+        begun.set()
+        gate.wait(PATIENCE)
         if "bad" in items:
             raise ValueError("bad")
         return [item * 2 for item in items]
@@ -87,7 +90,8 @@ def test_calls_that_come_together_are_done_together_and_no_more_wait_than_may():
         batcher = Batcher(work, size=3, queue=5, wait=0.01, watch=sizes.append)
         run = asyncio.create_task(batcher.run())
         first = asyncio.create_task(batcher(1))
-        await asyncio.sleep(0.1)  # it is being worked on
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         waiting = [asyncio.create_task(batcher(i)) for i in range(2, 7)]
         await asyncio.sleep(0)
         with pytest.raises(Full):
@@ -115,6 +119,7 @@ def serviced(policy, play, desk=None, **limits):
     return asyncio.run(main())
 
 
+@pytest.mark.numeric
 def test_campaigns_that_tick_together_share_forwards_and_get_their_own_answers():
     policy, sizes = policy_of(), []
     alone = Desk(policy, OPTIONS)
@@ -130,10 +135,11 @@ def test_campaigns_that_tick_together_share_forwards_and_get_their_own_answers()
 
         return await asyncio.gather(*(one(i, id) for i, id in enumerate(ids)))
 
-    got = serviced(policy, play, watch=sizes.append, deadline=20)
+    got = serviced(policy, play, watch=sizes.append, deadline=PATIENCE)
     for mine, theirs in zip(got, wanted, strict=True):
         for a, b in zip(mine, theirs, strict=True):
-            assert a["multiplier"] == pytest.approx(b["multiplier"], rel=1e-5) and a["spend"] == b["spend"]
+            near(a["multiplier"], b["multiplier"], scale=HIGH)
+            assert a["spend"] == b["spend"]
     assert max(sizes) > 6
 
 
@@ -160,14 +166,15 @@ class Slow:
     """A policy that takes its time when it is told to."""
 
     def __init__(self, policy):
-        self.policy, self.gate = policy, threading.Event()
+        self.policy, self.gate, self.asked = policy, threading.Event(), threading.Event()
         self.gate.set()
 
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
     def act_with_returns(self, histories):
-        self.gate.wait(20)
+        self.asked.set()
+        self.gate.wait(PATIENCE)
         return self.policy.act_with_returns(histories)
 
 
@@ -184,7 +191,7 @@ def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 
-    late, stuck, again, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=20)
+    late, stuck, again, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=PATIENCE)
     assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
     assert stuck["multiplier"] == facts(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
@@ -192,7 +199,7 @@ def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
 
 def test_a_client_may_be_in_a_hurry():
     policy = Slow(policy_of())
-    with serving(create_app(policy, CARD, OPTIONS, deadline=20.0)) as client:
+    with serving(create_app(policy, CARD, OPTIONS, deadline=PATIENCE)) as client:
         id, hurry = begun(client), {"x-deadline-ms": "50"}
         policy.gate.clear()
         late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers=hurry)
@@ -217,14 +224,15 @@ def test_a_full_queue_refuses_at_once():
         calls = []
         for i, id in enumerate(ids[:3]):
             calls.append(asyncio.create_task(service.tick(id, drawn(i, 0))))
-            await asyncio.sleep(0.05)
-        with pytest.raises(Refused) as refused:  # one is decided, two wait
-            await asyncio.wait_for(service.tick(ids[3], drawn(3, 0)), 0.5)
+            while not (policy.asked.is_set() and len(service.model.waiting) == i):
+                await asyncio.sleep(0.001)
+        with pytest.raises(Refused) as refused:  # one is decided, two wait; nothing is decided before the gate opens
+            await service.tick(ids[3], drawn(3, 0))
         policy.gate.set()
         answers = [json.loads(await call) for call in calls]
         return refused.value, answers, json.loads(await service.tick(ids[3], drawn(3, 0)))
 
-    refused, answers, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=20, size=1, queue=2)
+    refused, answers, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=PATIENCE, size=1, queue=2)
     assert refused.status == 503 and all(a["fallback"] is None for a in [*answers, after])
 
 
@@ -254,6 +262,7 @@ def test_an_answer_that_cannot_be_kept_is_not_given(tmp_path):
 # over HTTP
 
 
+@pytest.mark.numeric
 def test_a_campaign_over_http_is_the_desks(client):
     alone = Desk(policy_of(), OPTIONS)
     mine, id, answers = alone.open(**facts(3)), begun(client, 3, name="shoes"), []
@@ -261,8 +270,9 @@ def test_a_campaign_over_http_is_the_desks(client):
         answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert answer.status_code == 200
         wanted = alone.tick(mine, **drawn(3, t))
+        scales = {"multiplier": HIGH, "return_to_go": policy_of().target_return}
         assert answer.json() == wanted | {"model": "m1"} | {
-            name: pytest.approx(wanted[name], rel=1e-5) for name in ("multiplier", "return_to_go")
+            name: pytest.approx(wanted[name], rel=0, abs=1e-5 * scale) for name, scale in scales.items()
         }
         again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert again.content == answer.content
@@ -282,6 +292,7 @@ def test_a_campaign_over_http_is_the_desks(client):
     assert (wrong.status_code, wrong.json()["expected"]) == (409, STEPS)
 
 
+@pytest.mark.numeric
 def test_many_ticks_in_one_request_are_those_of_many_requests(client):
     ids = [begun(client, i) for i in range(6)]
     asked = {id: drawn(i, 0) for i, id in enumerate(ids)}
@@ -290,6 +301,7 @@ def test_many_ticks_in_one_request_are_those_of_many_requests(client):
     assert together == {id: client.post(f"/v1/campaigns/{id}/tick", json=drawn(i, 0)).json() for i, id in enumerate(ids)}
 
 
+@pytest.mark.numeric
 def test_the_stateless_truth_is_policy_act_to_the_last_bit(client):
     policy, rng = policy_of(), np.random.default_rng(0)
     from decisionllm.schema import History
@@ -499,13 +511,13 @@ def run(tmp_path_factory):
 def program(run, *words, **environment):
     """`decisionllm serve` as a process of its own: (process, client)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", "deadline=20000", *words], text=True,
+        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", f"deadline={1000 * PATIENCE}", *words], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment,
     )  # fmt: skip
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=30) as client:
+        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=PATIENCE) as client:
             while client.get("/readyz").status_code != 200:
                 time.sleep(0.05)
             yield process, client
@@ -514,6 +526,7 @@ def program(run, *words, **environment):
         process.communicate()
 
 
+@pytest.mark.numeric
 def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_path):
     """Killed between ticks and while one is on its way; then each is asked again."""
     policy, _, known = checkpoint.load(run)
@@ -525,7 +538,7 @@ def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_pa
         id = begun(client)
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4)]
         with contextlib.suppress(httpx.HTTPError):  # the next one is asked, and not waited for
-            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(5, read=0.001))
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(PATIENCE, read=0.001))
         process.send_signal(signal.SIGKILL)
         process.wait()
     with program(run, journal) as (_, client):  # and with a cache
@@ -533,7 +546,8 @@ def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_pa
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4, STEPS)]
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == STEPS
     got = [answer.json()["multiplier"] for answer in answers]
-    assert got[:4] == wanted[:4] and got == pytest.approx(wanted, rel=1e-5)
+    assert got[:4] == wanted[:4]
+    near(got, wanted, scale=policy.model.spec.high[0])
 
 
 def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
@@ -551,6 +565,7 @@ def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
     assert json.loads(whole)["step"] == 2 and bids == "decisionllm_bids_total 2.0" and json.loads(ended)["status"] == "ended"
 
 
+@pytest.mark.numeric
 def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", README.split("## Serve")[1], re.M)
     block = README.split("## Serve")[1].split("```python\n")[1].split("```")[0]
@@ -559,7 +574,8 @@ def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, 
         exec(block.replace("runs/auction/nano-0", str(run)).replace("http://127.0.0.1:8080", str(client.base_url)), known)
         assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
         again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
-        np.testing.assert_allclose(again, known["bids"], rtol=1e-5)
+        high = checkpoint.load(run)[0].model.spec.high[0]
+        near(again, known["bids"], scale=0.0007 * high)
         known["remote"].client.close()
         id = begun(client, horizon=2)
         for step in (0, 1):

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
 from decisionllm.serving.openrtb import EXAMPLE, answer, models, per_mille
+from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import OPTIONS, STEPS, policy_of
 from tests.serving.test_http import CARD, serving
 
@@ -134,7 +135,7 @@ def test_over_http_a_campaign_bids_what_its_last_tick_said(served):
 def test_a_bid_that_would_be_late_is_none(served):
     client, journal, id = served
     client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
-    assert ask(client, id, tmax=2000).status_code == 200
+    assert ask(client, id, tmax=1000 * PATIENCE).status_code == 200
     with journal._reading:  # as if the disk took its time
         assert ask(client, id, tmax=50).status_code == 204
     assert ask(client, id, tmax=1).status_code == 204, "there is the way back, too"

@@ -7,6 +7,7 @@ import pytest
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
+from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import OPTIONS, STEPS, policy_of
 from tests.serving.test_http import CARD, serving
 
@@ -64,7 +65,7 @@ class Page:
         from selenium.webdriver.support.wait import WebDriverWait
 
         ask = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
-        WebDriverWait(self.chromium, 10, 0.05).until(
+        WebDriverWait(self.chromium, PATIENCE, 0.05).until(
             lambda browser: words in browser.execute_script(ask, css), f"{css} does not say {words!r}"
         )
         return self(css).text

@@ -12,6 +12,8 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.entities import EntityEncoder
 from tests.conftest import make_model
 
+pytestmark = pytest.mark.numeric
+
 LAYOUT = (("own", 3, 1), ("landmark", 3, 4), ("agent", 5, 2))
 SPEC = Spec(observation_dim=25, action_dim=1, horizon=9, num_actions=5, entity_schema=LAYOUT)
 ways = pytest.mark.parametrize(("layers", "embedding"), [(0, "linear"), (0, "mlp"), (2, "linear")])
