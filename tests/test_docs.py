@@ -1,7 +1,8 @@
 """Every snippet and command of README and docs runs, every option is documented, and the site is built without the network.
 
 Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file. Commands of `decisionllm` run with few
-steps and episodes. A block after `<!-- compose only -->` needs a GPU, a network or long training: its commands are composed only.
+steps and episodes. A block after `<!-- compose only -->` needs a GPU, a network or long training: its commands are composed only. A Python
+block after `<!-- needs a server ... -->` is run by another test.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ from tests.conftest import command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(<!-- compose only -->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$", re.M | re.S)
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
 FEW = {r"(?<![.\w])steps=\d+": "steps=2", r"(?<![.\w])episodes=\d+": "episodes=3", r'"episodes": \d+': '"episodes": 3'}
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
@@ -124,9 +125,9 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
     for composed, kind, title, text in blocks(page):
         if title:
             Path(title).write_text(text)
-        elif kind == "python":
+        elif kind == "python" and not composed:
             exec(compile(few(text), f"{page.name}", "exec"), known)
-        else:
+        elif kind == "sh":
             for line in lines(text):
                 check_line(line) if composed else run_line(line)
 
