@@ -25,7 +25,7 @@ $(READY_DEV): pyproject.toml constraints/cpu.txt
 	$(call install,[dev])
 	touch $(READY) $(READY_DEV)
 
-# one policy that is told the goal in words beside a Decision Transformer, trained side by side for the same time
+# a goal-text policy and a Decision Transformer, trained side by side for the same time
 demo: $(READY)
 	$(DEMO) data dataset=maze2d-umaze
 	rm -f runs/demo/results.jsonl runs/demo/*.png
@@ -34,7 +34,7 @@ demo: $(READY)
 	$(DEMO) train experiment=demo fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
 
-# the second act: days of our own market, a bidder that asks for what it can reach beside a Decision Transformer, five budgets
+# auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)
 	$(DEMO) data dataset=auction dataset.periods=0-6
 	rm -f runs/demo-auction/results.jsonl runs/demo-auction/*.png

@@ -1,18 +1,20 @@
-"""What logs and policies of SMAX must show: returns that outlive the dead, the dead gone, no forbidden action, a crash survived.
+"""Checks of logs and policies of SMAX: returns after a death, no rows of dead units, no forbidden action, a crash.
 
 `python -m benchmarks.smax runs/smax/nano-*` (needs `decisionllm[smax]`) rolls the runs out, appends the rows to smax.jsonl and prints
-one line a check. Minutes, and JAX, so that it is no test.
+one line a check. It takes minutes and needs JAX.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.multiagent import rows, score
+from benchmarks.multiagent import Row, Verdicts, rows, score
 from decisionllm.datasets.smax import SEEDS, generate
-from decisionllm.datasets.team import source
+from decisionllm.datasets.team import Log, source
 from decisionllm.envs.smax import STOP, TEACHERS
 from decisionllm.eval.smax import SmaxTeams
 
@@ -21,18 +23,18 @@ CRASHES = (20, 10, 0)
 
 
 class Unmasked(SmaxTeams):
-    """The same battles, where nobody is told what is allowed."""
+    """The same battles without action masks."""
 
     @property
-    def action_masks(self):
+    def action_masks(self) -> np.ndarray:
         return np.ones_like(super().action_masks)
 
-    def conditions(self):
-        return {f"{name}, unmasked": rows for name, rows in super().conditions().items()}
+    def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
+        return {f"{name}, unmasked": rows for name, rows in super().conditions(execution, scripted).items()}
 
 
-def replay(log, map, seed):
-    """Play a log again in JaxMARL alone: what each team was paid in all (E,), and how many steps each unit was there (E, N)."""
+def replay(log: Log, map: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Play a log again in JaxMARL alone: the return of each team (E,), and the steps that each unit lived (E, N)."""
     import jax
     import jax.numpy as jnp
     from jaxmarl.environments.smax import HeuristicEnemySMAX, map_name_to_scenario
@@ -42,29 +44,29 @@ def replay(log, map, seed):
     actions = np.full((E, T, env.num_allies), STOP, np.int32)
     actions[tuple(log.agents[name] for name in ("group", "step", "agent"))] = log.agents["action"]
 
-    def battle(seed, actions):
+    def battle(seed: Any, actions: Any) -> Any:
         key = jax.random.PRNGKey(seed)
 
-        def step(carry, now):
+        def step(carry: Any, now: Any) -> Any:
             state, over = carry
-            time, asked = now
-            named = {agent: asked[i] for i, agent in enumerate(env.agents)}
-            there = state.state.unit_alive[: env.num_allies] & ~over
+            time, chosen = now
+            named = {agent: chosen[i] for i, agent in enumerate(env.agents)}
+            alive = state.state.unit_alive[: env.num_allies] & ~over
             _, state, rewards, dones, _ = env.step_env(jax.random.fold_in(key, time), state, named)
-            return (state, over | dones["__all__"]), (jnp.where(over, 0, rewards["ally_0"]), there)
+            return (state, over | dones["__all__"]), (jnp.where(over, 0, rewards["ally_0"]), alive)
 
         _, state = env.reset(jax.random.fold_in(key, 0))
         state = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
-        _, (paid, there) = jax.lax.scan(step, (state, jnp.array(False)), (1 + jnp.arange(T), actions))
-        return paid, there
+        _, (rewards, alive) = jax.lax.scan(step, (state, jnp.array(False)), (1 + jnp.arange(T), actions))
+        return rewards, alive
 
     seeds = np.asarray(SEEDS * (seed + 1) + np.arange(E), np.uint32)
-    paid, there = (np.asarray(x) for x in jax.jit(jax.vmap(battle))(seeds, actions))
-    return paid.sum(1, dtype=np.float64), there.sum(1)
+    rewards, alive = (np.asarray(x) for x in jax.jit(jax.vmap(battle))(seeds, actions))
+    return rewards.sum(1, dtype=np.float64), alive.sum(1)
 
 
-def of_a_log(map, groups):
-    """What a log says of itself, held against the world: {check: (met, words)}"""
+def of_a_log(map: str, groups: int) -> Verdicts:
+    """The checks of a log by playing it again."""
     log = generate("mixed", map=map, groups=groups)
     (returns, lives), episodes = replay(log, map, 0), list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
     own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
@@ -77,10 +79,15 @@ def of_a_log(map, groups):
     }  # fmt: skip
 
 
-def verdicts(plain, unmasked, crashed):
-    """What the rows of evaluations say: {check: (met, words)}"""
-    mine = lambda part: [r for r in part if r["policy"] not in TEACHERS]  # noqa: E731
-    best = lambda part: [r for r in part if r["policy"] == "expert"]  # noqa: E731
+def verdicts(plain: list[Row], unmasked: list[Row], crashed: list[Row]) -> Verdicts:
+    """The checks of a policy by its rows."""
+
+    def mine(part: list[Row]) -> list[Row]:
+        return [r for r in part if r["policy"] not in TEACHERS]
+
+    def best(part: list[Row]) -> list[Row]:
+        return [r for r in part if r["policy"] == "expert"]
+
     ours, teacher = (score(part, "per agent") for part in (mine(plain), best(plain)))
     found = {"wins": (ours >= 0.9 * teacher, f"{ours:.1f} % of the battles, the best teacher {teacher:.1f} %")}
     forbidden, decisions = (sum(r[key] for r in mine(plain)) for key in ("illegal", "decisions"))
@@ -88,7 +95,7 @@ def verdicts(plain, unmasked, crashed):
     without = score(unmasked, "per agent, unmasked")
     found["MA-5"] = (
         forbidden == 0 and without < 5,
-        f"{forbidden} of {decisions:,} actions forbidden; not told what is allowed: {100 * share:.0f} %, and {without:.1f} % won",
+        f"{forbidden} of {decisions:,} actions forbidden; without masks: {100 * share:.0f} %, and {without:.1f} % won",
     )
     at = {c: [score(part, f"per agent, crash at {c}") for part in (mine(crashed), best(crashed))] for c in CRASHES}
     found["MA-11"] = (
@@ -98,7 +105,7 @@ def verdicts(plain, unmasked, crashed):
     return found
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smax", description=sys.modules[__name__].__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--map", default="2s3z", help="of the log that is looked at")

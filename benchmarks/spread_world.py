@@ -1,8 +1,10 @@
 """simple_spread: 400 worlds of 3 agents in lock-step against mpe2, one world after the other, 25 steps each.
 
-Both are given the same random actions; `observed` also makes what every agent sees, as a policy's rollout needs it, which mpe2 always
-does. The gate holds the returns equal to the last bit.
+Both get the same random actions; `observed` also makes the observations, as a policy's rollout needs them and as mpe2 always does. The
+gate: returns are equal to the last bit.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,39 +13,39 @@ from decisionllm.envs.spread import HORIZON, Spread, pushes, uniform
 
 
 class Play:
-    def __init__(self, *, worlds=400, agents=3):
+    def __init__(self, *, worlds: int = 400, agents: int = 3) -> None:
         from mpe2 import simple_spread_v3
 
         self.worlds, self.agents = worlds, agents
         self.peer_env = simple_spread_v3.parallel_env(N=agents)
         self.actions = uniform(np.random.default_rng(0), (HORIZON, worlds, agents), discrete=True)
 
-    def ours(self, *, observed=True):
+    def ours(self, *, observed: bool = True) -> np.ndarray:
         """(worlds, N) returns"""
-        world, returns = Spread(range(self.worlds), self.agents), 0
+        world, returns = Spread(range(self.worlds), self.agents), np.zeros((self.worlds, self.agents))
         for actions in self.actions:
             if observed:
                 world.observe()
             returns = returns + world.step(pushes(actions))
         return returns
 
-    def peer(self, worlds):
+    def peer(self, worlds: int) -> np.ndarray:
         returns = np.zeros((worlds, self.agents))
         for seed in range(worlds):
             self.peer_env.reset(seed=seed)
             names = self.peer_env.possible_agents
             for actions in self.actions[:, seed, :, 0]:
-                _, paid, *_ = self.peer_env.step(dict(zip(names, actions.astype(int).tolist(), strict=True)))
-                returns[seed] += list(paid.values())
+                _, rewards, *_ = self.peer_env.step(dict(zip(names, actions.astype(int).tolist(), strict=True)))
+                returns[seed] += list(rewards.values())
         return returns
 
 
-def gates(*, worlds=8, **size):
+def gates(*, worlds: int = 8, **size: int) -> dict[str, float]:
     play = Play(worlds=worlds, **size)
     return measure.gate("returns", np.abs(play.ours() - play.peer(worlds)).max(), 0)
 
 
-def cases(*, worlds=400, **size):
+def cases(*, worlds: int = 400, **size: int) -> Iterator[measure.Case]:
     play, alone = Play(worlds=worlds, **size), min(worlds, 10)
     work = HORIZON * play.agents
     for name, observed, target in (("observed", True, 10), ("world alone", False, None)):

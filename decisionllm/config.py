@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def plain(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     given = asdict(config) if isinstance(config, TrainConfig) else config
-    resolved = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
+    resolved = OmegaConf.to_container(given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
@@ -166,7 +167,8 @@ def store_choices() -> None:
     for group, choices in registry.discover().items():
         for name, node in choices.items():
             ConfigStore.instance().store(group=group, name=name, node=node)
-    ConfigStore.instance().store(group="env", name="none", node={"_target_": "none"})
+    for name in ["none", *(name for name in registry.discover()["dataset"] if name not in registry.discover()["env"])]:
+        ConfigStore.instance().store(group="env", name=name, node={"_target_": "none"})  # a dataset without an env of its name
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
     defaults = {key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env")}
     ConfigStore.instance().store(name="train_options", node=defaults)
@@ -194,11 +196,11 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
         elif not foreign and key in keys:
             OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
-        elif not foreign and look(defaults, at) != {}:
+        elif not foreign and all(look(defaults, above) != {} for above in accumulate(at.split("."), "{}.{}".format)):
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
-    return OmegaConf.to_container(config, resolve=True)
+    return plain(config)
 
 
 def typed(key: str, value: Any, usual: Any) -> Any:

@@ -1,46 +1,61 @@
-"""The verb `data`: make or import a dataset, print its card and one window as the model reads it, or write it elsewhere."""
+"""The command `data`: make or import a dataset, print its card and one training window, or write it in another format."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.store import Store, prepare
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save, "team": multiagent.save}
+EXPORTS: dict[str, Callable[[str, Store], Any]] = {
+    "minari": minari.save,
+    "hdf5": maze2d.save,
+    "trajectories": auction.save,
+    "team": multiagent.save,
+}
 
 
-def data(config):
-    """Prepare config["dataset"] (see configs/data.yaml), print its card, and export it if asked. Returns the store."""
-    console = Console(soft_wrap=True, highlight=False)
+def data(config: dict[str, Any]) -> Store:
+    """Prepare config["dataset"], print its card and a window of it, and export it where config["export"] says so.
+
+    Args:
+        config: plain dicts, see configs/data.yaml.
+
+    Returns:
+        The store.
+
+    Raises:
+        ValueError: an option is unknown, or the data do not fit it.
+        FileNotFoundError: the data are not there.
+    """
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, _, target = config["export"].partition(":")
     if config["export"] and not (kind in EXPORTS and target):
         raise ValueError(
             f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
         )
     store = prepare(config["dataset"], config["cache_dir"])
-    for line in card(store, return_horizon=config["model"]["return_horizon"]):
-        console.print(line, markup=False)
-    for line in window(store, config["window"], return_horizon=config["model"]["return_horizon"], seed=config["seed"]):
-        console.print(line, markup=False)
+    console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
+    console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
         EXPORTS[kind](target, store)
-        console.print(
-            f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps", markup=False
-        )
+        console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
 
 
-def card(store, *, return_horizon=0):
-    """What a reader must know before training, as lines of text."""
+def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
+    """The card of a store, as lines of text: where it is, sizes, returns, rewards, observations, actions, texts."""
     spec, lengths = store.spec, store.lengths
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    told = {k: v for k, v in store.info.items() if k not in ("name", "repairs", "campaigns")}
-    yield f"  options      {', '.join(f'{k}={v}' for k, v in told.items())}"
+    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns")]
+    yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
         yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
@@ -53,7 +68,9 @@ def card(store, *, return_horizon=0):
         steps = windows.of_store(store, return_horizon=return_horizon)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
         if not len(togo):
-            raise ValueError(f"ahead: expected episodes of at least {return_horizon} steps, the longest has {lengths.max()}")
+            raise ValueError(
+                f"model.return_horizon: expected episodes of at least {return_horizon} steps, the longest has {lengths.max()}"
+            )
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
@@ -68,22 +85,23 @@ def card(store, *, return_horizon=0):
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 
 
-def quantiles(values, shares=(0, 0.1, 0.5, 0.9, 0.99, 1)):
+def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9, 0.99, 1)) -> str:
+    """Quantiles of values, as text."""
     return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True))
 
 
-def window(store, T, *, return_horizon=0, seed=0):
-    """One training window as the model reads it: the text, then a return-to-go, an observation and an action a step."""
+def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> Iterator[str]:
+    """One training window, as lines of text: the text's tokens, then return-to-go R, observation o and action a of each step."""
     steps = windows.of_store(store, return_horizon=return_horizon)
     sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]
     ids, _ = text.encode(own_tokenizer(), [task])
-    yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {3 * int(w.mask.sum())} of the trajectory"
+    yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of the trajectory"
     yield f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}" if task else "  no text"
     for t in range(T):
         if not w.mask[0, t]:
-            yield f"  {T - t} steps of padding, which nothing sees"
+            yield f"  {T - t} steps of padding, masked"
             return
         numbers = [f"{x:7.3f}" for x in w.observations[0, t]], [f"{x:6.3f}" for x in w.actions[0, t]]
         yield f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o {' '.join(numbers[0])}   a {' '.join(numbers[1])}"

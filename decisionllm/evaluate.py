@@ -3,8 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from rich.progress import Progress
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
-from decisionllm.protocols import Begin, Env
+from decisionllm.protocols import Begin, Env, Player
 from decisionllm.registry import build
 from decisionllm.schema import Episode, Report
 
@@ -57,11 +56,12 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a") as file:
         for run, (policy, run_config, info) in zip(runs, loaded, strict=True):
-            if run_config["env"]["_target_"] == "none" and not config["env"]:
-                raise ValueError(
-                    f"{run}: env=none, there is no environment to roll out in; give one, such as +env._target_=..."
-                )
-            env: Env = build(run_config["env"] | config["env"], config["episodes"])
+            own, given = run_config["env"], config["env"]
+            if own["_target_"] == "none" and not given:
+                example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
+                raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
+            same = given.get("_target_", own["_target_"]) == own["_target_"]
+            env: Env = build((own if same else {}) | given, config["episodes"])
             dataset = info["dataset"]["name"]
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
@@ -70,27 +70,27 @@ def evaluate(config: dict[str, Any]) -> Path:
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": checkpoint.versions()}  # fmt: skip
-            for who in contenders:
-                episodes, seconds = play(who, env, config["seed"], console)
-                for protocol, members in env.conditions(policy.execution, who.scripted).items():
+            for contender in contenders:
+                episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
+                for protocol, members in env.conditions(policy.execution, contender.scripted).items():
                     part = [episodes[i] for i in members]
                     scores = env.score(part)
                     low, high = report.interval(scores)
                     row = Report(
-                        dataset=dataset, policy=who.name, protocol=protocol, text="none" if who.scripted else env.text,
-                        seed=config["seed"] if who.scripted else run_config["seed"], target_return=who.target,
-                        headline=who.scripted or who.target == headline(policy), n=len(part), score=float(np.mean(scores)), low=low,
+                        dataset=dataset, policy=contender.name, protocol=protocol, text="none" if contender.scripted else env.text,
+                        seed=config["seed"] if contender.scripted else run_config["seed"], target_return=contender.target,
+                        headline=contender.scripted or contender.target == headline(policy), n=len(part), score=float(np.mean(scores)), low=low,
                         high=high, mean_return=float(np.mean([e.rewards.sum() for e in part])), seconds=round(seconds, 2),
-                        extra={"env_seed": config["seed"]} | ({} if who.scripted else shared) | env.metrics(part),
+                        extra={"env_seed": config["seed"]} | ({} if contender.scripted else shared) | env.metrics(part),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     file.flush()
                     console.print(line(row))
-                    label = re.sub(r"[^\w.+-]+", "-", f"{who.name}-{protocol}-{row.seed}")
-                    first = protocol == next(iter(env.conditions(policy.execution, who.scripted)))
+                    label = re.sub(r"[^\w.+-]+", "-", f"{contender.name}-{protocol}-{row.seed}")
+                    first = protocol == next(iter(env.conditions(policy.execution, contender.scripted)))
                     if label not in drawn and row.headline and first:
                         drawn.add(label)
-                        picture = env.draw(part, f"{who.name}, {protocol}: {row.score:.1f}")
+                        picture = env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")
                         if picture is not None:
                             report.save(out / f"rollout-{label}.png", picture)
             drawn.add(dataset)
@@ -120,16 +120,22 @@ def targets(
     name += "+joint" * (policy.execution == "joint")
     for target, each in given.items():
         suffix = "+max-return" if policy.return_conditioned and target is None else ""
-        begin = partial(policy.begin, horizon=env.horizon, target_returns=each, groups=env.groups)
+
+        def begin(tasks: Sequence[str], each: Any = each) -> Player:
+            return policy.begin(tasks, horizon=env.horizon, target_returns=each, groups=env.groups)  # a reset may change groups
+
         yield Contender(name + suffix, target, begin, False)
 
 
-def play(who: Contender, env: Env, seed: int, console: Console) -> tuple[list[Episode], float]:
-    """The episodes of one player, and the seconds they took."""
+def play(contender: Contender, env: Env, seed: int, console: Console, observation_dim: int) -> tuple[list[Episode], float]:
+    """The episodes of one player, and the seconds they took. observation_dim: S of the run, which a scripted player need not have."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{who.name} {who.target or ''}", total=env.horizon)
+        task = bar.add_task(f"{contender.name} {contender.target or ''}", total=env.horizon)
         began = time.monotonic()
-        episodes = rollout(who.begin, env, seed=seed, progress=lambda n: bar.advance(task, n))
+        episodes = rollout(
+            contender.begin, env, seed=seed, progress=lambda n: bar.advance(task, n),
+            observation_dim=0 if contender.scripted else observation_dim,
+        )  # fmt: skip
         return episodes, time.monotonic() - began
 
 

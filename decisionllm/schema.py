@@ -35,9 +35,10 @@ def stored(dtype: type, default: Any) -> Any:
 def check_record(record: Any) -> None:
     """Raise a ValueError if an array of a record has another shape than its field says, or a number that is not finite."""
     sizes: dict[str, int] = {}
-    name = type(record).__name__
-    for key, letters, optional in _shapes(type(record)):
-        value = getattr(record, key)
+    kind: Any = type(record)
+    name = kind.__name__
+    for key, letters, optional in _shapes(kind):
+        value = vars(record)[key]
         if value is None and optional:
             continue
         got = getattr(value, "shape", None)
@@ -54,19 +55,19 @@ def check_record(record: Any) -> None:
 
 
 @cache
-def _shapes(record: type) -> list[tuple[str, list[tuple[str, bool]], bool]]:
+def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
     """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""
     found = []
     for f in fields(record):
         if "shape" in f.metadata:
-            shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]  # type: ignore[attr-defined]
+            shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]
             found.append((f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None))
     return found
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What the data knows and nobody types: sizes, the action space, the longest episode.
+    """Sizes and action space of a dataset, which its reader finds out.
 
     low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous actions; a discrete
     action is stored as one float that holds its index (A = 1).
@@ -75,13 +76,15 @@ class Spec:
     observation_dim: int
     action_dim: int
     horizon: int  # steps
-    low: tuple = ()
-    high: tuple = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
     num_actions: int = 0
-    entity_schema: tuple = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
+    entity_schema: tuple[
+        tuple[str, int, int], ...
+    ] = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
     # which begins with 1 if it is there and is zeros if not; (): one vector with no inner order
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(
             self, "entity_schema", tuple((str(kind), int(width), int(count)) for kind, width, count in self.entity_schema)
         )
@@ -97,6 +100,12 @@ class Spec:
             )
         if not self.num_actions and not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
             raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> "Spec":
+        """The spec that JSON holds, whose lists are tuples here."""
+        tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        return cls(**tuples)
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ class Window(StepColumns[np.ndarray]):
     timesteps: np.ndarray = shaped("B T")
     mask: np.ndarray = shaped("B T")  # True where real
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
+    loss_mask: np.ndarray = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
     team: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
     identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
     text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # of a team: which of its sampler's texts
@@ -188,6 +198,7 @@ class Batch(StepColumns[torch.Tensor]):
     text_ids: torch.Tensor = shaped("U L")  # L = 0: no text
     text_mask: torch.Tensor = shaped("U L")
     text_index: torch.Tensor = shaped("B")  # the text of each row
+    loss_mask: torch.Tensor = column("", np.bool_, optional=True, kw_only=True)
     team: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
     identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
 
@@ -198,13 +209,15 @@ class Batch(StepColumns[torch.Tensor]):
 
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""
-        per_step = [name for name, letters, _ in _shapes(type(self)) if [letter for letter, _ in letters[:2]] == ["B", "T"]]
-        parts = {name: getattr(self, name) for name in per_step}
-        return replace(self, **{name: x if x is None else x[:, :step] for name, x in parts.items()})
+        kind: Any = type(self)
+        per_step = [name for name, letters, _ in _shapes(kind) if [letter for letter, _ in letters[:2]] == ["B", "T"]]
+        parts: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[:, :step] for name in per_step}
+        return replace(self, **parts)
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""
-        return replace(self, **{name: x if x is None else x.to(device, non_blocking=True) for name, x in vars(self).items()})
+        parts: dict[str, Any] = {name: x if x is None else x.to(device, non_blocking=True) for name, x in vars(self).items()}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,7 @@ class Report:
     protocol: str
     text: str
     seed: int
-    target_return: float | None  # raw reward units; None for a policy that is asked for nothing
+    target_return: float | None  # raw reward units; None for a policy that is not return-conditioned
     headline: bool  # the one target fixed before the run
     n: int  # episodes
     mean_return: float  # raw reward units; `return` in the row
@@ -224,9 +237,9 @@ class Report:
     low: float  # 95 % bootstrap interval of the mean over the n episodes
     high: float
     seconds: float
-    extra: dict = field(default_factory=dict)  # versions, fingerprint, commit: whatever belongs to this row
+    extra: dict[str, Any] = field(default_factory=dict)  # versions, fingerprint, commit: whatever belongs to this row
 
-    def row(self):
+    def row(self) -> dict[str, Any]:
         """The line of results.jsonl, as a dict."""
         names = {f.name: "return" if f.name == "mean_return" else f.name for f in fields(self) if f.name != "extra"}
-        return {name: getattr(self, field) for field, name in names.items()} | self.extra
+        return {name: vars(self)[field] for field, name in names.items()} | self.extra

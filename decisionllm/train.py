@@ -77,7 +77,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
 
     # -- processes and precision --
-    AcceleratorState._reset_state(reset_partial_state=True)  # type: ignore[no-untyped-call]  # runs of a sweep share a process
+    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process
     accelerator = Accelerator(
         mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,

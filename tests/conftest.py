@@ -13,6 +13,7 @@ from decisionllm.__main__ import run
 from decisionllm.datasets import store, windows
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.policy import Policy
+from decisionllm.protocols import Source
 from decisionllm.registry import build, discover
 from decisionllm.scaling import executors
 from decisionllm.schema import Episode, Spec
@@ -104,7 +105,7 @@ def make_store(path, episodes, **spec):
     facts = {"observation_dim": S, "action_dim": A, "horizon": 50} | (
         {} if spec.get("num_actions") else {"low": (-1.0,) * A, "high": (1.0,) * A}
     )
-    return store.write(path, store.Source(Spec(**facts | spec), episodes, {"name": "test"}))
+    return store.write(path, Source(Spec(**facts | spec), episodes, {"name": "test"}))
 
 
 def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):

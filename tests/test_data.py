@@ -1,4 +1,4 @@
-"""The verb `data`: a card whose every number is worked by hand, a window as the model reads it, and exports."""
+"""The command `data`: a card whose every number is worked by hand, a window as the model reads it, and exports."""
 
 import minari
 import numpy as np
@@ -6,7 +6,8 @@ import pytest
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.maze2d import read_hdf5
-from decisionllm.protocols import Source, open_store, write
+from decisionllm.datasets.store import open_store, write
+from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 
@@ -41,7 +42,7 @@ def test_a_card_shows_the_returns_of_the_next_steps(tmp_path):
     assert found.split(maxsplit=1) == ["2", "0 %: 3.00, 10 %: 3.20, 50 %: 4.00, 90 %: 4.80, 99 %: 4.98, 100 %: 5.00"], (
         "of 3, 5 and 4"
     )
-    with pytest.raises(ValueError, match="ahead: expected episodes of at least 9 steps, the longest has 3"):
+    with pytest.raises(ValueError, match="model.return_horizon: expected episodes of at least 9 steps, the longest has 3"):
         list(card(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=9))
 
 
@@ -54,7 +55,7 @@ def test_a_card_counts_discrete_actions(tmp_path):
     assert lines(store)["action"] == "one of 4, taken [1, 0, 2, 0]" and lines(store)["options"] == "seed=7, cut=run"
 
 
-def test_a_card_of_millions_of_steps_does_not_round_its_mean_away(tmp_path):
+def test_the_mean_of_millions_of_steps_is_exact(tmp_path):
     n = 2_000_000
     seen, spec = np.full((n, 2), 16.3, np.float32), Spec(observation_dim=2, action_dim=1, horizon=n, low=(-1.0,), high=(1.0,))
     store = write(
@@ -63,24 +64,26 @@ def test_a_card_of_millions_of_steps_does_not_round_its_mean_away(tmp_path):
     assert lines(store)["observation"] == "2 numbers, mean [16.3, 16.3], deviation [0.0, 0.0]"
 
 
-def test_a_window_is_shown_as_the_model_reads_it(tmp_path):
+def test_a_window_by_hand(tmp_path):
     store = make_store(tmp_path / "s", [episode([4.5], start=50, task="Walk to the goal in the north.")])
-    head, told, step, rest = window(store, 3)
-    pieces = told.removeprefix("  text ").split("|")
+    head, shown, step, rest = window(store, 3)
+    pieces = shown.removeprefix("  text ").split("|")
     assert "".join(pieces) == "Walk to the goal in the north." and len(pieces) > 1
-    assert head == f"one window of 3 steps: {len(pieces)} text tokens, then 3 of the trajectory"
+    assert head == f"one window of 3 steps: {len(pieces)} text tokens, then 1 steps of the trajectory"
     assert step.split() == ["t=0", "R", "4.50", "o", "50.000", "50.000", "a", "0.500"]
-    assert rest == "  2 steps of padding, which nothing sees"
+    assert rest == "  2 steps of padding, masked"
 
 
-def test_a_window_begins_anywhere_and_says_nothing_where_there_is_no_text(tmp_path):
+def test_a_window_begins_at_any_step(tmp_path):
     store, heads = make_store(tmp_path / "s", [episode([1, 2, 3])]), set()
     for seed in range(20):
-        head, told, *steps = window(store, 3, seed=seed)
+        head, shown, *steps = window(store, 3, seed=seed)
         start = int(steps[0].split()[0].removeprefix("t="))
         expected = [["t=0", "R", "6.00"], ["t=1", "R", "5.00"], ["t=2", "R", "3.00"], [str(start), "steps", "of"]][start:]
         assert [step.split()[:3] for step in steps] == expected[: 3 if start == 0 else 4]
-        assert told == "  no text" and head == f"one window of 3 steps: 0 text tokens, then {3 * (3 - start)} of the trajectory"
+        assert (
+            shown == "  no text" and head == f"one window of 3 steps: 0 text tokens, then {3 - start} steps of the trajectory"
+        )
         heads.add(head)
     assert len(heads) == 3
 
@@ -89,21 +92,21 @@ def config(tmp_path, dataset, **changed):
     return {
         "dataset": dataset,
         "cache_dir": str(tmp_path / "home"),
-        "return_horizon": 0,
+        "model": {"return_horizon": 0},
         "window": 4,
         "seed": 0,
         "export": "",
     } | changed
 
 
-def test_the_verb_prints_what_the_functions_say(tmp_path, capsys):
-    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6, text="goal"), return_horizon=3))
+def test_the_command_prints_what_the_functions_say(tmp_path, capsys):
+    store = data(config(tmp_path, node("dataset", "synthetic", episodes=6, text="goal"), model={"return_horizon": 3}))
     printed = capsys.readouterr().out.splitlines()
     assert printed == [*card(store, return_horizon=3), *window(store, 4, return_horizon=3)]
     assert open_store(store.path).fingerprint == store.fingerprint
 
 
-def test_the_verb_exports_to_minari(tmp_path, capsys):
+def test_the_command_exports_to_minari(tmp_path, capsys):
     store = data(config(tmp_path, node("dataset", "synthetic", episodes=6), export="minari:mine/points-v0"))
     assert (
         capsys.readouterr().out.splitlines()[-1] == f"written: minari:mine/points-v0, 6 episodes, {store.lengths.sum()} steps"
@@ -114,7 +117,7 @@ def test_the_verb_exports_to_minari(tmp_path, capsys):
     assert back.rewards.tolist() == store.rewards.tolist() and back.observations.tolist() == store.observations.tolist()
 
 
-def test_the_verb_exports_to_d4rls_format(tmp_path, capsys):
+def test_the_command_exports_to_d4rls_format(tmp_path, capsys):
     path = tmp_path / "log.hdf5"
     store = data(config(tmp_path, node("dataset", "maze2d-umaze", steps=1000), export=f"hdf5:{path}"))
     assert capsys.readouterr().out.splitlines()[-1] == f"written: hdf5:{path}, {len(store.lengths)} episodes, 1,000 steps"
@@ -126,7 +129,7 @@ def test_the_verb_exports_to_d4rls_format(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("export", ["csv:x", "minari", "hdf5:", ":x", "log.hdf5"])
-def test_an_unknown_export_is_refused_before_anything_is_made(tmp_path, export):
+def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     with pytest.raises(
         ValueError, match="export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got"
     ):

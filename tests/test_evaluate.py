@@ -1,4 +1,4 @@
-"""Evaluation: a run's own config says how it is rolled out, every row says what it is, and the report stands alone."""
+"""Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one file."""
 
 import json
 
@@ -17,10 +17,10 @@ def runs(tmp_path_factory):
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
     made = {
         "plain": (),
-        "told": ("text=goal",),
+        "goal-text": ("text=goal",),
         "cloned": ("model.condition_on=none", "seed=8"),
         "maze": maze,
-        "no-world": ("env=none",),
+        "no-env": ("env=none",),
     }
     for name, words in made.items():
         loop = [word for word in LOOP if not (name == "maze" and word.startswith("dataset"))]
@@ -33,9 +33,9 @@ def evaluated(out, *words):
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-def test_a_row_says_what_was_evaluated_and_how(runs, tmp_path):
+def test_a_row_describes_its_evaluation(runs, tmp_path):
     (row,) = evaluated(tmp_path, f"run={runs}/plain")
-    facts = json.loads((runs / "plain" / "run.json").read_text())
+    info = json.loads((runs / "plain" / "run.json").read_text())
     assert row.keys() >= KEYS
     known = {
         "dataset": "synthetic",
@@ -47,20 +47,20 @@ def test_a_row_says_what_was_evaluated_and_how(runs, tmp_path):
         "headline": True,
     }
     assert known.items() <= row.items()
-    assert row["target_return"] == facts["targets"]["0.9"] and row["fingerprint"] == facts["fingerprint"]
+    assert row["target_return"] == info["targets"]["0.9"] and row["fingerprint"] == info["fingerprint"]
     assert row["low"] <= row["score"] <= row["high"] < 0 <= row["seconds"]
     assert row["score"] == pytest.approx(row["return"])  # the point's score is its return
     assert {"torch", "transformers", "decisionllm", "commit"} <= row["versions"].keys()
 
 
-def test_the_same_evaluation_gives_the_same_numbers_even_where_actions_are_drawn(runs, tmp_path):
+def test_an_evaluation_repeats_even_with_sampled_actions(runs, tmp_path):
     first, second = (evaluated(tmp_path / str(i), f"run={runs}/plain", "act.decode=sample")[0] for i in (1, 2))
     mode, other = (evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0] for word in ("act.decode=mode", "seed=1"))
     assert first["return"] == second["return"] and first["decode"] == "sample"
     assert len({first["return"], mode["return"], other["return"]}) == 3
 
 
-def test_the_report_is_one_page_with_its_pictures_and_these_beside_it(runs, tmp_path):
+def test_the_report_is_one_page_with_its_pictures(runs, tmp_path):
     evaluated(tmp_path, f"run={runs}/plain", "report=true")
     page = (tmp_path / "report.html").read_text()
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
@@ -69,34 +69,34 @@ def test_the_report_is_one_page_with_its_pictures_and_these_beside_it(runs, tmp_
     assert "plain" in page and "synthetic" in page and "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_more_targets_are_asked_for_and_one_is_the_headline(runs, tmp_path):
+def test_of_several_targets_one_is_the_headline(runs, tmp_path):
     rows = evaluated(tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]")
     known = json.loads((runs / "plain" / "run.json").read_text())["targets"]
     assert [row["target_return"] for row in rows] == [known["0.9"], known["0.5"], known["1.0"], -7.0]  # 0.9 is not played twice
     assert [row["headline"] for row in rows] == [True, False, False, False]
-    assert len({row["return"] for row in rows}) == 4  # the policy hears what is asked
+    assert len({row["return"] for row in rows}) == 4  # the policy conditions on the target
 
 
-def test_a_policy_that_is_told_no_return_is_asked_for_none(runs, tmp_path):
+def test_behaviour_cloning_has_no_target_return(runs, tmp_path):
     (row,) = evaluated(tmp_path, f"run={runs}/cloned", "target_quantiles=[0.5]", "target_returns=[-7]")
     assert row["target_return"] is None and row["headline"]
 
 
-def test_several_runs_stand_in_one_table_each_with_its_own_config(runs, tmp_path, capsys):
-    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/told,{runs}/cloned]")
+def test_several_runs_are_in_one_table(runs, tmp_path, capsys):
+    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/goal-text,{runs}/cloned]")
     assert [(row["policy"], row["protocol"], row["text"], row["seed"]) for row in rows] == [
-        ("plain", "standard", "none", 7), ("told", "goal-text", "goal", 7), ("cloned", "standard", "none", 8),
+        ("plain", "standard", "none", 7), ("goal-text", "goal-text", "goal", 7), ("cloned", "standard", "none", 8),
     ]  # fmt: skip
     table = capsys.readouterr().out
-    assert all(name in table for name in ("plain", "told", "cloned"))
+    assert all(name in table for name in ("plain", "goal-text", "cloned"))
 
 
-def test_rows_are_added_to_those_there_are(runs, tmp_path):
+def test_rows_are_appended(runs, tmp_path):
     evaluated(tmp_path, f"run={runs}/plain")
-    assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/told")] == ["plain", "told"]
+    assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/goal-text")] == ["plain", "goal-text"]
 
 
-def test_the_runs_own_config_is_read_and_the_world_can_be_changed(runs, tmp_path):
+def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
     path = runs / "plain" / "config.yaml"
     before, config = path.read_text(), yaml.safe_load(path.read_text())
     north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]
@@ -108,7 +108,7 @@ def test_the_runs_own_config_is_read_and_the_world_can_be_changed(runs, tmp_path
         path.write_text(before)
 
 
-def test_scripted_players_stand_beside_the_policy_once(runs, tmp_path):
+def test_scripted_players_are_played_once(runs, tmp_path):
     assert command("evaluate", f"run=[{runs}/maze,{runs}/maze]", f"out={tmp_path}", "episodes=2") == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(row["policy"], row["protocol"]) for row in rows] == [
@@ -129,10 +129,10 @@ def test_scripted_players_stand_beside_the_policy_once(runs, tmp_path):
     ("plain", ["act.decode=guess"], "decode: expected mode, mean"),
     ("plain", ["device=tpu"], "device: expected auto, cpu or cuda, got 'tpu'"),
     ("plain", ["+env.goa=south"], "unexpected keyword argument 'goa'"),
-    ("no-world", [], "env=none, there is no world to roll out in"),
+    ("no-env", [], "env=none, there is no environment to roll out in"),
     ("nowhere", [], "nowhere: expected a run directory"),
 ])  # fmt: skip
-def test_what_cannot_be_evaluated_fails_in_one_line(run, words, message, runs, tmp_path, capsys):
+def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, capsys):
     capsys.readouterr()
     assert command("evaluate", f"run={runs}/{run}", f"out={tmp_path}", *words) == 1
     said = capsys.readouterr().err

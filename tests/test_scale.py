@@ -213,7 +213,7 @@ WRONG = {
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
     shlex.quote(
-        listed("train", "dataset=permutation backbone=nano head=discrete data.held_out=0.2")
+        listed("train", "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2")
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
         listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")

@@ -8,10 +8,13 @@ Regenerated logs are equal in their statistics, not in their bytes, and are name
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.arrays import read_columns
+from decisionllm.datasets.store import Store
 from decisionllm.envs.maze2d import Maze, Planner, reward
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -19,7 +22,8 @@ from decisionllm.schema import Episode, Spec
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-KEYS = {"observations": 4, "actions": 2}
+WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
+Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 
 
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
@@ -36,7 +40,7 @@ def load(
     cut: str = "timeouts",
     source: str = "auto",
     piece: int = 1000,
-    beyond: int = 0,
+    steps_after_goal: int = 0,
     path: str = "",
     steps: int = 0,
     noise: float = 0.5,
@@ -44,90 +48,95 @@ def load(
 ) -> Source:
     """One Maze2D log as episodes.
 
-    text: `none`; `constant` names the maze; `goal` names the goal that the planner was walking to, from the log's goal
-    column, and relabels the rewards for it; `shuffled` is `goal` with the texts dealt to other episodes.
-    beyond: with text=goal, go on showing so many steps after the goal was reached, which are not to be imitated: the planner is
-    off to another goal, but they show how the world moves there and what it pays.
-    cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
-    source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` takes
-    the file where there is one. steps: how many to regenerate; 0 is the published size; noise: on the planner's actions, a deviation; the published logs
-    have 0.5. seed: of the regeneration.
+    Args:
+        maze: umaze, medium or large.
+        dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
+        text: `none`; `constant` names the maze; `goal` names the goal that the planner walked to, from the log's goal column, and
+            relabels the rewards for it; `shuffled` is `goal` with the texts permuted among the episodes.
+        cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
+        source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` reads
+            the file where there is one.
+        piece: steps, with cut=run.
+        steps_after_goal: with text=goal, an episode goes on for so many steps after its goal was reached, with loss mask 0: the
+            planner walks to another goal by then, but the steps show transitions and rewards.
+        path: of the file.
+        steps: how many to regenerate; 0: the published size.
+        noise: standard deviation of the noise on the planner's actions, which are within -1 .. 1; the published logs have 0.5.
+        seed: of the regeneration.
+
+    Raises:
+        FileNotFoundError: source=file or a path, and there is no such file.
+        ValueError: an option is unknown or does not fit another, or the file is damaged or not a Maze2D log.
+
+    Source: Farama-Foundation/D4RL, `d4rl/pointmaze/`.
     """
     if not 0 <= noise < np.inf:
         raise ValueError(f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}")
-    if beyond and text not in ("goal", "shuffled"):
-        raise ValueError(f"dataset.steps_after_goal={beyond}: needs text=goal, got {text}")
+    if steps_after_goal and text not in ("goal", "shuffled"):
+        raise ValueError(f"dataset.steps_after_goal={steps_after_goal}: needs text=goal, got {text}")
     one_of("dataset.text", text, ("none", "constant", "goal", "shuffled"))
     one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
-    world, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
+    simulator, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
     by_goal = text in ("goal", "shuffled")
     if by_goal and cut not in ("timeouts", "run"):
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
     file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
-    if file:
-        log, name = read_hdf5(file)
-        names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
-        name = name or names.get(file.name, f"{published}@{file.stem}")
-    elif source == "file" or path:
+    if not file and (source == "file" or path):
         raise FileNotFoundError(
             f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; put "
             f"{file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
         )
+    if file:
+        log, name = read_hdf5(file)
+        names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
+        name = name or names.get(file.name, f"{published}@{file.stem}")
     else:
-        log = generate(world, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
+        log = generate(simulator, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
         name = f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)
-
-    longest = piece if cut == "run" else HORIZON[maze]
-    first, last = cut_points(log, cut, longest, world)
-    if not by_goal and not file:
-        log["rewards"] = reward(log["observations"][:, :2], world.goal, dense=dense)
-    tasks = [task_text(maze) if text == "constant" else ""] * len(first)
+        log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
+    info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
+    first, last = cut_points(log, cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
+    until = np.minimum(last + steps_after_goal, next_jump(log)[first])
+    goals, tasks = None, [task_text(maze) if text == "constant" else ""] * len(first)
     if by_goal:
         if "goals" not in log:
             raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
-        rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the ball was sent to in this episode
+        rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the planner had in this episode
         goals = np.rint(log["goals"][rows]).astype(int)
         tasks = [task_text(maze, goal) for goal in goals]
     if text == "shuffled":
         tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
 
-    columns = [np.asarray(log[key], np.float32) for key in ("observations", "actions")]
-    until = np.minimum(last + beyond, next_jump(log)[first])
-
-    def episode(i):
-        observations, actions = (column[first[i] : until[i]] for column in columns)
-        rewards = reward(observations[:, :2], goals[i], dense=dense) if by_goal else log["rewards"][first[i] : last[i]]
-        loss_mask = np.arange(len(actions)) < last[i] - first[i] if beyond else None
+    def episode(i: int) -> Episode:
+        observations, actions = (np.asarray(log[key][first[i] : until[i]], np.float32) for key in ("observations", "actions"))
+        rewards = log["rewards"][first[i] : last[i]] if goals is None else reward(observations[:, :2], goals[i], dense=dense)
+        loss_mask = np.arange(len(actions)) < last[i] - first[i] if steps_after_goal else None
         return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, loss_mask=loss_mask)
 
-    episodes = map(episode, range(len(first)))
-    spec = Spec(observation_dim=4, action_dim=2, horizon=longest + beyond, low=(-1.0, -1.0), high=(1.0, 1.0))
-    info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
-    return Source(spec, episodes, info)
+    spec = Spec(observation_dim=4, action_dim=2, horizon=longest + steps_after_goal, low=(-1.0, -1.0), high=(1.0, 1.0))
+    return Source(spec, map(episode, range(len(first))), info)
 
 
-def task_text(maze, goal=None):
-    """The task in words. goal: (2,) cell, also its position; without it the text only names the maze."""
+def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> str:
+    """The task in words. goal: (2,) cell, also its position; None: the text only names the maze."""
     if goal is None:
         return f"Maze2D {maze}. Push the ball to the goal and keep it there."
     rows, columns = Maze.named(maze).walls.shape
     vertical = ("top", "middle", "bottom")[int(3 * (goal[0] - 1) / (rows - 2))]
     horizontal = ("left", "centre", "right")[int(3 * (goal[1] - 1) / (columns - 2))]
-    return (
-        f"Maze2D {maze}. Push the ball to the goal at the {vertical} {horizontal}, row {goal[0]}, column {goal[1]} "
-        f"(x = {goal[0]}.0, y = {goal[1]}.0), and keep it there."
-    )
+    place = f"{vertical} {horizontal}, row {goal[0]}, column {goal[1]} (x = {goal[0]}.0, y = {goal[1]}.0)"
+    return f"Maze2D {maze}. Push the ball to the goal at the {place}, and keep it there."
 
 
-def cut_points(log, cut, longest, world):
+def cut_points(log: Log, cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray]:
     """First rows and ends (exclusive) of the episodes: two (E,) int arrays. A jump of the ball always parts two episodes."""
     position = log["observations"][:, :2]
     end = jumps(log)
     if cut == "timeouts":
         end |= log["ends"]
     if cut == "goal_exit":
-        inside = reward(position, world.goal) > 0
+        inside = reward(position, simulator.goal) > 0
         end |= np.append(inside[:-1] & ~inside[1:], True)
     last = np.flatnonzero(end) + 1
     first = np.concatenate([[0], last[:-1]])
@@ -137,18 +146,18 @@ def cut_points(log, cut, longest, world):
     return np.maximum(first_of, last_of - (back + 1) * longest), last_of - back * longest
 
 
-def jumps(log):
+def jumps(log: Log) -> np.ndarray:
     """Where the ball is somewhere else in the next row, or there is none: (n,) bool"""
     return np.append(np.abs(np.diff(log["observations"][:, :2], axis=0)).max(1) > 0.06, True)  # one step moves at most 0.053
 
 
-def next_jump(log):
+def next_jump(log: Log) -> np.ndarray:
     """The row after the end of the run that each row belongs to: (n,) int"""
     ends = np.flatnonzero(jumps(log)) + 1
     return ends[np.searchsorted(ends, np.arange(len(log["observations"])), side="right")]
 
 
-def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
+def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, noise: float = 0.5, chains: int = 50) -> Log:
     """D4RL's generation protocol, its noisy variant, which made the published files: a dict of columns of `steps` rows.
 
     `chains` balls walk side by side, each never reset; a goal is a random free cell, aimed at through the planner's
@@ -159,8 +168,8 @@ def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
     rng = np.random.default_rng(seed)
     chains = max(1, min(chains, steps // 2000))
     length = -(-steps // chains)
-    states = world.reset(chains, rng)
-    planner = Planner(world, chains, rng)
+    states = simulator.reset(chains, rng)
+    planner = Planner(simulator, chains, rng)
     shape = (chains, length)
     log = {"observations": np.empty((*shape, 4), np.float32), "actions": np.empty((*shape, 2), np.float32),
            "goals": np.empty((*shape, 2), np.float32), "ends": np.zeros(shape, bool)}  # fmt: skip
@@ -169,7 +178,7 @@ def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
     for t in range(length):
         rows = np.flatnonzero(fresh)
         if len(rows):
-            cells = world.free_cells[rng.integers(len(world.free_cells), size=len(rows))]
+            cells = simulator.free_cells[rng.integers(len(simulator.free_cells), size=len(rows))]
             goals[rows] = cells + rng.uniform(-0.1, 0.1, cells.shape)
             planner.aim(rows, states[rows, :2], cells)
             age[rows] = 0
@@ -178,31 +187,27 @@ def generate(world, steps, *, seed=0, time_limit=300, noise=0.5, chains=50):
         fresh = solved | (age >= time_limit)
         for name, column in (("observations", states), ("actions", actions), ("goals", goals), ("ends", fresh)):
             log[name][:, t] = column
-        states = world.step(states, actions)
+        states = simulator.step(states, actions)
         age += 1
     log["ends"][:, -1] = True
     return {name: column.reshape(chains * length, *column.shape[2:])[:steps] for name, column in log.items()}
 
 
-def save(path, store):
+def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, which keeps where its episodes end, as `timeouts`, and its name, as an attribute."""
     if store.info.get("env") != "maze2d" or store.info["text"] in ("goal", "shuffled"):
         raise ValueError(
             f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
             f"got {store.info['name']} with text={store.info.get('text')}"
         )
-    log = {
-        "observations": store.observations,
-        "actions": store.actions,
-        "rewards": store.rewards,
-        "ends": np.zeros(len(store.rewards), bool),
-    }
+    log = {name: getattr(store, name) for name in ("observations", "actions", "rewards")}
+    log["ends"] = np.zeros(len(store.rewards), bool)
     log["ends"][store.offsets[1:] - 1] = True
     cut = store.info["cut"]
     write_hdf5(path, log, name=store.info["name"] + ("" if cut == "timeouts" else f"-{cut}"))
 
 
-def write_hdf5(path, log, *, name=""):
+def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
     """Columns as the file that D4RL's users read, all or nothing; what `read_hdf5` gives back."""
     import h5py
 
@@ -213,7 +218,7 @@ def write_hdf5(path, log, *, name=""):
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         with h5py.File(partial, "w") as file:
-            for key in KEYS:
+            for key in ("observations", "actions"):
                 file.create_dataset(key, data=log[key], compression="gzip")
             file["rewards"], file["timeouts"], file["terminals"] = log["rewards"], log["ends"], np.zeros(len(log["ends"]), bool)
             file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
@@ -225,7 +230,7 @@ def write_hdf5(path, log, *, name=""):
         partial.unlink(missing_ok=True)
 
 
-def read_hdf5(path):
+def read_hdf5(path: Path) -> tuple[Log, str]:
     """A D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there, goals; and the name that `save` gave it.
 
     Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1) rewards are squeezed;
@@ -233,41 +238,26 @@ def read_hdf5(path):
     """
     import h5py
 
-    try:
-        with h5py.File(path) as file:
-            lacking = [key for key in (*KEYS, "rewards", "terminals") if key not in file]
-            log = {key: file[key][()] for key in (*KEYS, "rewards", "terminals", "timeouts", "infos/goal") if key in file}
-            found, name = ", ".join(file), file.attrs.get("name", "")
-    except OSError as error:
-        raise ValueError(f"{path}: not a readable HDF5 file, perhaps truncated ({error}); fetch it again") from error
-    if lacking:
-        raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {found}")
-    sizes = {key: len(column) for key, column in log.items()}
-    if len(set(sizes.values())) > 1 or not len(log["rewards"]):
-        raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
-    for key, width in (KEYS | {"rewards": 1, "infos/goal": 2}).items():
-        column = log.get(key, np.zeros((1, width)))
-        if column.ndim > 2 or np.prod(column.shape[1:]) != width:
-            raise ValueError(f"{path}: expected {key} of {width} columns, got shape {column.shape}")
-        if not (finite := np.isfinite(column)).all():
-            raise ValueError(f"{path}: expected finite {key}, got {column[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
-    flags = [log.pop(key).astype(bool).reshape(-1) for key in ("terminals", "timeouts") if key in log]
-    log |= {"rewards": log["rewards"].reshape(-1), "ends": np.any(flags, axis=0)}
-    return log | ({"goals": log.pop("infos/goal")} if "infos/goal" in log else {}), name
+    log = read_columns(path, WIDTHS)
+    with h5py.File(path) as file:
+        name = file.attrs.get("name", "")
+    flags = [log.pop(key).astype(bool) for key in ("terminals", "timeouts") if key in log]
+    goals = {"goals": log.pop("infos/goal")} if "infos/goal" in log else {}
+    return log | {"ends": np.any(flags, axis=0)} | goals, name
 
 
-def files(*, maze, dense=False, path="", source="auto", **options):
+def files(*, maze: str, dense: bool = False, path: str = "", source: str = "auto", **options: Any) -> list[Path]:
     """What `load` would read with these options: one file, or none where it regenerates."""
     file = None if source == "regenerate" else find_file(maze, dense, path)
     return [file] if file else []
 
 
-def file_names(maze, dense):
+def file_names(maze: str, dense: bool) -> list[str]:
     kind = "dense" if dense else "sparse"
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
 
 
-def find_file(maze, dense, path=""):
+def find_file(maze: str, dense: bool, path: str = "") -> Path | None:
     """Where a D4RL user has the file: the given path, $D4RL_DATASET_DIR, ~/.d4rl/datasets; None if nowhere."""
     if path:
         return Path(path).expanduser() if Path(path).expanduser().is_file() else None

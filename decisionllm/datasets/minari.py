@@ -1,19 +1,23 @@
 """Minari datasets in and out, through the real library: any Box, Discrete or Dict-of-Box observations, Box or Discrete actions.
 
-`D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode still carries the previous
-goal (Minari issue 265): the goal of the second is taken. An episode ends with its first reward, so that every return is 1 and
-says nothing: with goal=fixed the rewards are those that the evaluation environment pays for its one goal, as in D4RL's Maze2D,
-and the goal is left out of the observation; with goal=own the goal stays in the observation and the rewards stay as they are.
+`D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode still has the previous goal
+(Minari issue 265): the goal of the second is used. An episode ends with its first reward, so that every return is 1: with
+goal=fixed the rewards are those of the evaluation environment for its one goal, as in D4RL's Maze2D, and the goal is left out of
+the observation; with goal=own the goal stays in the observation and the rewards stay as they are.
 """
 
 import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from decisionllm.config import one_of
+from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -23,18 +27,25 @@ RADIUS = 0.45  # of PointMaze's goals
 
 @register("dataset", "minari", text="${text}")
 def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: int = 0) -> Source:
-    """A local Minari dataset, by its id or the path of its folder; nothing is downloaded.
+    """A local Minari dataset; nothing is downloaded.
 
-    text: none, or `constant`: the dataset's id and description. horizon: refuse longer episodes; 0 is the longest one, or the
-    time limit of the evaluation environment if that is more. goal: of PointMaze, see above.
+    Args:
+        minari_id: its id, or the path of its folder.
+        text: `none`, or `constant`: the dataset's id and description.
+        goal: of PointMaze, `fixed` or `own`, see above.
+        horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation environment if that is more.
+
+    Raises:
+        FileNotFoundError: there is no such dataset.
+        ValueError: it is damaged, or its spaces are not supported.
     """
-    for name, value, known in (("text", text, ("none", "constant")), ("goal", goal, ("fixed", "own"))):
-        if value not in known:
-            raise ValueError(f"dataset.{name}: expected {' or '.join(known)} for a Minari dataset, got {value!r}")
+    one_of("dataset.text", text, ("none", "constant"))
+    one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
     metadata, maze = dataset.storage.metadata, is_pointmaze(dataset)
-    action_spec(dataset.action_space)  # or a refusal, before anything is read
-    pay = fixed_reward(dataset) if maze and goal == "fixed" else None
+    discrete = "num_actions" in action_spec(dataset.action_space)  # refuses other spaces before anything is read
+    start = dataset.action_space.start if discrete else 0
+    fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
     words, episodes = description(dataset) if text == "constant" else "", []
     for e, raw in enumerate(_read(dataset)):
         observations, rewards = raw.observations, np.asarray(raw.rewards, np.float32)
@@ -42,24 +53,15 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
             goals = np.array(observations["desired_goal"])
             goals[0] = goals[1]
             observations = observations | {"desired_goal": goals}
-        if pay:
-            rewards = pay(observations["observation"][1:, :2])
-        actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - getattr(dataset.action_space, "start", 0)
-        terminated, truncated = bool(raw.terminations[-1]), bool(raw.truncations[-1]) or not raw.terminations[-1]
+        if fixed:
+            rewards = fixed(observations["observation"][1:, :2])
+        actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
         try:
-            rows = shown(dataset, observations, goal)
-            episodes.append(
-                Episode(
-                    rows[:-1],
-                    actions,
-                    rewards,
-                    terminated=terminated,
-                    truncated=truncated,
-                    task=words,
-                    group=e,
-                    final_observation=rows[-1],
-                )
-            )
+            rows, ended = observe(dataset, observations, goal), bool(raw.terminations[-1])
+            episodes.append(Episode(
+                rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
+                task=words, group=e, final_observation=rows[-1],
+            ))  # fmt: skip
         except ValueError as error:
             raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
     if not episodes:
@@ -71,21 +73,21 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     return Source(spec, episodes, info)
 
 
-def files(*, minari_id, **options):
-    """What `load` would read with these options."""
+def files(*, minari_id: str, **options: Any) -> list[Path]:
+    """The files that `load` reads with these options."""
     return sorted(path for path in folder(minari_id).rglob("*") if path.is_file())
 
 
-def folder(minari_id):
-    """Where the data of an id or of a path is, or would be."""
+def folder(minari_id: str) -> Path:
+    """The data folder of an id or of a path."""
     from minari.storage import get_dataset_path
 
     path = Path(minari_id).expanduser()
     return (path if path.is_dir() else get_dataset_path(minari_id)) / "data"
 
 
-def find(minari_id):
-    """An open Minari dataset, by its id or the path of its folder."""
+def find(minari_id: str) -> Any:
+    """The open Minari dataset, by its id or the path of its folder."""
     import minari
 
     data = folder(minari_id)
@@ -98,44 +100,48 @@ def find(minari_id):
         raise ValueError(f"{minari_id}: not a readable Minari dataset ({error}); fetch it again") from error
 
 
-def _read(dataset):
+def _read(dataset: Any) -> Iterator[Any]:
+    """The episodes of a Minari dataset."""
     try:
         yield from dataset.iterate_episodes()
     except (OSError, KeyError) as error:
         raise ValueError(f"{dataset.id}: not a readable Minari dataset ({error}); fetch it again") from error
 
 
-def description(dataset):
+def description(dataset: Any) -> str:
+    """The task text of a dataset: its id and what it says of itself."""
     return f"{dataset.id}. {dataset.storage.metadata.get('description') or ''}".strip()
 
 
-def is_pointmaze(dataset):
-    return "pointmaze" in dataset.id and {"observation", "desired_goal"} <= set(
-        getattr(dataset.observation_space, "spaces", ())
-    )
+def is_pointmaze(dataset: Any) -> bool:
+    """Whether the two defects of PointMaze are to be repaired."""
+    from gymnasium.spaces import Dict
+
+    space = dataset.observation_space
+    return "pointmaze" in dataset.id and isinstance(space, Dict) and {"observation", "desired_goal"} <= set(space)
 
 
-def shown(dataset, observations, goal):
-    """The observations of n steps as a policy sees them, rows of numbers: (n, S) float32. goal: see `load`."""
+def observe(dataset: Any, observations: Any, goal: str) -> np.ndarray:
+    """The observations of n steps as a policy reads them: (n, S) float32. goal: see `load`."""
     if is_pointmaze(dataset) and goal == "fixed":
         return flatten(observations["observation"], dataset.observation_space["observation"])
     return flatten(observations, dataset.observation_space)
 
 
-def flatten(values, space):
-    """A Dict is laid out key by key, a Discrete is one-hot."""
+def flatten(values: Any, space: Any) -> np.ndarray:
+    """The observations of n steps as rows: (n, S) float32. A Dict is laid out key by key, a Discrete is one-hot."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
         return np.asarray(values, np.float32).reshape(len(values), -1)
     if isinstance(space, spaces.Discrete):
-        return np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start]
+        return np.asarray(np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start])
     if isinstance(space, spaces.Dict):
         return np.concatenate([flatten(values[key], part) for key, part in space.spaces.items()], 1)
     raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
 
 
-def action_spec(space, episodes=()):
+def action_spec(space: Any, episodes: Sequence[Episode] = ()) -> dict[str, Any]:
     """The action fields of a Spec. A Box without finite bounds takes those of the data."""
     from gymnasium import spaces
 
@@ -150,38 +156,51 @@ def action_spec(space, episodes=()):
     return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
 
 
-def evaluation(dataset):
-    """What a dataset says of its evaluation environment, as a dict: that of its collection where it names no other."""
+def evaluation(dataset: Any) -> dict[str, Any]:
+    """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty without either."""
     metadata = dataset.storage.metadata
-    return json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
+    spec: dict[str, Any] = json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
+    return spec
 
 
-def fixed_reward(dataset):
-    """What a PointMaze dataset's evaluation environment pays at positions, for the one `g` of its map: (n, 2) -> (n,) float32"""
+def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """The reward of a PointMaze dataset's evaluation environment, for the one `g` of its map: (n, 2) positions -> (n,) float32."""
     options = evaluation(dataset).get("kwargs", {})
-    maze = options.get("maze_map") or ()
+    maze: list[list[Any]] = options.get("maze_map") or []
     cells = [(i, j) for i, row in enumerate(maze) for j, cell in enumerate(row) if cell == "g"]
     if len(cells) != 1:
         raise ValueError(
             f"{dataset.id}: expected one goal cell 'g' in the map of its evaluation environment, got {len(cells)}; "
-            f"take dataset.goal=own"
+            f"use dataset.goal=own"
         )
     (i, j), rows, columns = cells[0], len(maze), len(maze[0])
     goal = j + 0.5 - columns / 2, rows / 2 - i - 0.5  # x to the right, y upwards, the origin in the middle
 
-    def pay(positions):
-        distance = np.linalg.norm(positions - goal, axis=1)
-        return (np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS).astype(np.float32)
+    def reward(positions: np.ndarray) -> np.ndarray:
+        distance: np.ndarray = np.linalg.norm(positions - goal, axis=1)
+        return np.asarray(np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS, np.float32)
 
-    return pay
+    return reward
 
 
-def save(minari_id, store, *, env=None, reference=None):
-    """Write a store as a local Minari dataset, all or nothing. env: an environment or its spec, for `recover_environment`.
+def save(minari_id: str, store: Store, *, env: Any = None, reference: tuple[float, float] | None = None) -> Any:
+    """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
 
-    reference: (random, expert) returns; Minari drops them silently where no environment is given, so they are written after.
-    An episode without a final observation shows its last one twice, since Minari wants one more observation than actions.
-    Texts, groups and action masks have no place there.
+    An episode without a final observation repeats its last one, since Minari stores one more observation than actions.
+
+    Args:
+        minari_id: with a version, such as mine/maze-v0.
+        store: the data.
+        env: an environment or its spec, for `recover_environment`.
+        reference: returns of a random policy and of an expert; Minari drops them where no environment is given, so that they are
+            written afterwards.
+
+    Returns:
+        The open Minari dataset.
+
+    Raises:
+        FileExistsError: such a dataset is there already.
+        ValueError: the id has no version.
     """
     import minari
     from gymnasium import spaces
@@ -196,7 +215,7 @@ def save(minari_id, store, *, env=None, reference=None):
     if get_dataset_path(minari_id).exists():
         raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; choose another name or version")
 
-    def buffer(e):
+    def buffer(e: int) -> Any:
         episode = store.episode(e)
         final = episode.observations[-1] if episode.final_observation is None else episode.final_observation
         ends = np.zeros((2, len(episode.rewards)), bool)
@@ -208,14 +227,12 @@ def save(minari_id, store, *, env=None, reference=None):
         )  # fmt: skip
 
     spec = store.spec
-    actions = (
-        spaces.Discrete(spec.num_actions) if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
-    )
+    box = None if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it asks for an author and links, which a log does not have
+            warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
             dataset = minari.create_dataset_from_buffers(
-                minari_id, map(buffer, range(len(store.lengths))), env=env, action_space=actions, data_format="hdf5",
+                minari_id, map(buffer, range(len(store.lengths))), env=env, action_space=box or spaces.Discrete(spec.num_actions), data_format="hdf5",
                 observation_space=spaces.Box(-np.inf, np.inf, (spec.observation_dim,), np.float32),
                 description=f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}",
             )  # fmt: skip

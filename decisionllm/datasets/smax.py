@@ -3,11 +3,13 @@
 expert, medium, random: one teacher. mixed: a third of the groups each.
 """
 
+from typing import Any
+
 import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.team import Log, source
-from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Smax, Teacher
+from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Facts, Smax, Teacher
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 
@@ -23,17 +25,23 @@ WORDS = {
 def load(
     *, map: str = "2s3z", log: str = "mixed", groups: int = 1500, noise: float = 0.1, text: str = "none", seed: int = 0
 ) -> Source:
-    """A log of SMAX as episodes; the return of each unit is that of its team, which is paid on when a unit is dead.
+    """A log of SMAX as episodes; the return of each unit is that of its team, also after the unit's death.
 
-    map: one of JaxMARL's, such as 3m, 2s3z, 8m. noise: share of the teacher's actions that are random. text: see `multiagent.source`.
+    Args:
+        map: one of JaxMARL's, such as 3m, 2s3z, 8m.
+        log: one of LOGS.
+        groups: number of battles.
+        noise: share of the teacher's actions that are random.
+        text: see `team.source`.
+        seed: of the battles and of the teachers.
     """
     made = generate(log, map=map, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"
-    capacity = int(made.agents["agent"].max()) + 1  # room for as many enemies as there are, which is never fewer
-    return source(made, text=text, capacity=capacity, **{"name": name, "behaviour": log, "map": map})
+    capacity = int(made.agents["agent"].max()) + 1  # also enough for the enemies, of which an observation never has more
+    return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
-def generate(log, *, map="2s3z", groups=1500, noise=0.1, seed=0) -> Log:
+def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 0.1, seed: int = 0) -> Log:
     """The columns of a log; see `load`."""
     one_of("dataset.log", log, LOGS)
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
@@ -42,35 +50,36 @@ def generate(log, *, map="2s3z", groups=1500, noise=0.1, seed=0) -> Log:
     kinds = rng.permutation(np.arange(groups) % 3) if log == "mixed" else np.full(groups, TEACHERS.index(log))
     world = Smax(SEEDS * (seed + 1) + np.arange(groups), map)
     teacher, meta = Teacher(world, kinds, rng, noise=noise), describe(map, world.facts, log=log, noise=noise, seed=seed)
-    steps, agents = [], []
+    steps: list[dict[str, np.ndarray]] = []
+    agents: list[dict[str, np.ndarray]] = []
     while not world.over.all():
-        there, time, fighting = world.there, world.time, np.flatnonzero(~world.over)
-        group, agent = np.nonzero(there)
+        acting, time, fighting = world.acting, world.time, np.flatnonzero(~world.over)
+        group, agent = np.nonzero(acting)
         rows = {"group": group, "step": np.full(len(group), time), "agent": agent, "behaviour": kinds[group],
-                "agent_type": np.searchsorted(world.facts.kinds, world.kinds[there]),
-                "observation": world.seen[there], "available": world.masks[there]}  # fmt: skip
+                "agent_type": np.searchsorted(world.facts.kinds, world.kinds[acting]),
+                "observation": world.observations[acting], "available": world.masks[acting]}  # fmt: skip
         actions = teacher.act(world)
-        paid = world.step(actions)
-        agents.append(rows | {"action": actions[there], "terminated": ~world.alive[there]})
+        gains = world.step(actions)
+        agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
         steps.append({
-            "group": fighting, "step": np.full(len(fighting), time), "reward": paid[fighting], "won": world.won[fighting],
+            "group": fighting, "step": np.full(len(fighting), time), "reward": gains[fighting], "won": world.won[fighting],
             "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
         })  # fmt: skip
-    together = lambda parts: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}  # noqa: E731
-    return Log(meta, together(steps), together(agents))
+    tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
+    return Log(meta, tables[0], tables[1])
 
 
-def blocks(facts):
-    """What an observation holds, see `multiagent`."""
+def blocks(facts: Facts) -> list[list[Any]]:
+    """The blocks of an observation, see `team_log`."""
     return [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
 
 
-def describe(map, facts, **said):
+def describe(map: str, facts: Facts, **generator: Any) -> dict[str, Any]:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
-    told = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks(facts)}}
+    unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks(facts)}}
     return {
         **WORDS, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON, "returns": "team", "behaviours": list(TEACHERS),
         "world": {"id": "JaxMARL HeuristicEnemySMAX", "version": facts.version, "arguments": {"scenario": map}},
-        "types": {facts.names[k]: told | {"role": facts.names[k]} for k in facts.kinds}, "generator": said,
+        "types": {facts.names[k]: unit | {"role": facts.names[k]} for k in facts.kinds}, "generator": generator,
     }  # fmt: skip

@@ -1,8 +1,10 @@
 """Logs of simple_spread by scripted teachers, made from a seed: one world is a group, and each of its agents an episode.
 
-expert, medium, random: one teacher. mixed: a third of the groups each. convention: every group keeps a plan that nobody is told, so
-that the log holds several joint ways of doing the same. varying: experts, 3 to 5 of them, a tenth of the groups lose one midway.
+expert, medium, random: one teacher. mixed: a third of the groups each. convention: every group has a fixed assignment that no
+observation shows, so that the log holds several joint policies. varying: 3 to 5 experts, a tenth of the groups lose one midway.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -23,28 +25,30 @@ WORDS = {
 
 @register("dataset", "spread", text="${text}")
 def load(
-    *,
-    log: str = "mixed",
-    agents: int = 3,
-    groups: int = 1500,
-    actions: str = "discrete",
-    noise: float = 0.1,
-    text: str = "none",
-    capacity: int = 6,
-    seed: int = 0,
-) -> Source:
-    """A log of simple_spread as episodes; the return of each agent is that of its team, the mean of what its agents are paid.
+    *, log: str = "mixed", agents: int = 3, groups: int = 1500, actions: str = "discrete", noise: float = 0.1, text: str = "none",
+    capacity: int = 6, seed: int = 0,
+) -> Source:  # fmt: skip
+    """A log of simple_spread as episodes; the reward of each agent is the mean reward of its team.
 
-    agents: of each group, but in log=varying. actions: `discrete`; or `continuous`, pushes within -1 .. 1. noise: share of the
-    teacher's actions that are uniform. text, capacity: see `multiagent.source`.
+    Args:
+        log: one of LOGS.
+        agents: of each group, except in log=varying.
+        groups: number of worlds.
+        actions: `discrete`; or `continuous`, pushes within -1 .. 1.
+        noise: share of the teacher's actions that are uniform.
+        text, capacity: see `team.source`.
+        seed: of the worlds and of the teachers.
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = "-".join(["spread", log, *(["continuous"] * (actions == "continuous")), *([f"{agents}"] * (log != "varying"))])
-    world = {"behaviour": log, "agents": agents, "actions": actions}
-    return source(made, text=text, capacity=capacity, **world | {"name": f"{name}@seed{seed}-{groups}"})
+    return source(
+        made, text=text, capacity=capacity, behaviour=log, agents=agents, actions=actions, name=f"{name}@seed{seed}-{groups}"
+    )
 
 
-def generate(log, *, agents=3, groups=1500, actions="discrete", noise=0.1, seed=0) -> Log:
+def generate(
+    log: str, *, agents: int = 3, groups: int = 1500, actions: str = "discrete", noise: float = 0.1, seed: int = 0
+) -> Log:
     """The columns of a log; see `load`."""
     one_of("dataset.log", log, LOGS)
     one_of("dataset.actions", actions, ("discrete", "continuous"))
@@ -62,64 +66,52 @@ def generate(log, *, agents=3, groups=1500, actions="discrete", noise=0.1, seed=
         lost[rng.permutation(groups)[: groups // 10]] = HORIZON // 2
     world = Spread(SEEDS * (seed + 1) + np.arange(groups), numbers)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
-    (E, N), T = world.there.shape, HORIZON
+    (E, N), T = world.alive.shape, HORIZON
     S = 6 * N  # of the longest observation
-    there, paid, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
-    seen, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
-    acted = np.zeros((E, T, N, 1 if discrete else 2), np.float32)
-    who = np.arange(N) == rng.integers(numbers)[:, None]  # is lost, where one is
+    alive, rewards, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
+    observations, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
+    taken = np.zeros((E, T, N, 1 if discrete else 2), np.float32)
+    chosen = np.arange(N) == rng.integers(numbers)[:, None]  # the agent that is lost, where one is
     for t in range(T):
-        there[:, t] = world.there
-        for worlds in alike(world):
+        alive[:, t] = world.alive
+        for worlds in world.alike():
             raw = world.observe(worlds)
-            rows = np.zeros((E, N), bool)
-            rows[worlds] = world.there[worlds]
-            seen[rows[:, None] & (np.arange(T) == t)[:, None], : raw.shape[1]] = raw
-            sizes[:, t][rows] = raw.shape[1]
-        acted[:, t] = teacher.act(world)
-        paid[:, t] = world.step(pushes(acted[:, t]))
-        if (going := who & (lost == t)[:, None]).any():
+            w, n = np.nonzero(world.alive[worlds])
+            observations[worlds[w], t, n, : raw.shape[1]], sizes[worlds[w], t, n] = raw, raw.shape[1]
+        taken[:, t] = teacher.act(world)
+        rewards[:, t] = world.step(pushes(taken[:, t]))
+        if (going := chosen & (lost == t)[:, None]).any():
             ends[:, t] = going
-            world.lose(going)
-    group, step, agent = (x.astype(dtype) for x, dtype in zip(np.nonzero(there), (np.int64, np.int32, np.int16), strict=True))
-    columns = {"group": group, "step": step, "agent": agent, "reward": paid[there], "terminated": ends[there],
+            world.remove(going)
+    group, step, agent = (x.astype(dtype) for x, dtype in zip(np.nonzero(alive), (np.int64, np.int32, np.int16), strict=True))
+    columns = {"group": group, "step": step, "agent": agent, "reward": rewards[alive], "terminated": ends[alive],
                "behaviour": kinds[group].astype(np.int8)}  # fmt: skip
-    size = sizes[there]
+    size = sizes[alive]
     if (size == size[0]).all():
-        columns["observation"] = seen[there][:, : size[0]]
+        columns["observation"] = observations[alive][:, : size[0]]
     else:
-        columns["observation"] = seen[there][np.arange(S) < size[:, None]]
+        columns["observation"] = observations[alive][np.arange(S) < size[:, None]]
         columns["observation_offsets"] = np.concatenate([[0], np.cumsum(size)])
-    columns |= {"action": acted[there][:, 0].astype(np.int32)} if discrete else {"action_values": acted[there]}
-    clock = np.tile(np.arange(T, dtype=np.int32), E)
-    steps = {
-        "group": np.repeat(np.arange(E), T),
-        "step": clock,
-        "terminated": np.zeros(E * T, bool),
-        "truncated": clock == T - 1,
-    }
-    return Log(describe(np.unique(size), actions, log=log, noise=noise, seed=seed), steps, columns)
+    columns |= {"action": taken[alive][:, 0].astype(np.int32)} if discrete else {"action_values": taken[alive]}
+    clock, none = np.tile(np.arange(T, dtype=np.int32), E), np.zeros(E * T, bool)
+    steps = {"group": np.repeat(np.arange(E), T), "step": clock, "terminated": none, "truncated": clock == T - 1}
+    return Log(describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed), steps, columns)
 
 
-def alike(world):
-    """Worlds with equal numbers of agents and of landmarks: arrays of indices."""
-    key = world.there.sum(1) * 100 + world.marked.sum(1)
-    return [np.flatnonzero(key == k) for k in np.unique(key)]
+def blocks(n: int, m: int) -> list[list[Any]]:
+    """The blocks (see `team_log`) of an observation of mpe2, of n agents and m landmarks."""
+    return [["own", 4, 1], ["landmark", 2, m], ["agent", 2, n - 1], ["", 2, n - 1]]
 
 
-def blocks(n, m, *, sees=0):
-    """What an observation of mpe2 holds, of n agents and m landmarks; see `multiagent`. sees: as in Spread.observe."""
-    others, m = (sees, sees) if sees else (n - 1, m)
-    return [["own", 4, 1], ["landmark", 2, m], ["agent", 2, others], ["", 2, others]]
-
-
-def describe(sizes, actions, **said):
+def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
     known = {4 + 2 * m + 4 * (n - 1): (n, m) for n in range(1, 17) for m in (n, n + 1)}  # one may have been lost
-    action = {"num_actions": len(PUSHES)} if actions == "discrete" else {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    action: dict[str, Any] = (
+        {"num_actions": len(PUSHES)} if actions == "discrete" else {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    )
     return {
         **WORDS, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
         "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},
-        "types": {"agent": {"role": ""} | action | {"observations": {str(s): blocks(*known[int(s)]) for s in sizes}}},
-        "generator": said,
+        "types": {"agent": {"role": ""} | action | {"observations": {str(s): blocks(*known[s]) for s in sizes}}},
+        "generator": generator,
     }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Data on disk is one thing for every source: flat arrays that are memory-mapped, episode offsets, and a card.
+"""Datasets on disk: flat arrays that are memory-mapped, episode offsets, and a card.
 
-A store is a folder: one .npy a field, rows of all episodes end to end, and card.json, which holds what the data knows
-(sizes, action space, horizon), the different task texts, where it came from, and a fingerprint of every byte.
+A store is a folder: one .npy file per field with the rows of all episodes end to end, and card.json with the spec (sizes, action
+space, horizon), the distinct task texts, the origin, and a fingerprint of every byte.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.files import atomic
+from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
 
@@ -42,37 +43,43 @@ class Store(StepColumns[np.ndarray]):
     return_after_exit: np.ndarray | None = None  # (E,) float32
 
     @cached_property
-    def lengths(self):
+    def lengths(self) -> np.ndarray:
+        """(E,) steps of each episode."""
         return np.diff(self.offsets)
 
     @cached_property
-    def returns(self):
-        """(E,) float64, raw reward units: of the whole episode, and of its team once it was gone"""
+    def returns(self) -> np.ndarray:
+        """(E,) float64, raw reward units: of the whole episode, and of its team after it left."""
         own = np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
         return own if self.return_after_exit is None else own + self.return_after_exit
 
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        steps = {name: None if (x := getattr(self, name)) is None else x[rows] for name in STEP_FIELDS}
-        values = {name: None if (x := getattr(self, name)) is None else x[e] for name in EPISODE_FIELDS}
+        steps: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS}
+        values: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS}
         values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
         return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
 
-def write(path, source):
-    """Write a Source to a folder, all or nothing, and open it. Every number is checked against the spec on the way."""
+def write(path: str | Path, source: Source) -> Store:
+    """Write a Source to a folder, all or nothing, and open it.
+
+    Raises:
+        ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
+    """
     path, spec = Path(path), source.spec
-    episodes, tasks = [], {}
+    episodes: list[Episode] = []
+    tasks: dict[str, int] = {}
     for e, episode in enumerate(source.episodes):
         _check(f"episode {e}", episode, spec)
         episodes.append(episode)
         tasks.setdefault(episode.task, len(tasks))
     if not episodes:
         raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
-    arrays = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
+    arrays: dict[str, Any] = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
     for name, dtype in (STEP_FIELDS | EPISODE_FIELDS).items():
-        parts = [tasks[e.task] if name == "task" else getattr(e, name) for e in episodes]
+        parts = [tasks[e.task] if name == "task" else vars(e)[name] for e in episodes]
         lacking = [e for e, part in enumerate(parts) if part is None]
         if not lacking:
             arrays[name] = (np.concatenate(parts) if name in STEP_FIELDS else np.array(parts)).astype(dtype)
@@ -90,8 +97,13 @@ def write(path, source):
     return open_store(path)
 
 
-def open_store(path):
-    """Open a folder made by `write`; nothing is read but the card until it is asked for."""
+def open_store(path: str | Path) -> Store:
+    """Open a folder made by `write`. Only the card is read; arrays are memory-mapped.
+
+    Raises:
+        FileNotFoundError: there is no store.
+        ValueError: it is damaged, or of another format.
+    """
     path = Path(path)
     if not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path}: expected a data store (a folder with card.json), found none")
@@ -103,7 +115,7 @@ def open_store(path):
         raise ValueError(
             f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again"
         )
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
         try:
             arrays[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
@@ -115,15 +127,17 @@ def open_store(path):
             raise ValueError(
                 f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}"
             )
-    spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in card["spec"].items()})
+    spec = Spec.of(card["spec"])
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
 
-def prepare(dataset, cache_dir):
-    """The store of a dataset's config node, made on first use and found again by the hash of its options.
+def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
+    """The store of a dataset, made on first use and found again by the hash of its options.
 
-    dataset: `_target_` of an adapter, its options. An adapter that reads files names them in a function `files` beside it,
-    which takes the same options; they are hashed with their sizes and times, so that a new or replaced file is read.
+    Args:
+        dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
+            hashed too, so that a new or replaced file is read.
+        cache_dir: the store is in cache_dir/stores.
     """
     module = dataset["_target_"].rpartition(".")[0]
     name_files = vars(import_module(module)).get("files", lambda **options: [])
@@ -133,10 +147,12 @@ def prepare(dataset, cache_dir):
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    return write(path, build(dataset))
+    source = build(dataset)
+    return source if isinstance(source, Store) else write(path, source)
 
 
-def _check(name, episode, spec):
+def _check(name: str, episode: Episode, spec: Spec) -> None:
+    """Raise a ValueError for an episode that does not fit the spec."""
     observed, taken = episode.observations.shape[1], episode.actions.shape[1]
     if (observed, taken) != (spec.observation_dim, spec.action_dim):
         raise ValueError(
@@ -168,7 +184,8 @@ def _check(name, episode, spec):
         raise ValueError(f"{name}, step {row}: expected an action {space}, got {episode.actions[row].tolist()}")
 
 
-def _fingerprint(card, arrays):
+def _fingerprint(card: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """A digest of the spec, the texts and every byte of the arrays."""
     spec = {key: value for key, value in card["spec"].items() if value or key != "entity_schema"}
     digest = hashlib.blake2b(json.dumps([spec, card["tasks"]], sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):

@@ -1,7 +1,10 @@
-"""A point that walks to one of four goals, with teachers of three qualities: the dataset of the tests and of quick trials."""
+"""A point that walks to one of four goals, by controllers of three qualities: the dataset of the tests and of quick trials."""
+
+from typing import Any
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.envs import point
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -13,12 +16,17 @@ GOALS = {"north": (0.0, 2.0), "south": (0.0, -2.0), "east": (2.0, 0.0), "west": 
 @register("dataset", "synthetic", text="${text}")
 @register("dataset", "synthetic-discrete", text="${text}", discrete=True)
 def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, seed: int = 0) -> Source:
-    """Walks towards goals, by teachers that err by 0.1, 0.5 and 2.0. text: none, or `goal`: names the episode's goal.
+    """Walks towards goals by controllers with action noise 0.1, 0.5 and 2.0.
 
-    An episode ends at the goal (terminated) or after 20 steps (truncated). Discrete: stand still or one of four moves.
+    An episode ends at the goal (terminated) or after 20 steps (truncated).
+
+    Args:
+        text: `none`, or `goal`: the text names the goal of the episode.
+        discrete: five actions, stand still or one of four moves, instead of a step in the plane.
+        episodes: how many.
+        seed: of the starts and the noise.
     """
-    if text not in ("none", "goal"):
-        raise ValueError(f"dataset.text: expected none or goal, got {text!r}")
+    one_of("dataset.text", text, ("none", "goal"))
     rng, made = np.random.default_rng(seed), []
     for e in range(episodes):
         name = list(GOALS)[e % len(GOALS)]
@@ -39,10 +47,11 @@ def load(*, text: str = "none", discrete: bool = False, episodes: int = 300, see
             observations, actions, rewards, terminated=bool(arrived[0]), truncated=not arrived[0],
             task=task_text(name) if text == "goal" else "", group=e, final_observation=position[0].astype(np.float32),
         ))  # fmt: skip
-    action = {"action_dim": 1, "num_actions": 5} if discrete else {"action_dim": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
-    spec = Spec(observation_dim=2, **action, horizon=point.HORIZON)
+    bounds: dict[str, Any] = {} if discrete else {"low": (-1.0, -1.0), "high": (1.0, 1.0)}
+    spec = Spec(2, 1 if discrete else 2, point.HORIZON, num_actions=5 * discrete, **bounds)
     return Source(spec, made, {"name": "synthetic", "env": "synthetic", "text": text, "discrete": discrete, "seed": seed})
 
 
-def task_text(name):
+def task_text(name: str) -> str:
+    """The task in words: the goal by its name."""
     return f"Walk to the goal in the {name}."

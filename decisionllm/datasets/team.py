@@ -1,31 +1,46 @@
 """Logs of many agents in one world: each stay of each agent is an episode, and the episodes of one world share their group."""
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.formats import marl_archives as vault
+from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.team_log import Log as Log
 from decisionllm.datasets.formats.team_log import collect as collect
 from decisionllm.datasets.formats.team_log import read as read
+from decisionllm.datasets.formats.team_log import read_meta
 from decisionllm.datasets.formats.team_log import write as write
+from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
-SAID = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
+KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
 TEXTS = ("none", "constant", "informative", "shuffled")
+Meta = dict[str, Any]
+Schema = tuple[tuple[str, int, int], ...]
 
 
-def canonical(observations, blocks, entity_schema, *, agent_type=0, types=1):
-    """Raw observations -> those of a model, the same for any number of entities: (..., R) -> (..., S) float32
+def canonical(
+    observations: np.ndarray, blocks: Sequence[Any], entity_schema: Schema, *, agent_type: int | np.ndarray = 0, types: int = 1
+) -> np.ndarray:
+    """Raw observations in the layout of a model, which is the same for any number of entities.
 
-    blocks: of the raw observation, see above. entity_schema: Spec.entity_schema; what it has room for and the observation has not is zeros.
-    agent_type: its index of so many types, one or (...,); the own block ends with a one-hot of it where there are several.
+    Args:
+        observations: (..., R).
+        blocks: of the raw observation, see `team_log`.
+        entity_schema: Spec.entity_schema; entities that the observation does not have are zeros.
+        agent_type: index of the agents' type, one or (...,).
+        types: number of types; the own block ends with a one-hot of the type where there are several.
+
+    Returns:
+        (..., S) float32.
     """
     lead = observations.shape[:-1]
     made = np.zeros((*lead, sum(width * count for _, width, count in entity_schema)), np.float32)
@@ -48,101 +63,152 @@ def canonical(observations, blocks, entity_schema, *, agent_type=0, types=1):
     return made
 
 
-def entity_schema(meta, capacity=6):
-    """Spec.entity_schema of a log whose types all have blocks: the own one, then room for `capacity` entities of each kind, or for as
-    many as an observation has, if these are more."""
-    own, widths, most = 1, {}, {}
-    for name, told in meta["types"].items():
-        for length, blocks in told["observations"].items():
+def canonical_rows(
+    kinds: np.ndarray,
+    lengths: np.ndarray,
+    pick: Callable[[np.ndarray, int], np.ndarray],
+    types: Mapping[str, Meta],
+    shape: Schema,
+) -> np.ndarray:
+    """`canonical` of n rows of several types and lengths.
+
+    Args:
+        kinds, lengths: (n,) type, as an index, and numbers of each row's raw observation.
+        pick: (rows, R) -> the raw observations (m, R) of these rows.
+        types: meta["types"], each with blocks, see `with_blocks`.
+        shape: Spec.entity_schema.
+
+    Returns:
+        (n, S) float32.
+    """
+    made = np.zeros((len(kinds), sum(width * count for _, width, count in shape)), np.float32)
+    for k, each in enumerate(types.values()):
+        for length, blocks in each["observations"].items():
+            rows = np.flatnonzero((kinds == k) & (lengths == int(length)))
+            made[rows] = canonical(pick(rows, int(length)), blocks, shape, agent_type=k, types=len(types))
+    return made
+
+
+def with_blocks(types: Mapping[str, Meta], lengths: Mapping[str, int]) -> dict[str, Meta]:
+    """meta["types"], where a type without blocks has one `own` block of `lengths[name]` numbers."""
+    whole = {name: {str(n): [["own", n, 1]]} for name, n in lengths.items()}
+    return {
+        name: each if each.get("observations") else each | {"observations": whole.get(name, {})} for name, each in types.items()
+    }
+
+
+def entity_schema(meta: Meta, capacity: int = 6) -> tuple[tuple[str, int, int], ...]:
+    """Spec.entity_schema of a log whose types all have blocks: the own block, then `capacity` entities of each kind, or as many as an
+    observation has, if these are more."""
+    own, widths, most = 1, dict[str, int](), dict[str, int]()
+    for name, each in meta["types"].items():
+        for length, blocks in each["observations"].items():
             counts = dict.fromkeys((kind for kind, _, _ in blocks), 0)
             for kind, width, count in blocks:
                 counts[kind] += width * count if kind == "own" else count
                 if kind not in ("", "own") and widths.setdefault(kind, width) != width:
-                    raise ValueError(
-                        f"type {name}: expected {kind} entities of {widths[kind]} numbers as elsewhere, got {width}"
-                    )
+                    known = f"{kind} entities of {widths[kind]} numbers as elsewhere"
+                    raise ValueError(f"type {name}: expected {known}, got {width}")
             if sum(width * count for _, width, count in blocks) != int(length):
-                raise ValueError(
-                    f"type {name}: expected blocks of {length} numbers in all, as in the observation, got {blocks}"
-                )
+                raise ValueError(f"type {name}: expected blocks of {length} numbers in all, as observed, got {blocks}")
             own = max(own, counts.get("own", 0))
             most |= {kind: max(most.get(kind, capacity), counts[kind]) for kind in widths.keys() & counts}
     types = len(meta["types"])
     return (("own", own + (types if types > 1 else 0), 1), *((kind, width + 1, most[kind]) for kind, width in widths.items()))
 
 
-def task_text(meta, n=1, agent_type="", text="informative"):
-    """The task in words. n: agents of the team; agent_type: a name in meta["types"]. `constant` says neither."""
-    told = text != "constant"
+def task_text(meta: Meta, n: int = 1, agent_type: str = "", text: str = "informative") -> str:
+    """The task text of an agent of a team of n. agent_type: a name in meta["types"]. `constant` says neither size nor role."""
+    full = text != "constant"
     role = meta["types"].get(agent_type, {}).get("role") or (agent_type if len(meta["types"]) > 1 else "")
-    said = (
-        meta.get("name", ""), (f"A team of {n}" if n > 1 else "Alone") if told else "", meta.get("task", ""),
+    parts = (
+        meta.get("name", ""), (f"A team of {n}" if n > 1 else "Alone") if full else "", meta.get("task", ""),
         f"At most {meta['horizon']} steps", f"Reward: {meta['reward_rule']}" if meta.get("reward_rule") else "",
-        f"Role: {role}" if told and role else "",
+        f"Role: {role}" if full and role else "",
     )  # fmt: skip
-    return "" if text == "none" else " ".join(part.strip().rstrip(".") + "." for part in said if part)
+    return "" if text == "none" else " ".join(part.strip().rstrip(".") + "." for part in parts if part)
 
 
 @register("dataset", "team", text="${text}")
 def load(
-    *,
-    path: str,
-    text: str = "none",
-    capacity: int = 6,
-    returns: str = "",
-    team: int = 0,
-    meta: str = "",
-    cut: int = 25,
+    *, path: str, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, meta: str = "", cut: int = 25
 ) -> Source:
-    """A log of many agents: a folder that `write` wrote, a Vault, a folder of OMAR's, or a PyMARL .h5; what is there says which.
+    """A log of many agents: a folder that `write` wrote, a Vault, a folder of OMAR's, or a PyMARL .h5, found by its files.
 
-    text, capacity, returns, team: see `source`. meta: a JSON file that says more of the log, such as its name, task, reward_rule, or
-    the roles and blocks of its types, see teamlog; a public log's only type is `agent`. cut: steps of a world in an OMAR log.
+    Args:
+        path: the folder or file.
+        text, capacity, returns, team: see `source`.
+        meta: a JSON file that is laid over the log's meta, see `team_log`, such as its name, task, reward_rule, or the roles and
+            blocks of its types; the only type of a public log is `agent`.
+        cut: steps of a world in an OMAR log.
     """
-    kind = vault.kind_of(path)
-    told = {"path": path, "format": kind, "meta": meta, "cut": cut}
-    return source(log_of(path, meta, cut), text=text, capacity=capacity, returns=returns, team=team, **told)
+    kind = marl_archives.kind_of(path)
+    given = {"path": path, "format": kind, "meta": meta, "cut": cut}
+    return source(log_of(path, meta, cut), text=text, capacity=capacity, returns=returns, team=team, **given)
 
 
-def log_of(path, meta="", cut=25):
-    """The Log of a path, see `load`, with what the file `meta` says laid over its own."""
-    file, kind = Path(path).expanduser(), vault.kind_of(path)
-    readers = {"ours": read, "vault": vault.read_vault, "omar": partial(vault.read_omar, cut=cut), "pymarl": vault.read_pymarl}
+def log_of(path: str, meta: str = "", cut: int = 25) -> Log:
+    """The Log of a path, see `load`, with the file `meta` laid over its own meta."""
+    file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
+    readers: dict[str, Callable[[Path], Log]] = {
+        "ours": read, "vault": marl_archives.read_vault, "omar": partial(marl_archives.read_omar, cut=cut),
+        "pymarl": marl_archives.read_pymarl,
+    }  # fmt: skip
     log = readers[kind](file)
+    return replace(log, meta=_overlaid(log.meta, path, meta))
+
+
+def meta_of(path: str, meta: str = "") -> Meta:
+    """The meta of `log_of`; the tables of a log in our own format are not read."""
+    ours = marl_archives.kind_of(path) == "ours"
+    return _overlaid(read_meta(Path(path).expanduser()), path, meta) if ours else log_of(path, meta).meta
+
+
+def _overlaid(found: Meta, path: str, meta: str) -> Meta:
+    """The meta of a log with the JSON file `meta` laid over it, and a name."""
+    file = Path(path).expanduser()
     try:
         more = json.loads(Path(meta).expanduser().read_text()) if meta else {}
-        types = {name: told | more.get("types", {}).get(name, {}) for name, told in log.meta["types"].items()}
+        types = {name: each | more.get("types", {}).get(name, {}) for name, each in found["types"].items()}
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"dataset.meta: expected a JSON file that describes a log, got {meta} ({error})") from error
-    name = {"name": f"team@{file.parent.name}-{file.stem}" if kind == "vault" else f"team@{file.stem}"}
-    return replace(log, meta=name | log.meta | more | {"types": types})
+    vault = marl_archives.kind_of(path) == "vault"
+    return {"name": f"team@{file.parent.name}-{file.stem}" if vault else f"team@{file.stem}"} | found | more | {"types": types}
 
 
-def files(*, path, meta="", **options):
-    """What `load` would read with these options."""
+def files(*, path: str, meta: str = "", **options: Any) -> list[Path]:
+    """The files that `load` reads with these options."""
     given = Path(path).expanduser()
-    inside = [given] if vault.kind_of(path) == "pymarl" else sorted(file for file in given.rglob("*") if file.is_file())
+    inside = [given] if marl_archives.kind_of(path) == "pymarl" else sorted(file for file in given.rglob("*") if file.is_file())
     return [*inside, *([Path(meta).expanduser()] if meta else [])]
 
 
-def source(log, *, text="none", capacity=6, returns="", team=0, **info):
+def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, **info: Any) -> Source:
     """A log as episodes, one for each stay of each agent of `team`; other teams are part of the world.
 
-    text: `none`; `constant` names the task; `informative` also the team's size and the agent's role; `shuffled` is
-    `informative` with the texts dealt to other episodes. capacity: the most agents of a team, and the room in an observation.
-    returns: `team`, the team's reward; `own`, the agent's; `mean`, the mean of the agents' own ones over the whole team, the gone
-    included; nothing: what meta says, or `team` if the log has one. info: what else a result must say.
-
-    An agent that is away for some steps has an episode for each stay. One whose rows end before the world's without
+    An agent that is absent for some steps has an episode for each stay. One whose rows end before the world's without
     `terminated` has left, and is truncated. A world must end, with `terminated` or `truncated` on its last step.
+
+    Args:
+        log: the log.
+        text: `none`; `constant` names the task; `informative` also the team's size and the agent's role; `shuffled` is
+            `informative` with the texts permuted between episodes.
+        capacity: the most agents of a team, and the entities of a kind that an observation has room for.
+        returns: `team`, the team's reward; `own`, the agent's; `mean`, the mean reward of all agents that the team ever has;
+            empty: meta's, or `team` if the log has a team reward.
+        team: whose agents are read.
+        info: further facts that a result must report.
+
+    Raises:
+        ValueError: a row that cannot be, with its table, number and key.
     """
     meta, types = log.meta, list(log.meta["types"].values())
     one_of("dataset.text", text, TEXTS)
     clock, offsets = _worlds(log, team)
-    order, moment = _present(log, team, clock, offsets)
+    order, moment = _agent_rows(log, team, clock, offsets)
     refuse = partial(log.refuse, "agents", order)
-    column = lambda name: log.agents[name][order] if name in log.agents else np.zeros(len(order), np.int8)  # noqa: E731
-    group, step, agent, kind, died = (column(name) for name in ("group", "step", "agent", "agent_type", "terminated"))
+    column = {name: np.zeros(len(log.agents["group"]), np.int8) for name in ("agent_type", "terminated")} | log.agents
+    group, step, agent, kind, died = (column[name][order] for name in ("group", "step", "agent", "agent_type", "terminated"))
     world = np.searchsorted(offsets, moment, side="right") - 1
     arrives = np.append(True, (np.diff(world) != 0) | (np.diff(agent) != 0))
     size = np.bincount(world[arrives], minlength=len(offsets) - 1)  # of the team, in each world
@@ -154,35 +220,34 @@ def source(log, *, text="none", capacity=6, returns="", team=0, **info):
     early = (died > 0) & ~np.append(begins[1:], True)
     refuse(early, "terminated: expected no row of this agent in the next step, got one")
     long, finals = np.diff(offsets), clock[offsets[1:] - 1]
-    log.refuse(
-        "steps", finals, long > meta["horizon"], f"expected at most {meta['horizon']} steps (the horizon), got {{}}", long
-    )
+    too_long = f"expected at most {meta['horizon']} steps (the horizon), got {{}}"
+    log.refuse("steps", finals, long > meta["horizon"], too_long, long)
 
-    seen, shape = _observations(log, order, kind, capacity)
+    observations, shape = _observations(log, order, kind, capacity)
     actions, masks, loss_mask = _decisions(log, order, kind)
-    paid, later, paying = _payments(log, returns, clock, offsets, order, moment, world, size)
+    rewards, later, rewarded = _rewards(log, returns, clock, offsets, order, moment, world, size)
     ended = (died > 0) | log.steps["terminated"][clock][moment]
     names = list(meta["types"])
     tasks = [task_text(meta, n, names[k], text) for n, k in zip(size[world[start]].tolist(), kind[start].tolist(), strict=True)]
     if text == "shuffled":
         tasks = [tasks[k] for k in np.random.default_rng(0).permutation(len(tasks))]
 
-    def episode(e):
+    def episode(e: int) -> Episode:
         a, b = start[e], end[e]
         return Episode(
-            seen[a:b], actions[a:b], paid[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1], task=tasks[e],
+            observations[a:b], actions[a:b], rewards[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1], task=tasks[e],
             group=int(group[a]), action_masks=None if masks is None else masks[a:b], loss_mask=loss_mask[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
         )  # fmt: skip
 
-    bounds = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}
-    bounds = bounds or {"num_actions": max(told["num_actions"] for told in types)}
-    spec = Spec(seen.shape[1], actions.shape[1], int(meta["horizon"]), entity_schema=shape, **bounds)
-    said = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in SAID if key in meta}
-    chosen = {"text": text, "capacity": capacity, "returns": paying, "team": team}
-    return Source(spec, map(episode, range(len(start))), said | chosen | info)
+    bounds: Meta = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}
+    bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
+    spec = Spec(observations.shape[1], actions.shape[1], int(meta["horizon"]), entity_schema=shape, **bounds)
+    found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
+    chosen = {"text": text, "capacity": capacity, "returns": rewarded, "team": team}
+    return Source(spec, map(episode, range(len(start))), found | chosen | info)
 
 
-def _worlds(log, team):
+def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     """The step rows of a team in order, and where each world begins among them: (s,), (G+1,) int"""
     group, step = log.steps["group"], log.steps["step"]
     teams = log.steps.get("team", np.zeros(len(group), np.int8))
@@ -205,7 +270,7 @@ def _worlds(log, team):
     return clock, np.append(np.flatnonzero(step[clock] == 0), len(clock))
 
 
-def _present(log, team, clock, offsets):
+def _agent_rows(log: Log, team: int, clock: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The agent rows of a team by group, agent and step, and which entry of the clock each belongs to: (n,), (n,) int"""
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     refuse = partial(log.refuse, "agents", order)
@@ -227,28 +292,37 @@ def _present(log, team, clock, offsets):
     return order, offsets[world] + step
 
 
-def _payments(log, returns, clock, offsets, order, moment, world, size):
-    """What each row brings, what its team is paid in the steps after it, 0 if each is paid for itself, and which was meant."""
-    paying = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
-    one_of("dataset.reward", paying, ("team", "own", "mean"))
-    table, rows = ("steps", clock) if paying == "team" else ("agents", order)
-    if "reward" not in getattr(log, table):
-        raise ValueError(f"{log.path}, {table}: expected a column reward, which model.condition_on={paying} needs, got none")
-    pay = getattr(log, table)["reward"][rows].astype(np.float64)
-    log.refuse(table, rows, ~np.isfinite(pay), "reward: expected a finite number, got {}", pay)
-    if paying == "own":
-        return pay.astype(np.float32), np.zeros(len(order)), paying
-    if paying == "mean":
-        pay = np.bincount(moment, pay, len(clock)) / np.repeat(size, np.diff(offsets))
-    before = np.concatenate([[0.0], np.cumsum(pay)])
-    return pay[moment].astype(np.float32), before[offsets[world + 1]] - before[moment + 1], paying
+def _rewards(
+    log: Log,
+    returns: str,
+    clock: np.ndarray,
+    offsets: np.ndarray,
+    order: np.ndarray,
+    moment: np.ndarray,
+    world: np.ndarray,
+    size: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """The reward of each row, its team's rewards in the steps after it (0 for own rewards), and the kind of returns."""
+    chosen = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
+    one_of("dataset.returns", chosen, ("team", "own", "mean"))
+    table, rows = ("steps", clock) if chosen == "team" else ("agents", order)
+    if "reward" not in log.tables[table]:
+        raise ValueError(f"{log.path}, {table}: expected a column reward, which dataset.returns={chosen} needs, got none")
+    reward = log.tables[table]["reward"][rows].astype(np.float64)
+    log.refuse(table, rows, ~np.isfinite(reward), "reward: expected a finite number, got {}", reward)
+    if chosen == "own":
+        return reward.astype(np.float32), np.zeros(len(order)), chosen
+    if chosen == "mean":
+        reward = np.bincount(moment, reward, len(clock)) / np.repeat(size, np.diff(offsets))
+    before = np.concatenate([[0.0], np.cumsum(reward)])
+    return reward[moment].astype(np.float32), before[offsets[world + 1]] - before[moment + 1], chosen
 
 
-def _decisions(log, order, kind):
-    """Actions (n, A), masks (n, C), None if all are allowed, and where there is one to imitate (n,) bool."""
+def _decisions(log: Log, order: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Actions (n, A), action masks (n, C) or None if all are allowed, and the loss mask (n,)."""
     types, rows, refuse = list(log.meta["types"].values()), log.agents, partial(log.refuse, "agents", order)
-    discrete = all("num_actions" in told for told in types)
-    bounds = [(told.get("low"), told.get("high")) for told in types]
+    discrete = all("num_actions" in each for each in types)
+    bounds = [(each.get("low"), each.get("high")) for each in types]
     if not discrete and not (all(bounds[0]) and bounds.count(bounds[0]) == len(bounds)):
         raise ValueError(f"{log.path}: expected every type in meta to have num_actions, or all the same low and high")
     name = "action" if discrete else "action_values"
@@ -260,7 +334,7 @@ def _decisions(log, order, kind):
     refuse(loss_mask & ~known, f"{name}: expected an action, since loss_mask is true, got {{}}", taken)
     if not discrete:
         return np.where(known[:, None], taken, np.mean(bounds[0], 0)).astype(np.float32), None, loss_mask
-    counts = np.array([told["num_actions"] for told in types])
+    counts = np.array([each["num_actions"] for each in types])
     refuse(taken >= counts[kind], "action: expected an index below {}, got {}", counts[kind], taken)
     masks = np.arange(counts.max()) < counts[kind][:, None]
     if "available" in rows:
@@ -270,50 +344,49 @@ def _decisions(log, order, kind):
     refuse(loss_mask & ~masks.any(1), "available: expected an action that is allowed, got a mask that forbids every one")
     allowed = known & np.take_along_axis(masks, np.maximum(taken, 0)[:, None].astype(int), 1)[:, 0]
     forbidden = loss_mask & ~allowed
-    refuse(forbidden, "available: forbids the recorded action {}; say loss_mask=false where it was not its own choice", taken)
-    masks |= ~masks.any(1, keepdims=True)  # nobody chooses there
+    refuse(forbidden, "available: forbids the recorded action {}; say loss_mask=false where the agent did not choose it", taken)
+    masks |= ~masks.any(1, keepdims=True)  # no choice there
     taken = np.where(allowed, taken, masks.argmax(1))  # what was not recorded is shown as the first that is allowed
     return taken[:, None].astype(np.float32), None if masks.all() else masks, loss_mask
 
 
-def _observations(log, order, kind, capacity):
-    """What the model sees of each row, and its entity_schema: (n, S) float32"""
+def _observations(log: Log, order: np.ndarray, kind: np.ndarray, capacity: int) -> tuple[np.ndarray, Schema]:
+    """The model's observation of each row (n, S) float32, and its entity_schema."""
     flat, ends, meta = log.agents["observation"], log.agents.get("observation_offsets"), log.meta
     lengths = (np.full(len(flat), flat.shape[1]) if ends is None else np.diff(ends))[order]
-    types = {}
-    for k, (name, told) in enumerate(meta["types"].items()):
-        own = lengths[kind == k][:1]
-        types[name] = told if told.get("observations") else told | {"observations": {int(n): [["own", int(n), 1]] for n in own}}
-        strange = (kind == k) & ~np.isin(lengths, [int(length) for length in types[name]["observations"]])
-        wanted = ", ".join(str(length) for length in types[name]["observations"])
-        log.refuse("agents", order, strange, f"observation: expected {wanted} numbers, got {{}}; say the blocks of each length of type {name} in meta, "
-                   "or give these agents a type of their own", lengths)  # fmt: skip
+    first = {name: lengths[kind == k][:1] for k, name in enumerate(meta["types"])}
+    types = with_blocks(meta["types"], {name: int(n[0]) for name, n in first.items() if len(n)})
+    for k, (name, each) in enumerate(types.items()):
+        strange = (kind == k) & ~np.isin(lengths, [int(length) for length in each["observations"]])
+        log.refuse("agents", order, strange, f"observation: expected {', '.join(each['observations'])} numbers, got {{}}; say the blocks of "
+                   f"each length of type {name} in meta, or give these agents a type of their own", lengths)  # fmt: skip
+
+    def pick(rows: np.ndarray, length: int) -> np.ndarray:
+        raw = flat[order[rows]] if ends is None else flat[ends[order[rows]][:, None] + np.arange(length)]
+        log.refuse("agents", order[rows], ~np.isfinite(raw).all(1), "observation: expected finite numbers, got {}", raw)
+        return np.asarray(raw)
+
     shape = entity_schema(meta | {"types": types}, capacity)
-    made = np.zeros((len(order), sum(width * count for _, width, count in shape)), np.float32)
-    for k, told in enumerate(types.values()):
-        for length, blocks in told["observations"].items():
-            rows = np.flatnonzero((kind == k) & (lengths == int(length)))
-            raw = flat[order[rows]] if ends is None else flat[ends[order[rows]][:, None] + np.arange(int(length))]
-            log.refuse("agents", order[rows], ~np.isfinite(raw).all(1), "observation: expected finite numbers, got {}", raw)
-            made[rows] = canonical(raw, blocks, shape, agent_type=k, types=len(types))
-    return made, shape
+    return canonical_rows(kind, lengths, pick, types, shape), shape
 
 
-def coverage(store):
-    """What a reader must know of a log of many agents before training on it, as lines of text for its card.
+def coverage(store: Store) -> Iterator[str]:
+    """Facts of a log of many agents for its card, as lines of text.
 
     Joint actions and observations are those of all agents of a group at one step; equal ones are equal to the last bit.
     """
+    if store.start is None or store.agent is None or store.return_after_exit is None or store.loss_mask is None:
+        raise ValueError(f"{store.path}: expected a store of many agents")
     step = np.arange(len(store.rewards)) + np.repeat(store.start - store.offsets[:-1], store.lengths)
     group, agent = (np.repeat(column, store.lengths) for column in (store.group, store.agent))
     order = np.lexsort((agent, step, group))
     first = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)))
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
 
-    def told(columns):
+    def repeats(columns: np.ndarray) -> str:
         rows = np.ascontiguousarray(columns[order])
-        _, like = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0], return_inverse=True)
-        joint = np.add.reduceat((like.astype(np.uint64) + np.uint64(1)) * weights[agent[order]], first)  # a number for each
+        _, equal = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0], return_inverse=True)
+        joint = np.add.reduceat((equal.astype(np.uint64) + np.uint64(1)) * weights[agent[order]], first)  # a number for each
         counts = np.unique(joint, return_counts=True)[1]
         return f"{len(counts):,} different, {100 * counts[counts > 1].sum() / len(first):.1f} % of steps repeat one"
 
@@ -321,15 +394,15 @@ def coverage(store):
     shares = ", ".join(f"{n} in {100 * count / len(first):.1f} %" for n, count in enumerate(sizes) if count)
     yield f"  agents       {shares} of the {len(first):,} joint steps"
     late, after = (store.start > 0).mean(), (store.return_after_exit != 0).mean()
-    yield f"  stays        {100 * late:.1f} % begin late, {100 * after:.1f} % are paid for after their end"
-    yield f"  joint action {told(store.actions)}"
-    yield f"  joint both   {told(np.concatenate([store.observations, store.actions], 1))} (observations and actions)"
+    yield f"  episodes     {100 * late:.1f} % begin late, {100 * after:.1f} % have rewards after their end"
+    yield f"  joint action {repeats(store.actions)}"
+    yield f"  joint both   {repeats(np.concatenate([store.observations, store.actions], 1))} (observations and actions)"
     forbidden = 0 if store.action_masks is None else 1 - store.action_masks.mean()
-    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.loss_mask.mean()):.1f} % of steps are not to be imitated"
+    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.loss_mask.mean()):.1f} % of steps are no training targets"
 
 
-def save(folder, store):
-    """Write the log that a store was made of as `write` does. The log is read again: a store has one observation for all types."""
+def save(folder: str, store: Store) -> None:
+    """Write the log that a store was made of, see `write`. The log is read again, since a store has one layout for all types."""
     if store.info.get("format") is None or store.agent is None:
         raise ValueError(f"export=team: expected a dataset of many agents (dataset=team), got {store.info['name']}")
     write(folder, log_of(*(store.info[name] for name in ("path", "meta", "cut"))))

@@ -5,7 +5,9 @@ from functools import cache
 
 import numpy as np
 
-from decisionllm.datasets.windows import cut, draw
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.windows import Steps, cut, draw
+from decisionllm.schema import Window
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team
 
@@ -15,15 +17,29 @@ ORDERS = ("random", "given", "reverse")
 class TeamSampler:
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
 
-    Rows come team by team. Members take their turns in an order drawn for each window, with identities drawn from a pool;
-    team.order=given or reverse: as their agents are numbered, with fixed identities, for comparison. alone: this share of the
-    windows is parted into teams of one. drop_agents: a member is left out with this probability, but never all are.
-    Members that are not among the chosen episodes are seen and not imitated. tasks: the texts of single agents and of whole teams.
+    Rows come team by team. Members that are not among the chosen episodes are observed and no training targets.
+
+    Args:
+        steps: of the store, see `windows.of_store`.
+        store: of the episodes.
+        episodes: indices of the chosen ones.
+        T: steps of a window.
+        batch_size: windows of a batch.
+        seed: of the draws.
+        alone: this share of the windows is split into teams of one.
+        drop_agents: a member is left out with this probability, but never all are.
+        order: of the members. `random`: drawn for each window, with identities drawn from a pool; `given`, `reverse`: by agent
+            number, with fixed identities, for comparison.
+        weights: (E,) of the episodes in a draw; None: equal.
+
+    Attributes:
+        tasks: the texts of single agents and of whole teams, which `Window.text_index` counts.
     """
 
     def __init__(
-        self, steps, store, episodes, *, T, batch_size, seed, alone=0.0, drop_agents=0.0, order="random", weights=None
-    ):
+        self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
+        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         if order not in ORDERS:
             raise ValueError(f"order: expected {', '.join(ORDERS)}, got {order!r}")
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
@@ -58,33 +74,34 @@ class TeamSampler:
                 f"episode {e}: expected it to end within the horizon of {store.spec.horizon} steps of its world, it begins at step {self.start[e]} and has {self.length[e]}"
             )
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> Window:
+        """The batch of a step: windows of up to T steps, one row a member."""
         rng, B = np.random.default_rng((self.seed, step)), self.batch_size
         drawn = draw(rng, B, self.before, self.weights)
         which = np.searchsorted(self.before, drawn, side="right") - 1
         begin = self.start[self.episodes[which]] + drawn - self.before[which]
         group = self.group[self.episodes[which]]
 
-        window = np.repeat(np.arange(B), self.count[group])  # one row a member, of all that are there at some step
+        window = np.repeat(np.arange(B), self.count[group])  # one row for each member of the group
         nth = np.arange(len(window)) - np.repeat(np.cumsum(self.count[group]) - self.count[group], self.count[group])
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
-        there = (offset < self.length[member]) & (offset > -self.T)
-        there &= (rng.random(len(member)) >= self.drop_agents) | (member == self.episodes[which][window])
-        window, member, offset = window[there], member[there], offset[there]
+        present = (offset < self.length[member]) & (offset > -self.T)
+        present &= (rng.random(len(member)) >= self.drop_agents) | (member == self.episodes[which][window])
+        window, member, offset = window[present], member[present], offset[present]
 
         key = {"random": rng.random(len(member)), "given": self.number[member], "reverse": -self.number[member]}[self.order]
         rows = np.lexsort((key, window))
         window, member, offset = window[rows], member[rows], offset[rows]
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
-        parted = window < round(self.alone * B)
+        split = window < round(self.alone * B)
         made = cut(self.steps, member, offset, self.T)
         return replace(
             made,
             timesteps=(made.timesteps + self.start[member, None]) * made.mask,
             loss_mask=made.loss_mask & self.chosen[member, None],
-            team=np.cumsum(new | parted) - 1,
+            team=np.cumsum(new | split) - 1,
             identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
-            text_index=np.where(parted, self.task[member], self.team_text[self.group[member]]),
+            text_index=np.where(split, self.task[member], self.team_text[self.group[member]]),
         )

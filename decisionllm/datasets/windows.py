@@ -41,7 +41,7 @@ def of_store(store, *, return_horizon=0):
         later = np.minimum(np.arange(len(togo)) + return_horizon, last)
         togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
         end = np.where(store.terminated, end, np.maximum(end - return_horizon + 1, first))
-    optional = {name: getattr(store, name) for name in OPTIONAL_STEP_FIELDS}
+    optional = {name: vars(store)[name] for name in OPTIONAL_STEP_FIELDS}
     return Steps(store.observations, store.actions, togo.astype(np.float32), first, end, **optional)
 
 
@@ -80,7 +80,7 @@ def cut(steps, episodes, starts, T):
     mask = (rows < end[:, None]) & (rows >= first[:, None])
     rows = np.clip(rows, first[:, None], end[:, None] - 1)
     real = mask[..., None]
-    optional = {name: column.take(rows, 0) for name in OPTIONAL_STEP_FIELDS if (column := getattr(steps, name)) is not None}
+    optional = {name: column.take(rows, 0) for name in OPTIONAL_STEP_FIELDS if (column := vars(steps)[name]) is not None}
     for name, values in optional.items():  # padding is zero; every action is allowed there
         optional[name] = values | ~real if name == "action_masks" else values * mask
     return Window(
@@ -102,7 +102,7 @@ def collate(window, texts, index):
         ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
     tensor = torch.from_numpy
-    optional = {name: tensor(x) for name in OPTIONAL_STEP_FIELDS if (x := getattr(window, name)) is not None}
+    optional = {name: tensor(x) for name in OPTIONAL_STEP_FIELDS if (x := vars(window)[name]) is not None}
     return Batch(
         tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),

@@ -1,9 +1,9 @@
-"""The Maze2D world: D4RL's ball in a maze in closed form, and the planner of its data protocol, one maze or thousands at once.
+"""The Maze2D simulator: D4RL's ball in a maze in closed form, and the planner of its data protocol, one maze or thousands at once.
 
 Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two damped slides, pushed
 by two motors of gear 100, integrated by semi-implicit Euler. Its contacts with the unit boxes of the walls are MuJoCo's
 soft constraints with the default solver parameters; for one sphere they are a two-variable problem that is solved here
-exactly, so that no simulator is needed. `tests/test_worlds_maze2d.py` holds it against MuJoCo where that is installed.
+exactly, so that no simulator is needed. `tests/envs/test_maze2d.py` compares it with MuJoCo where that is installed.
 
 States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame is 0.2 off the walls':
 the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
@@ -11,8 +11,11 @@ the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
 
 from decisionllm.config import one_of
 
@@ -34,66 +37,65 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Maze:
-    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal; rows are parted by blanks."""
+    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal; rows are separated by blanks."""
 
     layout: str
 
     @classmethod
-    def named(cls, name):
+    def named(cls, name: str) -> Self:
+        """A published layout."""
         one_of("maze", name, LAYOUTS)
         return cls(LAYOUTS[name])
 
     @cached_property
-    def walls(self):
-        """(rows, columns) bool"""
+    def walls(self) -> np.ndarray:
+        """(rows, columns) bool."""
         return np.array([[cell == "#" for cell in row] for row in self.layout.split()])
 
     @cached_property
-    def free_cells(self):
-        """(cells, 2) int, in row order"""
+    def free_cells(self) -> np.ndarray:
+        """(cells, 2) int, in row order."""
         return np.argwhere(~self.walls)
 
     @cached_property
-    def goal(self):
-        """(2,) int: the cell of the fixed goal, which is also its position"""
+    def goal(self) -> np.ndarray:
+        """(2,) int: the cell of the fixed goal, which is also its position."""
         (goal,) = np.argwhere([[cell == "G" for cell in row] for row in self.layout.split()])
         return goal
 
     @cached_property
-    def _steps_to(self):
+    def _steps_to(self) -> np.ndarray:
         """The next cell of a shortest path, for every start (walls too) and goal: (rows, columns, goals, 2) int.
 
         D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals; with one rewarded cell
         that is the first move that shortens the distance.
         """
+        cells = np.arange(self.walls.size).reshape(self.walls.shape)
         moves = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)])
-        rows, columns = self.walls.shape
-        starts = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
-        after = starts[:, :, None] + moves  # (rows, columns, 5, 2)
-        inside = ((after >= 0) & (after < self.walls.shape)).all(-1)
-        after = np.where(inside[..., None], after, starts[:, :, None])
-        after = np.where(self.walls[after[..., 0], after[..., 1]][..., None], starts[:, :, None], after)
-        table = np.empty((rows, columns, len(self.free_cells), 2), int)
-        for g, goal in enumerate(self.free_cells):
-            distance = np.where((starts == goal).all(-1), 0, rows * columns)
-            for _ in range(rows * columns):
-                distance = np.minimum(distance, 1 + distance[after[..., 0], after[..., 1]].min(-1))
-            best = distance[after[..., 0], after[..., 1]].argmin(-1)
-            table[:, :, g] = np.take_along_axis(after, best[..., None, None], 2)[:, :, 0]
-        return table
+        starts = np.argwhere(cells >= 0)  # (cells, 2)
+        after = starts[:, None] + moves  # (cells, 5, 2)
+        inside = ((after >= 0) & (after < self.walls.shape)).all(-1, keepdims=True)
+        after = np.where(inside, after, starts[:, None])
+        after = np.where(self.walls[*np.moveaxis(after, -1, 0)][..., None], starts[:, None], after)
+        target = cells[*np.moveaxis(after, -1, 0)]  # (cells, 5)
+        graph = csr_array((np.ones(target.size), (np.repeat(cells, 5), target.ravel())), (cells.size, cells.size))
+        distance = shortest_path(graph, unweighted=True)[:, cells[*self.free_cells.T]]  # (cells, goals)
+        best = distance[target].argmin(1)  # (cells, goals)
+        return np.take_along_axis(after, best[..., None], 1).reshape(*self.walls.shape, -1, 2)
 
     @cached_property
-    def _goal_index(self):
+    def _goal_index(self) -> np.ndarray:
+        """(rows, columns) int: the index of each free cell; -1 for walls."""
         index = np.full(self.walls.shape, -1)
         index[tuple(self.free_cells.T)] = np.arange(len(self.free_cells))
         return index
 
-    def reset(self, count, rng):
-        """(count, 4) float64: any free cell, the goal's too, at rest but for noise; D4RL's start."""
+    def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, at rest but for noise."""
         cells = self.free_cells[rng.integers(len(self.free_cells), size=count)]
         return np.concatenate([cells + rng.uniform(-0.1, 0.1, (count, 2)), rng.normal(0, 0.1, (count, 2))], 1)
 
-    def step(self, states, actions, *, margin=0.002):
+    def step(self, states: np.ndarray, actions: np.ndarray, *, margin: float = 0.002) -> np.ndarray:
         """One time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped to [-1, 1].
 
         margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo >= 3.5 adds the margins
@@ -108,12 +110,12 @@ class Maze:
         velocity = velocity + TIME_STEP / (MASS + TIME_STEP) * force  # damping is implicit in the new velocity
         return np.concatenate([position + TIME_STEP * velocity, velocity], 1).reshape(shape)
 
-    def _push_walls(self, position, velocity, force, margin):
+    def _push_walls(self, position: np.ndarray, velocity: np.ndarray, force: np.ndarray, margin: float) -> None:
         """Add the contact forces to `force`, in place. Up to three boxes touch: beside, above, and across the corner."""
-        reach = 0.5 - RADIUS - margin
+        limit = 0.5 - RADIUS - margin
         cell = np.rint(position + FRAME).astype(int)
         offset = position + FRAME - cell  # within [-0.5, 0.5]
-        near = np.abs(offset) > reach
+        near = np.abs(offset) > limit
         rows = np.flatnonzero(near.any(1))
         if not len(rows):
             return
@@ -162,26 +164,26 @@ class Maze:
         force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
 
 
-def reward(positions, goal, *, dense=False):
-    """What the world pays at a position: 1 within 0.5 of the goal, or exp(-distance) if dense. (..., 2) -> (...)"""
-    distance = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
+def reward(positions: np.ndarray, goal: np.ndarray, *, dense: bool = False) -> np.ndarray:
+    """Rewards at positions: 1 within 0.5 of the goal, or exp(-distance) if dense. (..., 2) -> (...)."""
+    distance: np.ndarray = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
     return np.exp(-distance) if dense else (distance <= GOAL_RADIUS).astype(np.float64)
 
 
 class Planner:
     """D4RL's waypoint controller for N balls: a shortest path over cells, a noisy point in each, a PD controller between.
 
-    `act` answers with the actions and with what is solved: the ball has come within 0.1 of the middle of its goal cell.
-    D4RL also asks that the ball moved less than 0.1 in the last step; at speeds below 5.3 it always has.
+    Solved: the ball is within 0.1 of the middle of its goal cell. D4RL also requires that the ball moved less than 0.1 in the
+    last step; at speeds below 5.3 it always has.
     """
 
-    def __init__(self, maze, count, rng):
+    def __init__(self, maze: Maze, count: int, rng: np.random.Generator) -> None:
         self.maze, self.rng = maze, rng
         self.goals = np.zeros((count, 2), int)
         self.waypoints = np.zeros((count, len(maze.free_cells) + 1, 2))
         self.leg = np.zeros(count, int)
 
-    def aim(self, rows, positions, goals):
+    def aim(self, rows: np.ndarray, positions: np.ndarray, goals: np.ndarray) -> None:
         """Plan afresh for these rows: (rows,) int, (rows, 2) positions, (rows, 2) int cells."""
         maze = self.maze
         cells = np.clip(np.rint(positions).astype(int), 0, np.array(maze.walls.shape) - 1)
@@ -190,20 +192,24 @@ class Planner:
             raise ValueError(f"goal: expected free cells of the maze, got {goals[target < 0][0].tolist()}")
         for leg in range(self.waypoints.shape[1]):
             cells = maze._steps_to[cells[:, 0], cells[:, 1], target]
-            there = (cells == goals).all(1, keepdims=True)
-            self.waypoints[rows, leg] = cells - np.where(there, 0, self.rng.uniform(0, 0.2, cells.shape))
-            if there.all():
+            at_goal = (cells == goals).all(1, keepdims=True)
+            self.waypoints[rows, leg] = cells - np.where(at_goal, 0, self.rng.uniform(0, 0.2, cells.shape))
+            if at_goal.all():
                 self.waypoints[rows, leg + 1 :] = goals[:, None]
                 break
         self.goals[rows] = goals
         self.leg[rows] = 0
 
-    def act(self, states):
-        """(N, 4) -> actions (N, 2) in [-1, 1], solved (N,) bool"""
+    def act(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """States (N, 4) -> actions (N, 2) within -1 .. 1, solved (N,) bool."""
         position, velocity = states[:, :2], states[:, 2:]
-        everyone = np.arange(len(states))
+        each = np.arange(len(states))
         solved = np.linalg.norm(position - self.goals, axis=1) < 0.1
-        target = np.where(solved[:, None], self.goals, self.waypoints[everyone, self.leg])
+        target = np.where(solved[:, None], self.goals, self.waypoints[each, self.leg])
         arrived = ~solved & (np.linalg.norm(position - target, axis=1) < 0.1)
         self.leg = np.minimum(self.leg + arrived, self.waypoints.shape[1] - 1)
         return np.clip(10 * (target - position) - velocity, -1, 1), solved
+
+    def select(self, rows: np.ndarray) -> None:
+        """Continue with these balls alone."""
+        self.goals, self.waypoints, self.leg = self.goals[rows], self.waypoints[rows], self.leg[rows]

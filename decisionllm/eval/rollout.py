@@ -8,7 +8,9 @@ from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
 
-def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None] = lambda steps: None) -> list[Episode]:
+def rollout(
+    begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None] = lambda steps: None, observation_dim: int = 0
+) -> list[Episode]:
     """Play N episodes to their ends.
 
     Args:
@@ -16,42 +18,62 @@ def rollout(begin: Begin, env: Env, *, seed: int, progress: Callable[[int], None
         env: see `protocols.Env`.
         seed: of the env's starts.
         progress: called with 1 after each step.
+        observation_dim: S of the player; 0: any.
 
     Returns:
         N episodes, of the type that training reads, with the env's outcomes.
+
+    Raises:
+        ValueError: the env's observations have another size than the player's.
     """
-    observations = np.asarray(env.reset(seed), np.float32)
-    N = len(observations)
+    observations = np.array(env.reset(seed), np.float32)
+    N = len(env.tasks)
+    if observations.shape != (N, observation_dim or observations.shape[-1]):
+        raise ValueError(
+            f"env: expected observations of shape ({N}, {observation_dim or 'S'}), N episodes and the size that this policy was "
+            f"trained on, got {observations.shape}; evaluate it in an environment like that of its data"
+        )
     player, rewards, running = begin(env.tasks), None, np.arange(N)
-    log: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(N)] for name in ("observations", "actions", "rewards")}
-    terminated, final = np.zeros(N, bool), np.zeros_like(observations)
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # of all N, ended or not
+    lengths, terminated, final = np.zeros(N, int), np.zeros(N, bool), np.zeros_like(observations)
     while len(running):
         masks = env.action_masks
-        masks = None if masks is None else masks[running]
-        chosen = np.asarray(player.act(observations[running], rewards, masks), np.float32)
+        chosen = np.asarray(player.act(observations[running], rewards, None if masks is None else masks[running]), np.float32)
         actions = np.zeros((N, chosen.shape[1]), np.float32)
         actions[running] = chosen
         after, gains, ended, truncated = env.step(actions)
-        for i in running:
-            log["observations"][i].append(observations[i])
-            log["actions"][i].append(actions[i])
-            log["rewards"][i].append(gains[i])
+        steps.append((observations, actions, np.array(gains, np.float32)))
+        lengths[running] += 1
         terminated[running] |= ended[running]
         over = (ended | truncated)[running]
-        observations = np.asarray(after, np.float32)
+        observations = np.array(after, np.float32)
         final[running[over]] = observations[running[over]]
         if over.any() and not over.all():
             player.select(~over)
         running = running[~over]
         rewards = gains[running]
         progress(1)
-    groups = np.arange(N) if env.groups is None else env.groups
-    outcomes = env.outcomes()
+    seen, taken, received = (np.stack(column, 1) for column in zip(*steps, strict=True))  # (N, steps, ...)
+    groups, outcomes = np.arange(N) if env.groups is None else env.groups, env.outcomes()
     return [
         Episode(
-            **{name: np.array(log[name][i], np.float32) for name in log},
-            terminated=bool(terminated[i]), truncated=not terminated[i], task=env.tasks[i], group=int(groups[i]),
-            final_observation=final[i], outcome={name: values[i] for name, values in outcomes.items()},
+            seen[i, :n], taken[i, :n], received[i, :n], task=env.tasks[i], group=int(groups[i]), final_observation=final[i],
+            terminated=bool(terminated[i]), truncated=not terminated[i], outcome={name: x[i] for name, x in outcomes.items()},
         )
-        for i in range(N)
+        for i, n in enumerate(lengths)
     ]  # fmt: skip
+
+
+class RandomPlayer:
+    """Draws the actions of every step anew. draw: number of episodes -> actions (M, A)."""
+
+    def __init__(self, draw: Callable[[int], np.ndarray]) -> None:
+        self.draw = draw
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self.draw(len(observations))
+
+    def select(self, rows: np.ndarray) -> None:
+        pass

@@ -1,30 +1,39 @@
-"""The world of the synthetic dataset: N points and a goal."""
+"""The environment of the synthetic dataset: N points and a goal."""
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.datasets.synthetic import GOALS, task_text
 from decisionllm.envs import point
+from decisionllm.protocols import EnvDefaults
 from decisionllm.registry import register
 
 
 @register("env", "synthetic", text="${text}")
 @register("env", "synthetic-discrete", text="${text}", discrete=True)
-class PointWorld:
-    """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the return."""
+class PointEnv(EnvDefaults):
+    """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the return.
 
-    horizon = point.HORIZON
+    Args:
+        num_episodes: N.
+        text: `none`, or `goal`: the text names the goal.
+        discrete: five actions instead of a step in the plane.
+        goal: north, south, east or west.
+    """
 
-    def __init__(self, num_episodes, *, text: str = "none", discrete: bool = False, goal: str = "north"):
-        self.goal, self.text, self.discrete = np.array(GOALS[goal]), text, discrete
+    unit = "return"
+
+    def __init__(self, num_episodes: int, *, text: str = "none", discrete: bool = False, goal: str = "north") -> None:
+        one_of("env.goal", goal, GOALS)
+        self.goal, self.text, self.discrete, self.horizon = np.array(GOALS[goal]), text, discrete, point.HORIZON
         self.protocol = "goal-text" if text == "goal" else "standard"
         self.tasks = [task_text(goal) if text == "goal" else ""] * num_episodes
 
-    def reset(self, seed):
+    def reset(self, seed: int) -> np.ndarray:
         self.positions, self.time = point.start(len(self.tasks), np.random.default_rng(seed)), 0
         return self.positions
 
-    def step(self, actions):
-        """(N, A) -> observations (N, 2), rewards (N,), ended (N,), truncated (N,)"""
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         moves = point.MOVES[actions[:, 0].astype(int)] if self.discrete else actions
         self.positions, rewards, arrived = point.move(self.positions, moves, self.goal)
         self.time += 1

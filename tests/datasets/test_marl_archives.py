@@ -1,4 +1,4 @@
-"""Public logs of many agents: Vaults that flashbax wrote, OMAR's folders, PyMARL's files; each against what went in."""
+"""Public logs of many agents: Vaults that flashbax wrote, OMAR's folders, PyMARL's files; each against its source arrays."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import team as multiagent
-from decisionllm.datasets.formats import marl_archives as vault
+from decisionllm.datasets import team
+from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.store import write
 from tests.conftest import near
 
@@ -40,8 +40,8 @@ def worlds(arrays):
 
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
     wanted = worlds(np.load(vaults / "units.npz"))
-    log = vault.read_vault(vaults / "toy.vlt/units")
-    store = write(tmp_path / "store", multiagent.source(log))
+    log = marl_archives.read_vault(vaults / "toy.vlt/units")
+    store = write(tmp_path / "store", team.source(log))
     assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
     for g, world in enumerate(wanted):
         rows = log.agents["group"] == g
@@ -65,7 +65,7 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
 
 def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
     arrays = np.load(vaults / "points.npz")
-    log = vault.read_vault(vaults / "toy.vlt/points")
+    log = marl_archives.read_vault(vaults / "toy.vlt/points")
     wanted = worlds(arrays)
     assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()  # a rule for one agent cuts more
     assert log.meta["repairs"] == {"worlds cut at the end": 1}
@@ -86,15 +86,15 @@ def test_rows_of_b_are_never_joined(vaults):
     arrays = np.load(vaults / "units.npz")
     over = (arrays["terminals"] | arrays["truncations"]).all(2)
     assert not over[:, -1].any()
-    log = vault.read_vault(vaults / "toy.vlt/units")
+    log = marl_archives.read_vault(vaults / "toy.vlt/units")
     assert len(log.steps["group"]) == sum(np.flatnonzero(row)[-1] + 1 for row in over)
     assert log.meta["repairs"] == {"worlds cut at the end": 2}
 
 
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
-        "import sys; from pathlib import Path; from decisionllm.datasets import vault; "
-        f"vault.read_vault(Path({str(vaults / 'toy.vlt/units')!r})); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
+        "import sys; from pathlib import Path; from decisionllm.datasets.formats import marl_archives; "
+        f"marl_archives.read_vault(Path({str(vaults / 'toy.vlt/units')!r})); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -105,10 +105,10 @@ def test_a_vault_that_was_cut_is_refused(vaults):
     whole = data.read_bytes()
     data.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
-        vault.read_vault(folder)
+        marl_archives.read_vault(folder)
     data.unlink()
     with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
-        vault.read_vault(folder)
+        marl_archives.read_vault(folder)
 
 
 def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
@@ -120,22 +120,22 @@ def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
     with pytest.raises(
         ValueError, match=r"units, row 0 of B, step 32: expected 40 steps \(vault_index\), got nothing from here"
     ):
-        vault.read_vault(folder)
+        marl_archives.read_vault(folder)
 
 
 def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
     folder = vaults / "toy.vlt/units"
-    told = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps(told | {"version": 2.0}))
+    card = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps(card | {"version": 2.0}))
     with pytest.raises(ValueError, match="expected version 1 of the format, got 2.0"):
-        vault.read_vault(folder)
+        marl_archives.read_vault(folder)
     for table in ("structure_shape", "structure_dtype"):
-        del told[table]["rewards"]
-    (folder / "metadata.json").write_text(json.dumps(told))
+        del card[table]["rewards"]
+    (folder / "metadata.json").write_text(json.dumps(card))
     with pytest.raises(
         ValueError, match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state"
     ):
-        vault.read_vault(folder)
+        marl_archives.read_vault(folder)
 
 
 def omar(folder, steps=53, N=2):
@@ -153,7 +153,7 @@ def omar(folder, steps=53, N=2):
 
 def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     made = omar(tmp_path / "seed_0_data")
-    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "seed_0_data")))
+    store = write(tmp_path / "store", team.load(path=str(tmp_path / "seed_0_data")))
     assert store.info["name"] == "team@seed_0_data" and store.info["repairs"] == {"steps cut at the end": 3}
     assert store.group.tolist() == [0, 0, 1, 1] and store.agent.tolist() == [0, 1, 0, 1]
     assert store.lengths.tolist() == [25] * 4 and store.truncated.all() and store.spec.horizon == 25
@@ -162,7 +162,7 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     for e, (first, i) in enumerate([(0, 0), (0, 1), (25, 0), (25, 1)]):
         near(store.episode(e).observations, made[f"obs_{i}"][first : first + 25], 1e-6)
         near(store.episode(e).actions, made[f"acs_{i}"][first : first + 25], 1e-6)
-    own = write(tmp_path / "own", multiagent.load(path=str(tmp_path / "seed_0_data"), returns="own"))
+    own = write(tmp_path / "own", team.load(path=str(tmp_path / "seed_0_data"), returns="own"))
     near(own.returns[1], made["rews_1"][:25].sum(), 1e-6, scale=25)
 
 
@@ -170,10 +170,10 @@ def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
     omar(tmp_path / "a")
     (tmp_path / "a/rews_1.npy").unlink()
     with pytest.raises(ValueError, match=r"a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i .*rews_1.npy"):
-        multiagent.load(path=str(tmp_path / "a"))
+        team.load(path=str(tmp_path / "a"))
     omar(tmp_path / "short", steps=20)
     with pytest.raises(ValueError, match="expected as many steps in each array and at least 25, got 20, 20 and 20"):
-        multiagent.load(path=str(tmp_path / "short"))
+        team.load(path=str(tmp_path / "short"))
 
 
 def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
@@ -197,7 +197,7 @@ def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
 
 def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     made = pymarl(tmp_path / "3m.h5")
-    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "3m.h5")))
+    store = write(tmp_path / "store", team.load(path=str(tmp_path / "3m.h5")))
     assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
     assert store.terminated.tolist() == [True, True, False, False, True, True]
     near(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], 1e-6)
@@ -207,10 +207,10 @@ def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
         np.testing.assert_array_equal(store.episode(e).rewards, made["reward"][world, :n, 0])
 
 
-def test_a_pymarl_file_without_the_column_after_the_end_keeps_its_last_step(tmp_path):
+def test_a_pymarl_file_without_a_final_column_keeps_its_last_step(tmp_path):
     pymarl(tmp_path / "a.h5", lengths=(3, 4), T=4, last=False, filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
            terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None])  # fmt: skip
-    store = write(tmp_path / "store", multiagent.load(path=str(tmp_path / "a.h5")))
+    store = write(tmp_path / "store", team.load(path=str(tmp_path / "a.h5")))
     assert store.lengths.tolist() == [3, 3, 4, 4]
 
 
@@ -223,17 +223,17 @@ def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
     ):
         pymarl(tmp_path / f"{name}.h5", lengths=(3, 3), T=3, **options)
         with pytest.raises(ValueError, match=message):
-            multiagent.load(path=str(tmp_path / f"{name}.h5"))
+            team.load(path=str(tmp_path / f"{name}.h5"))
     whole = (tmp_path / "gap.h5").read_bytes()
     (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cut.h5: not a readable HDF5 file, perhaps cut"):
-        multiagent.load(path=str(tmp_path / "cut.h5"))
+        team.load(path=str(tmp_path / "cut.h5"))
 
 
 def test_a_folder_of_several_logs_says_which_there_are(vaults):
     with pytest.raises(
         FileNotFoundError, match="expected an .h5 file or a folder with .*, got a folder of logs: choose points, units"
     ):
-        multiagent.load(path=str(vaults / "toy.vlt"))
+        team.load(path=str(vaults / "toy.vlt"))
     with pytest.raises(FileNotFoundError, match="got no such thing"):
-        multiagent.load(path=str(vaults / "no.vlt"))
+        team.load(path=str(vaults / "no.vlt"))

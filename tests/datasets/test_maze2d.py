@@ -98,26 +98,26 @@ def test_goals_in_words_relabel_the_rewards(tmp_path):
     np.testing.assert_allclose(dense[0].rewards, np.exp([-0.54, -0.51, -0.48, -0.45]), rtol=1e-5)
 
 
-def test_beyond_a_goal_steps_are_shown_and_not_imitated(tmp_path):
+def test_steps_after_a_goal_have_no_loss(tmp_path):
     path = put(tmp_path / "log.hdf5")
-    episodes = cut_by(path, text="goal", beyond=2)
+    episodes = cut_by(path, text="goal", steps_after_goal=2)
     assert [(10 * e.actions[:, 0]).round().tolist() for e in episodes] == [
         [0, 1, 2, 3, 4, 5], [4, 5, 6, 7], [7], [8, 9],
     ]  # the ball jumps after row 7, and the log ends after row 9  # fmt: skip
     assert [e.loss_mask.tolist() for e in episodes] == [[True] * 4 + [False] * 2, [True] * 3 + [False], [True], [True] * 2]
-    assert episodes[0].rewards.tolist() == [0, 0, 1, 1, 1, 0]  # of the goal that was told: y = 1.51 is near, 1.48 is not
-    store = write(tmp_path / "store", load(maze="umaze", path=str(path), text="goal", beyond=2))
+    assert episodes[0].rewards.tolist() == [0, 0, 1, 1, 1, 0]  # of the goal in the text: y = 1.51 is near, 1.48 is not
+    store = write(tmp_path / "store", load(maze="umaze", path=str(path), text="goal", steps_after_goal=2))
     assert store.loss_mask.tolist() == [a for e in episodes for a in e.loss_mask.tolist()] and store.spec.horizon == 302
     assert store.episode(1).loss_mask.tolist() == [True, True, True, False]
     with pytest.raises(ValueError, match="dataset.steps_after_goal=2: needs text=goal, got none"):
-        cut_by(path, beyond=2)
+        cut_by(path, steps_after_goal=2)
 
 
 def test_shuffled_texts_are_those_of_other_episodes(tmp_path):
-    told, shuffled = (list(load(maze="umaze", steps=4000, text=text).episodes) for text in ("goal", "shuffled"))
-    assert [e.rewards.tolist() for e in told] == [e.rewards.tolist() for e in shuffled]
-    assert sorted(e.task for e in told) == sorted(e.task for e in shuffled)
-    assert np.mean([a.task != b.task for a, b in zip(told, shuffled, strict=True)]) > 0.5
+    named, shuffled = (list(load(maze="umaze", steps=4000, text=text).episodes) for text in ("goal", "shuffled"))
+    assert [e.rewards.tolist() for e in named] == [e.rewards.tolist() for e in shuffled]
+    assert sorted(e.task for e in named) == sorted(e.task for e in shuffled)
+    assert np.mean([a.task != b.task for a, b in zip(named, shuffled, strict=True)]) > 0.5
 
 
 def test_a_constant_text_names_the_maze_and_leaves_the_rewards(tmp_path):
@@ -140,7 +140,7 @@ def test_rewards_may_stand_in_a_column(tmp_path):
     assert [e.rewards.tolist() for e in cut_by(path)] == [[0, 1, 2, 3], [4, 5, 6], [7], [8, 9]]
 
 
-def test_without_a_goal_column_goals_cannot_be_told(tmp_path):
+def test_without_a_goal_column_goals_cannot_be_named(tmp_path):
     path = put(tmp_path / "log.hdf5", **{"infos/goal": None})
     assert len(cut_by(path)) == 4
     with pytest.raises(ValueError, match="log.hdf5: text=goal needs the log's goal column"):
@@ -195,14 +195,14 @@ def test_a_damaged_file_says_that_it_should_be_fetched_again(tmp_path):
             read_hdf5(path)
 
 
-def test_a_missing_file_is_asked_for_by_its_name(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"maze2d-large-dense-v1: no D4RL file .*put maze2d-large-dense-v1.hdf5 in one"):
         load(maze="large", dense=True, source="file")
     with pytest.raises(FileNotFoundError, match="nowhere.hdf5: no D4RL file there"):
         load(maze="umaze", path=str(tmp_path / "nowhere.hdf5"))
 
 
-def test_a_file_is_found_where_its_users_keep_it(tmp_path, monkeypatch):
+def test_a_file_is_found_in_d4rls_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "logs"))
     found = []
     for place, reward_of_all in (
@@ -219,7 +219,7 @@ def test_a_file_is_found_where_its_users_keep_it(tmp_path, monkeypatch):
     assert load(maze="umaze", source="regenerate", steps=50).info["name"] == "maze2d-umaze-v1@regen-seed0-50"
 
 
-def test_a_log_may_be_walked_with_more_noise():
+def test_a_log_may_be_made_with_more_noise():
     logs = {noise: load(maze="umaze", source="regenerate", steps=4000, noise=noise) for noise in (0.0, 0.5, 2.0)}
     lengths = {noise: np.mean([len(e.actions) for e in log.episodes]) for noise, log in logs.items()}
     assert lengths[0.0] < lengths[0.5] < lengths[2.0], "it reaches its goals later"
@@ -233,7 +233,7 @@ def test_a_file_of_another_name_is_not_called_the_published_one(tmp_path):
     assert load(maze="umaze", path=str(put(tmp_path / "mine.hdf5"))).info["name"] == "maze2d-umaze-v1@mine"
 
 
-def test_a_path_may_begin_at_the_home_folder():
+def test_a_path_may_begin_with_a_tilde():
     put("~/logs/mine.hdf5")
     assert len(cut_by("~/logs/mine.hdf5")) == 4
 
@@ -273,9 +273,9 @@ def test_an_exported_store_is_what_d4rls_users_read(tmp_path):
 
 
 def test_what_a_d4rl_file_cannot_hold_is_not_exported(tmp_path):
-    told = prepare(node("dataset", "maze2d-umaze", steps=500, text="goal"), tmp_path)
+    named = prepare(node("dataset", "maze2d-umaze", steps=500, text="goal"), tmp_path)
     other = make_store(tmp_path / "s", [episode([1])])
-    for store in (told, other):
+    for store in (named, other):
         with pytest.raises(ValueError, match="export=hdf5: expected a Maze2D dataset with text=none or constant"):
             save(tmp_path / "exported.hdf5", store)
     assert not (tmp_path / "exported.hdf5").exists()
@@ -299,7 +299,7 @@ def test_a_regenerated_log_repeats_by_its_seed():
     assert one[0].observations.tolist() != other[0].observations.tolist()
 
 
-def test_a_regenerated_log_is_what_the_world_does():
+def test_a_regenerated_log_follows_the_simulator():
     maze = Maze.named("medium")
     made = generate(maze, 4000, seed=2)  # two balls, one after the other
     after = maze.step(made["observations"][:-1], made["actions"][:-1])

@@ -91,9 +91,7 @@ def test_what_is_written_is_what_minaris_users_read(tmp_path):
     save("mine/test-v0", store, reference=(1.0, 5.0))
     dataset = minari.load_dataset("mine/test-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
-    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
-        "nothing was seen after the end: the last is shown twice"
-    )
+    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], "no observation after the end: the last is repeated"
     assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [False, True]
     assert minari.get_normalized_score(dataset, np.array([1.0, 3.0, 5.0])).tolist() == [0, 0.5, 1]
     assert store.fingerprint in dataset.storage.metadata["description"]
@@ -101,13 +99,13 @@ def test_what_is_written_is_what_minaris_users_read(tmp_path):
     assert (info["ref_min_score"], info["ref_max_score"]) == (1, 5)
 
 
-def test_an_export_needs_a_free_id_with_a_version_and_leaves_no_half_of_a_dataset(tmp_path):
+def test_an_export_needs_a_free_id_with_a_version(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 2])])
     for bad in ("mine/test", "no spaces-v0", ""):
         with pytest.raises(ValueError, match="export=minari: expected an id with a version"):
             save(bad, store)
     with pytest.raises(NameNotFound):
-        save("mine/test-v0", store, env="NoSuchWorld-v0")
+        save("mine/test-v0", store, env="NoSuchEnv-v0")
     save("mine/test-v0", store)
     with pytest.raises(FileExistsError, match="mine/test-v0: such a Minari dataset is there already"):
         save("mine/test-v0", store)
@@ -123,7 +121,7 @@ def test_a_dict_is_laid_out_key_by_key_and_a_discrete_is_one_hot():
     assert only.observations.tolist() == [[1, 3, 4, 0, 0, 1]] and only.final_observation.tolist() == [2, 5, 6, 1, 0, 0]
 
 
-def test_discrete_observations_and_actions_are_counted_from_their_start():
+def test_discrete_spaces_are_counted_from_their_start():
     put(
         "mine/discrete-v0", [(np.array([2, 3, 2]), np.array([5, 7]), [0, 0])],
         observation_space=spaces.Discrete(2, start=2), action_space=spaces.Discrete(3, start=5),
@@ -167,7 +165,7 @@ def test_spaces_that_do_not_fit_are_refused(options, message):
         load(minari_id="mine/other-v0")
 
 
-def test_the_goal_of_a_pointmaze_episode_is_that_of_its_second_observation():
+def test_a_pointmaze_goal_is_that_of_the_second_observation():
     point_maze()
     first, second = load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").episodes
     assert first.observations[:, 2:4].tolist() == [[1, 1]] * 3, (
@@ -177,7 +175,7 @@ def test_the_goal_of_a_pointmaze_episode_is_that_of_its_second_observation():
     assert second.observations.shape == (3, 8) and second.rewards.tolist() == [0, 0, 1]
 
 
-def test_a_pointmaze_episode_is_paid_for_the_one_goal_of_its_evaluation():
+def test_pointmaze_rewards_are_those_of_the_evaluations_goal():
     point_maze()
     source = load(minari_id="D4RL/pointmaze/umaze-v2")
     first, second = source.episodes
@@ -187,7 +185,7 @@ def test_a_pointmaze_episode_is_paid_for_the_one_goal_of_its_evaluation():
     assert source.info["goal"] == "fixed"
 
 
-def test_a_dense_pointmaze_is_paid_densely():
+def test_a_dense_pointmaze_has_dense_rewards():
     point_maze("D4RL/pointmaze/umaze-dense-v2", reward_type="dense")
     first, _ = load(minari_id="D4RL/pointmaze/umaze-dense-v2").episodes
     np.testing.assert_allclose(first.rewards, np.exp([-1, -0.46, -0.44]), rtol=1e-6)
@@ -195,12 +193,12 @@ def test_a_dense_pointmaze_is_paid_densely():
 
 def test_a_pointmaze_without_one_goal_says_what_to_do():
     point_maze(maze_map=[["g" if cell == 0 else cell for cell in row] for row in UMAZE])
-    with pytest.raises(ValueError, match="expected one goal cell 'g' .* got 7; take dataset.goal=own"):
+    with pytest.raises(ValueError, match="expected one goal cell 'g' .* got 7; use dataset.goal=own"):
         load(minari_id="D4RL/pointmaze/umaze-v2")
     assert load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").info["goal"] == "own"
 
 
-def test_a_dataset_that_is_only_called_pointmaze_is_read_as_any_other(tmp_path):
+def test_pointmaze_in_the_name_alone_changes_nothing(tmp_path):
     save("mine/pointmaze-v0", make_store(tmp_path / "s", [episode([1, 2])]))
     (only,) = load(minari_id="mine/pointmaze-v0").episodes
     assert only.rewards.tolist() == [1, 2]
@@ -220,7 +218,7 @@ def test_a_constant_text_is_the_id_and_the_description(tmp_path):
     assert load(minari_id="mine/test-v0").episodes[0].task == ""
 
 
-def test_a_dataset_is_read_from_any_folder_and_again_when_it_is_replaced(tmp_path, monkeypatch):
+def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = save("mine/test-v0", make_store(tmp_path / "s", [episode([1])])).storage.data_path.parent
     shutil.move(place, tmp_path / "elsewhere")
@@ -237,9 +235,9 @@ def test_a_dataset_is_read_from_any_folder_and_again_when_it_is_replaced(tmp_pat
 def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="mine/none-v0: no such Minari dataset in .*minari download mine/none-v0"):
         load(minari_id="mine/none-v0")
-    with pytest.raises(ValueError, match="dataset.text: expected none or constant for a Minari dataset, got 'goal'"):
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, got 'goal'"):
         load(minari_id="mine/none-v0", text="goal")
-    with pytest.raises(ValueError, match="dataset.goal: expected fixed or own"):
+    with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
         load(minari_id="mine/none-v0", goal="fix")
     with pytest.raises(ValueError, match="give a value to minari_id"):
         prepare(node("dataset", "minari"), tmp_path)

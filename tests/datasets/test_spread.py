@@ -1,4 +1,4 @@
-"""Logs of simple_spread: who wrote them, what they pay, and that they are what the world did."""
+"""Logs of simple_spread: their teachers and rewards, and that they equal the world played again."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from decisionllm.datasets.store import write
 from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
 
 
-def test_a_log_played_again_in_the_world_pays_the_same():
+def test_a_log_played_again_has_the_same_rewards():
     log = spread.generate("mixed", agents=4, groups=30, seed=2)
     world = Spread(3 * spread.SEEDS + np.arange(30), 4)
     seen, acted, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
@@ -29,7 +29,7 @@ def test_every_log_is_a_store_of_teams(tmp_path, log, actions):
         assert np.ptp(store.returns[store.group == g]) < 1e-4, "all of a team have one return"
 
 
-def test_qualities_are_told_apart_by_their_returns():
+def test_qualities_differ_in_their_returns():
     means = {}
     for log in ("expert", "medium", "random", "convention", "mixed"):
         returns = [e.rewards.sum() for e in spread.load(log=log, groups=300).episodes]
@@ -45,7 +45,7 @@ def test_a_mixed_log_has_a_third_of_each_teacher_in_no_order():
     assert len(np.unique(kinds[:6, 0])) > 1 and log.meta["behaviours"] == list(TEACHERS)
 
 
-def test_in_a_varying_log_a_tenth_of_the_teams_lose_one_who_is_then_seen_by_nobody():
+def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
     log = spread.generate("varying", groups=200)
     died = np.flatnonzero(log.agents["terminated"])
     assert len(died) == 20 and (log.agents["step"][died] == HORIZON // 2).all()
@@ -55,7 +55,7 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_one_who_is_then_seen_by_nobo
         mine = log.agents["group"] == group
         assert not (mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)).any()
         before, after = (sizes[mine & (log.agents["step"] == t)][0] for t in (0, HORIZON - 1))
-        assert before - after == 4  # a place, and what it did not say
+        assert before - after == 4  # an offset, and two zeros of communication
     assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(range(5))
     stays = [e for e in spread.load(log="varying", groups=200).episodes if e.return_after_exit]
     assert len(stays) == 20 and all(

@@ -1,4 +1,4 @@
-"""The synthetic dataset: teachers of three qualities, goals in words, and rows that the point's own world makes."""
+"""The synthetic dataset: controllers of three qualities, goals in words, and rows that follow the simulator."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def goal_of(e):
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_every_row_is_what_the_world_does(discrete):
+def test_every_row_follows_the_simulator(discrete):
     for e, made in enumerate(load(discrete=discrete, episodes=24).episodes):
         n = len(made.rewards)
         actions = point.MOVES[made.actions[:, 0].astype(int)] if discrete else made.actions
@@ -25,14 +25,14 @@ def test_every_row_is_what_the_world_does(discrete):
         assert made.truncated == (not made.terminated) and (made.terminated or n == point.HORIZON)
 
 
-def test_a_better_teacher_arrives_sooner_and_a_bad_one_not_always():
+def test_a_better_controller_arrives_sooner():
     episodes = load(episodes=600).episodes
     good, middling, bad = (np.mean([len(e.rewards) for e in episodes[i::3]]) for i in range(3))
     assert good + 0.5 < middling and middling + 4 < bad
     assert all(e.terminated for e in episodes[0::3]) and not all(e.terminated for e in episodes[2::3])
 
 
-def test_the_text_names_the_goal_that_is_walked_to(tmp_path):
+def test_the_text_names_the_goal(tmp_path):
     store = write(tmp_path / "s", load(text="goal", episodes=8))
     assert [store.episode(e).task for e in range(4)] == [
         f"Walk to the goal in the {name}." for name in ("north", "south", "east", "west")
@@ -49,18 +49,18 @@ def test_a_seed_repeats():
     assert one[0].observations.tolist() != other[0].observations.tolist()
 
 
-def test_discrete_actions_are_the_moves_nearest_to_the_teachers(tmp_path):
+def test_discrete_actions_are_the_nearest_moves(tmp_path):
     store = write(tmp_path / "s", load(discrete=True, episodes=40))
     assert store.spec.num_actions == 5 and set(np.unique(store.actions)) == {0, 1, 2, 3, 4}
     to_goal = np.array([goal_of(e) for e in range(40)])[np.repeat(np.arange(40), store.lengths)] - store.observations
-    good = np.repeat(np.arange(40) % 3 == 0, store.lengths)  # teachers that err by 0.1
+    good = np.repeat(np.arange(40) % 3 == 0, store.lengths)  # controllers with noise 0.1
     far = good & (np.abs(to_goal) > 1).all(1)
     towards = (point.MOVES[store.actions[:, 0].astype(int)] * to_goal).sum(1)
     assert far.sum() > 10 and (towards[far] > 0).all()
 
 
 def test_an_unknown_text_is_refused():
-    with pytest.raises(ValueError, match="dataset.text: expected none or goal, got 'constant'"):
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, goal, got 'constant'"):
         load(text="constant")
 
 

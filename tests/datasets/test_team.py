@@ -1,4 +1,4 @@
-"""A log of many agents becomes episodes: teams that vary, death and silence, what a team was paid after, and every bad row by name."""
+"""A log of many agents becomes episodes: teams that vary, agents that leave, rewards after an exit, and every bad row by name."""
 
 import json
 from dataclasses import replace
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from decisionllm.data import data
-from decisionllm.datasets import team as multiagent
-from decisionllm.datasets import windows
+from decisionllm.datasets import team, windows
 from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
 from tests.conftest import near, node
@@ -23,7 +22,7 @@ def blocks(n):
 
 
 def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
-    """Worlds of `sizes` agents, whose team is paid 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
+    """Worlds of `sizes` agents, with team rewards 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
 
     An observation is of the numbers of (group, step, agent), so that each row is known; actions count up.
     """
@@ -87,14 +86,14 @@ def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
         g, i = store.group[e], store.agent[e]
         episode = store.episode(e)
         np.testing.assert_array_equal(episode.observations[:, :2], [[10 * g + t, i] for t in range(6)])
-        assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # who is there
+        assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # present
         np.testing.assert_array_equal(episode.actions[:, 0], (g + np.arange(6) + i) % 3)
     window = windows.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
     assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (64, 4, 20)
 
 
-def test_what_a_team_is_paid_after_a_death_is_a_part_of_every_return_to_go(tmp_path):
-    """Agent 1 of world 0 dies in its step 1: it saw 1 + 2 of 21, and all of 21 is its return."""
+def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
+    """Agent 1 of world 0 dies in its step 1: it got 1 + 2 of 21, and all of 21 is its return."""
     store = write(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
     assert store.lengths.tolist() == [6, 2, 6, 6] and store.return_after_exit.tolist() == [0, 18, 0, 0]
     assert store.returns.tolist() == [21] * 4 and store.rewards[6:8].tolist() == [1, 2]
@@ -103,7 +102,7 @@ def test_what_a_team_is_paid_after_a_death_is_a_part_of_every_return_to_go(tmp_p
     assert steps.returns_to_go[6:8].tolist() == [21, 20]
 
 
-def test_a_team_return_is_that_of_the_world_whoever_dies(tmp_path):
+def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
     rng = np.random.default_rng(1)
     gone = [(g, i, int(rng.integers(1, 6)), None) for g in range(20) for i in range(3) if rng.random() < 0.7]
     log = toy((4,) * 20, gone=gone)
@@ -116,32 +115,32 @@ def test_a_team_return_is_that_of_the_world_whoever_dies(tmp_path):
     assert np.abs(living - world[store.group]).max() > 0.5  # without what came later, it would not be
 
 
-def test_the_dead_have_no_row_and_the_busy_are_not_imitated(tmp_path):
+def test_the_dead_have_no_row_and_the_busy_are_no_targets(tmp_path):
     store = write(tmp_path / "s", source(toy((3,), gone=[(0, 2, 4, None)], busy=[(0, 1, 0), (0, 2, 0)])))
     assert store.lengths.tolist() == [6, 6, 4]
-    assert store.acted[:6].tolist() == [True, False, False, True, True, True] and store.acted[6:].all()
+    assert store.loss_mask[:6].tolist() == [True, False, False, True, True, True] and store.loss_mask[6:].all()
     window = windows.cut(windows.of_store(store), np.array([0, 2]), np.array([0, 0]), 6)
     assert window.loss_mask.tolist() == [[True, False, False, True, True, True], [True] * 4 + [False] * 2]
-    assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]  # the busy one still sees
+    assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]  # the busy one is still observed
 
 
-def test_who_comes_late_or_comes_back_has_an_episode_for_each_stay(tmp_path):
+def test_an_agent_that_comes_late_or_back_has_an_episode_a_stay(tmp_path):
     store = write(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
     assert store.agent.tolist() == [0, 1, 1] and store.start.tolist() == [1, 0, 4] and store.lengths.tolist() == [5, 2, 2]
     assert store.return_after_exit.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [20, 21, 11]
     assert not store.terminated.any()  # it left, or the clock ran out
 
 
-def test_an_action_that_was_not_recorded_is_not_imitated(tmp_path):
+def test_an_action_that_was_not_recorded_is_no_target(tmp_path):
     log, _ = changed(toy((2,)), "agents", (0, 3, 1), action=-1, available=[False, True, True])
     agents = {name: column for name, column in log.agents.items() if name != "loss_mask"}
     store = write(tmp_path / "s", source(replace(log, agents=agents)))
-    assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1  # shown as the first that was allowed
-    nobody, _ = changed(log, "agents", (0, 3, 1), available=False, loss_mask=False)
-    assert write(tmp_path / "t", source(nobody)).action_masks is None  # where nobody chooses, nothing is forbidden
+    assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1  # stored as the first that was allowed
+    none, _ = changed(log, "agents", (0, 3, 1), available=False, loss_mask=False)
+    assert write(tmp_path / "t", source(none)).action_masks is None  # without a choice, nothing is forbidden
 
 
-def test_individual_rewards_are_ones_own_or_the_mean_of_the_whole_team(tmp_path):
+def test_individual_rewards_are_own_or_the_mean_of_the_team(tmp_path):
     log = toy((3,), gone=[(0, 2, 1, None)])  # agent i is paid i a step
     own = write(tmp_path / "own", source(log, returns="own"))
     assert own.returns.tolist() == [0, 6, 2] and own.return_after_exit.tolist() == [0, 0, 0]
@@ -149,11 +148,11 @@ def test_individual_rewards_are_ones_own_or_the_mean_of_the_whole_team(tmp_path)
     np.testing.assert_allclose(mean.returns, (0 + 6 + 2) / 3, rtol=1e-6)
     lacking = replace(log, steps={name: column for name, column in log.steps.items() if name != "reward"})
     assert source(lacking).info["returns"] == "own"
-    with pytest.raises(ValueError, match="log, steps: expected a column reward, which model.condition_on=team needs, got none"):
+    with pytest.raises(ValueError, match="log, steps: expected a column reward, which dataset.returns=team needs, got none"):
         source(lacking, returns="team")
 
 
-def test_the_other_team_is_a_part_of_the_world(tmp_path):
+def test_the_other_team_is_part_of_the_world(tmp_path):
     log = toy((4,))
     side = log.agents["agent"] // 2
     both = {name: np.concatenate([column, column]) for name, column in log.steps.items()} | {"team": np.repeat([0, 1], 6)}
@@ -170,7 +169,7 @@ def test_the_other_team_is_a_part_of_the_world(tmp_path):
         source(early)
 
 
-def test_observations_are_put_into_the_places_of_their_kind():
+def test_observations_are_put_into_the_slots_of_their_kind():
     raw = np.array([[1, 2, 3, 4, 0, 0, 9, 5], [1, 2, 0, 0, 5, 6, 9, 5]], np.float32)
     parts = [["own", 2, 1], ["tree", 2, 2], ["", 1, 1], ["own", 1, 1]]
     shape = (("own", 4, 1), ("tree", 3, 3))
@@ -184,7 +183,7 @@ def test_observations_are_put_into_the_places_of_their_kind():
     np.testing.assert_array_equal(typed[:, :4], [[1, 2, 0, 1], [1, 2, 1, 0]])
 
 
-def test_a_layout_has_room_for_the_capacity_or_for_what_was_seen():
+def test_an_entity_schema_has_the_capacity_or_more_if_observed():
     types = {
         "a": {"observations": {"8": [["own", 2, 1], ["tree", 2, 3]]}},
         "b": {"observations": {"7": [["own", 5, 1], ["rock", 1, 2]]}},
@@ -193,13 +192,13 @@ def test_a_layout_has_room_for_the_capacity_or_for_what_was_seen():
     assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
     for given, message in (
         ([["own", 2, 1], ["rock", 2, 2]], "type c: expected rock entities of 1 numbers as elsewhere, got 2"),
-        ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as in the observation, got"),
+        ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as observed, got"),
     ):
         with pytest.raises(ValueError, match=message):
             entity_schema({"types": types | {"c": {"observations": {"6": given}}}}, 2)
 
 
-def test_types_with_other_sizes_and_other_actions_share_a_model(tmp_path):
+def test_types_of_different_sizes_and_actions_share_a_model(tmp_path):
     log = toy((2, 3))
     types = {"guard": META["types"]["guard"], "scout": {"num_actions": 2, "role": "You are fast"}}
     scout = log.agents["group"] == 1
@@ -214,12 +213,12 @@ def test_types_with_other_sizes_and_other_actions_share_a_model(tmp_path):
     assert "Role: You carry a shield." in first.task and "Role: You are fast." in last.task
 
 
-def test_a_text_says_what_it_is_told_to_say(tmp_path):
-    texts = {text: [e.task for e in source(toy((2, 3)), text=text).episodes] for text in multiagent.TEXTS}
+def test_each_text_option_makes_its_text(tmp_path):
+    texts = {text: [e.task for e in source(toy((2, 3)), text=text).episodes] for text in team.TEXTS}
     assert texts["none"] == [""] * 5
-    told = "Hold the bridge. At most 9 steps. Reward: one for each step that it stands."
-    assert texts["constant"] == [f"toy. {told}"] * 5
-    assert texts["informative"] == [f"toy. A team of {n}. {told} Role: You carry a shield." for n in (2, 2, 3, 3, 3)]
+    common = "Hold the bridge. At most 9 steps. Reward: one for each step that it stands."
+    assert texts["constant"] == [f"toy. {common}"] * 5
+    assert texts["informative"] == [f"toy. A team of {n}. {common} Role: You carry a shield." for n in (2, 2, 3, 3, 3)]
     assert texts["shuffled"] != texts["informative"] and sorted(texts["shuffled"]) == sorted(texts["informative"])
     with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"):
         source(toy((2,)), text="goal")
@@ -232,7 +231,7 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
     log, _ = changed(log, "agents", (0, 1, 1), action=-1, reward=np.nan)
     log = replace(log, agents=log.agents | {"agent_type": 0 * log.agents["agent"], "behaviour": log.agents["group"] % 2},
                   steps=log.steps | {"state": np.arange(36.0).reshape(18, 2), "won": log.steps["step"] == 5})  # fmt: skip
-    multiagent.write(tmp_path / "log", log)
+    team.write(tmp_path / "log", log)
     again = read(tmp_path / "log")
     nulls = parquet.read_table(tmp_path / "log/agents.parquet")
     assert [nulls[name].null_count for name in ("action", "reward", "step")] == [1, 1, 0]
@@ -257,31 +256,29 @@ def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     parts = [toy((2,)), toy((2, 2))]
     parts[1].agents["group"] += 1
     parts[1].steps["group"] += 1
-    multiagent.write(tmp_path / "log", (part for part in parts))
+    team.write(tmp_path / "log", (part for part in parts))
     file = parquet.ParquetFile(tmp_path / "log/agents.parquet").metadata
     assert [file.row_group(k).num_rows for k in range(file.num_row_groups)] == [10, 2, 10, 10, 4]
     assert {file.row_group(k).column(0).compression for k in range(5)} == {"ZSTD"}
     assert write(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(FileExistsError, match="log: is there already"):
-        multiagent.write(tmp_path / "log", parts)
+        team.write(tmp_path / "log", parts)
 
 
 def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
-        multiagent.write(
-            tmp_path / "log", (toy((2,)) if k == 0 else (_ for _ in ()).throw(RuntimeError) and None for k in range(2))
-        )
+        team.write(tmp_path / "log", (toy((2,)) if k == 0 else (_ for _ in ()).throw(RuntimeError) and None for k in range(2)))
     assert not list(tmp_path.iterdir())
 
 
-def test_continuous_actions_come_back_and_those_not_recorded_are_not_imitated(tmp_path):
+def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
     agents = {name: column for name, column in log.agents.items() if name not in ("action", "available", "loss_mask")}
     types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
     log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
-    multiagent.write(tmp_path / "log", log)
+    team.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     np.testing.assert_array_equal(store.actions, np.nan_to_num(values)[order])
@@ -301,7 +298,7 @@ BAD = {
     "a world that does not end": ("steps", (2, 5), {"truncated": False}, "expected terminated or truncated on a world's last step; if the log was cut"),
     "a row after a death": ("agents", (2, 2, 4), {"terminated": True}, "terminated: expected no row of this agent in the next step, got one"),
     "an action out of range": ("agents", (2, 2, 4), {"action": 3}, "action: expected an index below 3, got 3"),
-    "no action though it loss_mask": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since loss_mask is true, got -1"),
+    "no action though it is a target": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since loss_mask is true, got -1"),
     "a reward that is no number": ("steps", (2, 2), {"reward": np.nan}, "reward: expected a finite number, got nan"),
 }  # fmt: skip
 
@@ -317,13 +314,13 @@ def test_a_row_that_cannot_be_is_refused_by_file_row_and_key(tmp_path, what):
     with pytest.raises(ValueError, match=message) as error:
         source(log)
     assert f"log, {table}, {row}" in str(error.value) or "second one" in message or "gap" in message
-    multiagent.write(tmp_path / "bad", log)
+    team.write(tmp_path / "bad", log)
     with pytest.raises(ValueError, match=message) as error:
         load(path=str(tmp_path / "bad"))
     assert f"{tmp_path / 'bad'}, {table}, row " in str(error.value)
 
 
-def test_more_agents_than_there_is_room_for_are_refused():
+def test_more_agents_than_the_capacity_are_refused():
     with pytest.raises(
         ValueError,
         match=r"agents, row \d+ \(group 2, step 0, agent 0\): expected at most 4 agents in a team, got 5; raise dataset.capacity",
@@ -375,7 +372,7 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     from pyarrow import parquet
 
     log = even(toy((2,)))
-    multiagent.write(tmp_path / "log", log)
+    team.write(tmp_path / "log", log)
     file = tmp_path / "log/agents.parquet"
     table, whole = parquet.read_table(file), file.read_bytes()
 
@@ -398,12 +395,12 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
     refused("meta.json: expected JSON that describes a log")
 
 
-def test_a_foreign_table_is_read_with_its_own_lists_and_further_columns(tmp_path):
+def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 
     log = toy((2, 2))
-    multiagent.write(tmp_path / "log", log)
+    team.write(tmp_path / "log", log)
     file = tmp_path / "log/agents.parquet"
     table = parquet.read_table(file)
     lists = {"observation": pa.list_(pa.float64()), "available": pa.list_(pa.bool_())}
@@ -416,35 +413,35 @@ def test_a_foreign_table_is_read_with_its_own_lists_and_further_columns(tmp_path
 
 
 def test_a_json_file_says_more_of_a_log(tmp_path):
-    multiagent.write(tmp_path / "log", toy((2,)))
+    team.write(tmp_path / "log", toy((2,)))
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
     (tmp_path / "more.json").write_text(json.dumps(more))
-    told = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
-    assert "Hold the gate." in next(iter(told.episodes)).task and "Role: You stand still." in next(iter(told.episodes)).task
-    assert told.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
+    found = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
+    assert "Hold the gate." in next(iter(found.episodes)).task and "Role: You stand still." in next(iter(found.episodes)).task
+    assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
     with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
         load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
     log, _ = changed(toy((2, 3), gone=[(1, 2, 2, None)], busy=[(0, 0, 0)]), "agents", (0, 1, 0), available=[False, True, True])
-    multiagent.write(tmp_path / "log", log)
-    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "cache_dir": str(tmp_path), "return_horizon": 0, "window": 3, "seed": 0,
+    team.write(tmp_path / "log", log)
+    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "cache_dir": str(tmp_path), "model": {"return_horizon": 0}, "window": 3, "seed": 0,
               "export": f"team:{tmp_path / 'copy'}"}  # fmt: skip
     data(config)
     said = " ".join(capsys.readouterr().out.split())
     assert "5 in 2 groups, 26 steps" in said
     assert "agents 2 in 83.3 %, 3 in 16.7 % of the 12 joint steps" in said
-    assert "stays 0.0 % begin late, 20.0 % are paid for after their end" in said
+    assert "episodes 0.0 % begin late, 20.0 % have rewards after their end" in said
     # joint actions: world 0 has (t, t + 1) twice over; world 1 begins with threes, then (t + 1, t + 2), as world 0 one step on
     assert "joint action 5 different, 83.3 % of steps repeat one" in said
     assert "joint both 12 different, 0.0 % of steps repeat one" in said
-    assert f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are not to be imitated" in said
+    assert f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are no training targets" in said
     assert read(tmp_path / "copy").meta == read(tmp_path / "log").meta
 
 
 def test_a_log_that_was_written_again_is_read_again(tmp_path):
-    multiagent.write(tmp_path / "log", toy((2,)))
+    team.write(tmp_path / "log", toy((2,)))
     dataset = node("dataset", "team", path=str(tmp_path / "log"))
     first = prepare(dataset, tmp_path)
     assert prepare(dataset, tmp_path).path == first.path
@@ -480,17 +477,17 @@ class Meadow:
 
     def step(self, actions):
         assert actions.keys() == set(self.agents)
-        there, t = self.agents, self.step_now
+        present, t = self.agents, self.step_now
         self.step_now += 1
-        terminated = {agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3) for agent in there}
-        truncated = dict.fromkeys(there, t == 3 and self.by_clock)
-        self.agents = [agent for agent in there if not (terminated[agent] or truncated[agent])]
+        terminated = {agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3) for agent in present}
+        truncated = dict.fromkeys(present, t == 3 and self.by_clock)
+        self.agents = [agent for agent in present if not (terminated[agent] or truncated[agent])]
         return (
             self.seen(),
-            {agent: 1.0 + t if agent == "wolf_0" else -1.0 for agent in there},
+            {agent: 1.0 + t if agent == "wolf_0" else -1.0 for agent in present},
             terminated,
             truncated,
-            dict.fromkeys(there, {}),
+            dict.fromkeys(present, {}),
         )
 
 
@@ -498,7 +495,7 @@ class Meadow:
 def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
     log = collect(Meadow(masked=masked), lambda observations, infos: dict.fromkeys(observations, 0), episodes=2, seed=5,
                   teams={"wolf": 0, "sheep": 1}, task="Catch the sheep.")  # fmt: skip
-    multiagent.write(tmp_path / "log", log)
+    team.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log"), returns="team", text="informative"))
     assert store.agent.tolist() == [0, 1, 0, 1] and store.lengths.tolist() == [4] * 4 and store.truncated.all()
     assert store.returns.tolist() == [(1 + 2 + 3 + 4 - 4) / 2] * 4 and store.spec.horizon == 4 and store.spec.num_actions == 4

@@ -25,7 +25,7 @@ def mujoco_maze(maze, mujoco):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_one_step_is_mujocos(name):
+def test_one_step_equals_mujoco(name):
     mujoco = pytest.importorskip("mujoco")
     maze, rng = Maze.named(name), np.random.default_rng(1)
     model, data = mujoco_maze(maze, mujoco)
@@ -46,7 +46,7 @@ def test_one_step_is_mujocos(name):
     assert touched > 300, "the comparison must include contacts"
 
 
-def test_pointmaze_is_the_same_world_turned_by_a_quarter():
+def test_pointmaze_is_the_same_maze_turned_by_a_quarter():
     gym = pytest.importorskip("gymnasium")
     robotics = pytest.importorskip("gymnasium_robotics")
     mujoco = pytest.importorskip("mujoco")
@@ -69,7 +69,7 @@ def test_pointmaze_is_the_same_world_turned_by_a_quarter():
     env.close()
 
 
-def test_one_ball_moves_as_it_does_among_a_thousand():
+def test_one_ball_moves_as_in_a_batch_of_a_thousand():
     maze, rng = Maze.named("large"), np.random.default_rng(0)
     states = maze.reset(1000, rng)
     for _ in range(30):
@@ -102,7 +102,7 @@ def test_rewards_by_hand():
     np.testing.assert_allclose(reward(positions, [1, 1], dense=True)[[0, 3]], [1, np.exp(-5)])
 
 
-def test_the_planner_takes_the_shortest_way_and_rests_at_the_goal():
+def test_the_planner_takes_the_shortest_path_and_rests_at_the_goal():
     maze, rng = Maze.named("umaze"), np.random.default_rng(0)
     planner = Planner(maze, 1, rng)
     planner.aim(np.array([0]), np.array([[3.0, 1.0]]), np.array([[1, 1]]))

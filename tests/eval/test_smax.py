@@ -1,4 +1,4 @@
-"""SMAX: a recorded log held against what JaxMARL says of it, and a small battle that is worked out by hand."""
+"""SMAX: a recorded log compared with JaxMARL's own numbers, and a small battle worked out by hand."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from decisionllm.datasets.store import write
 from decisionllm.datasets.team import entity_schema, read, source
 from decisionllm.envs.smax import OWN, STOP, TEACHERS, UNIT, Facts, Teacher, allowed, compiled
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.smax import Player, SmaxTeams
+from decisionllm.eval.smax import SmaxTeams
 from tests.conftest import command, make_policy
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "smax"
@@ -21,7 +21,7 @@ KINDS = ("marine", "marauder", "stalker", "zealot", "zergling", "hydralisk")
 
 
 class Duel:
-    """Three allies against two marines, all in reach of each other, none of whom can walk. A hit takes half a marine; marine e hits ally e, or the first that
+    """Three allies against two marines, all in range of each other, none of which can walk. A hit takes half a marine; marine e hits ally e, or the first that
     lives, for 0.6 of it, all at once. Worlds whose seed is odd are out of time after two steps."""
 
     facts = Facts(3, 2, KINDS, (2, 3), (45.0, 125.0, 160.0, 150.0, 35.0, 80.0), "by hand")
@@ -33,10 +33,10 @@ class Duel:
         self.kinds = np.broadcast_to([2, 2, 3], (E, 3))
         self.over, self.terminated, self.won = np.zeros((3, E), bool)
         self.alive = np.ones((E, 3), bool)
-        self.asked = []
+        self.taken = []
 
     @property
-    def there(self):
+    def acting(self):
         return self.alive & ~self.over[:, None]
 
     @property
@@ -45,7 +45,7 @@ class Duel:
         return np.concatenate([np.broadcast_to(np.arange(5) == STOP, (len(self.odd), 3, 5)), enemies], -1)
 
     @property
-    def seen(self):
+    def observations(self):
         views = np.zeros((len(self.odd), 3, 4 * UNIT + OWN), np.float32)
         for e in range(2):
             at = (2 + e) * UNIT
@@ -58,8 +58,8 @@ class Duel:
 
     def step(self, actions):
         self.time += 1
-        self.asked.append(actions)
-        going, before, hits = ~self.over, self.health.copy(), allowed(self.masks, actions) & self.there
+        self.taken.append(actions)
+        going, before, hits = ~self.over, self.health.copy(), allowed(self.masks, actions) & self.acting
         for w in np.flatnonzero(going):
             for i in range(3):
                 if hits[w, i] and actions[w, i] > STOP:
@@ -91,7 +91,7 @@ def recorded():
     }
 
 
-def test_the_return_of_every_unit_is_what_the_world_paid_its_team_dead_or_alive(recorded):
+def test_every_unit_has_the_return_of_its_team(recorded):
     log, world = recorded
     episodes = list(source(log).episodes)
     own, later = (np.array(x) for x in zip(*((e.rewards.sum(dtype=float), e.return_after_exit) for e in episodes), strict=True))
@@ -103,7 +103,7 @@ def test_the_dead_have_no_row_and_the_living_have_one(recorded):
     log, world = recorded
     episodes = list(source(log).episodes)
     assert len(episodes) == world["lives"].size
-    length = world["lives"].max(1)  # of the battle, where somebody lived to its end
+    length = world["lives"].max(1)  # of the battle, where a unit lived to its end
     ended = np.bincount(log.steps["group"])
     assert (length == ended).all()
     for e in episodes:
@@ -117,14 +117,14 @@ def test_no_recorded_action_is_forbidden_and_many_are(recorded):
     assert np.take_along_axis(masks, log.agents["action"][:, None], 1).all() and 0.2 < 1 - masks.mean() < 0.8
 
 
-def test_a_recorded_log_is_a_store_whose_units_have_types_and_whose_targets_are_the_enemies(tmp_path, recorded):
+def test_a_recorded_log_is_a_store_with_unit_types_and_enemies(tmp_path, recorded):
     store = write(tmp_path / "store", source(recorded[0], text="informative"))
     assert store.spec.entity_schema == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6)) and store.spec.num_actions == 10
     assert sorted(task.split()[-1] for task in store.tasks) == ["stalker.", "zealot."]
     assert store.spec == source(recorded[0]).spec
     enemies = store.observations[:, 12 + 14 * 6 :].reshape(-1, 6, 14)
     reach = store.action_masks[:, STOP + 1 :]
-    assert not (reach & (enemies[:, :5, 0] == 0)).any(), "who can be attacked is seen"
+    assert not (reach & (enemies[:, :5, 0] == 0)).any(), "an enemy that can be attacked is observed"
     assert (enemies[:, 5] == 0).all()
 
 
@@ -135,11 +135,11 @@ def test_focused_fire_wins_by_hand(duel):
     assert [e.rewards.tolist() for e in episodes] == [[0.5, 1.5]] * 6
     assert env.score(episodes[::3]).tolist() == [100, 100] and [e.group for e in episodes] == [0, 0, 0, 1, 1, 1]
     assert env.metrics(episodes[::3]) == {
-        "execution": "per_agent", "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
+        "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
     }  # fmt: skip
 
 
-def test_the_dead_leave_the_batch_and_their_team_is_paid_on(duel, monkeypatch):
+def test_the_dead_leave_the_batch_and_their_teams_rewards_go_on(duel, monkeypatch):
     """With half as hard a hit, allies 0 and 1 fall in step 2, which brings down marine 0; ally 2 takes 1/8 a step and falls in step 4."""
     monkeypatch.setattr(Duel, "hit", 0.25)
     log = smax.generate("expert", map="duel", groups=2, noise=0.0)
@@ -153,19 +153,19 @@ def test_the_dead_leave_the_batch_and_their_team_is_paid_on(duel, monkeypatch):
     env = SmaxTeams(2)
     played = rollout(env.baselines(0)["expert"], env, seed=0)
     for ours, logged in zip(played, episodes, strict=True):
-        assert (ours.observations == layout_of(env, logged)).all() and ours.rewards.tolist() == logged.rewards.tolist()
+        assert (ours.observations == schema_of(env, logged)).all() and ours.rewards.tolist() == logged.rewards.tolist()
     assert env.metrics(played[::3])["out_of_time"] == 0.5 and env.metrics(played[:1])["return"] == 0.75
-    assert sum(e.rewards.sum() for e in played[:1]) == 0.5, "its first unit did not see all of it"
+    assert sum(e.rewards.sum() for e in played[:1]) == 0.5, "its first unit died before the end"
 
 
-def layout_of(env, episode):
+def schema_of(env, episode):
     """The observations of a log of six places as those of an evaluation of three, which has room for three marines."""
     assert env.entity_schema == (("own", 12, 1), ("ally", 14, 3), ("enemy", 14, 3))
     own, allies, enemies = np.split(episode.observations, [12, 12 + 6 * 14], 1)
     return np.concatenate([own, allies[:, : 3 * 14], enemies[:, : 3 * 14]], 1)
 
 
-def test_what_a_policy_sees_has_the_layout_of_its_log(duel):
+def test_observations_have_the_entity_schema_of_the_log(duel):
     made, env = smax.load(map="duel", groups=3, text="informative"), SmaxTeams(1, map="duel", text="informative")
     assert made.spec.entity_schema == env.entity_schema and {e.task for e in made.episodes} == set(env.tasks)
     assert made.spec.observation_dim == env.reset(0).shape[1] and made.spec.num_actions == env.action_masks.shape[1]
@@ -177,12 +177,12 @@ def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
     env = SmaxTeams(40, crash="0,1")
     env.seeds = env.seeds * 2
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
-    assert list(env.conditions()) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
-    asked = np.stack(env.world.asked[:2])  # (2, E, N)
-    stood = (asked == STOP) & (np.arange(120)[:, None] >= 40)
-    who = stood[1, 40:].argmax(1)
+    assert list(env.conditions("per_agent", False)) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
+    taken = np.stack(env.world.taken[:2])  # (2, E, N)
+    stood = (taken == STOP) & (np.arange(120)[:, None] >= 40)
+    struck = stood[1, 40:].argmax(1)
     assert (stood.sum(2) == np.repeat([[0, 1, 0], [0, 1, 1]], 40, 1)).all()
-    assert (who[:40] == who[40:]).all() and set(who) == {0, 1, 2}, "the same one under each crash"
+    assert (struck[:40] == struck[40:]).all() and set(struck) == {0, 1, 2}, "the same one under each crash"
     assert env.metrics(episodes[:1])["return"] == 0.75 and env.metrics(episodes[120:240:3])["return"] < 0.75
 
 
@@ -195,8 +195,8 @@ def test_a_forbidden_action_is_counted_and_does_nothing(duel):
     assert env.world.health[0, 3:].tolist() == [0, 0.5]
 
 
-def test_no_policy_does_what_is_forbidden_unless_it_is_not_told(duel, monkeypatch):
-    """Random weights would do it: the mask alone keeps them from it."""
+def test_no_policy_takes_a_forbidden_action_unless_unmasked(duel, monkeypatch):
+    """Random weights would take one: the mask alone prevents it."""
     monkeypatch.setattr(Duel, "hit", 0.25)
     spec, counts = smax.load(map="duel", groups=2).spec, {SmaxTeams: 0, Unmasked: 0}
     policy = make_policy(spec, head="discrete", decode="sample")
@@ -204,11 +204,13 @@ def test_no_policy_does_what_is_forbidden_unless_it_is_not_told(duel, monkeypatc
         env = kind(20, map="duel")
         rollout(lambda tasks, e=env: policy.begin(tasks, e.horizon), env, seed=0)
         counts[kind] = env.illegal.sum()
-    assert counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions()) == ["per agent, unmasked"]
+    assert (
+        counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions("per_agent", False)) == ["per agent, unmasked"]
+    )
 
 
 def view(enemies, own=(0.25, 0.5)):
-    """What one unit of one sees: enemies as (health, x, y, type)."""
+    """The observation of a team of one: enemies as (health, x, y, type)."""
     made = np.zeros((1, 1, len(enemies) * UNIT + OWN), np.float32)
     for e, (health, x, y, kind) in enumerate(enemies):
         if health:
@@ -226,9 +228,9 @@ def view(enemies, own=(0.25, 0.5)):
         ([(0, 0, 0, 0)] * 3, [0, 0, 0], 1, 1),  # to the right, where the enemy began
     ],
 )
-def test_teachers_choose_by_what_they_see(enemies, reach, expert, medium):
+def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
     class World:
-        facts, alive, seen = Duel.facts, np.ones((1, 1), bool), view(enemies)
+        facts, alive, observations = Duel.facts, np.ones((1, 1), bool), view(enemies)
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
     for name, wanted in (("expert", expert), ("medium", medium)):
@@ -258,7 +260,7 @@ def test_a_mistake_is_refused_by_name(duel, wrong, message):
     assert message in str(error.value)
 
 
-def test_without_jaxmarl_one_is_told_what_to_install(monkeypatch, capsys):
+def test_without_jaxmarl_the_error_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jaxmarl.environments.smax", None)
     compiled.cache_clear()
     for call in (smax.load, lambda: SmaxTeams(2)):
@@ -270,7 +272,7 @@ def test_without_jaxmarl_one_is_told_what_to_install(monkeypatch, capsys):
 
 def test_a_battle_is_drawn(duel, tmp_path):
     env = SmaxTeams(3, crash="0")
-    episodes = rollout(lambda tasks: Player(env, "expert", 0, tasks), env, seed=0)
+    episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     env.draw(episodes, "a title").savefig(tmp_path / "battle.png")
     assert (tmp_path / "battle.png").stat().st_size > 5000
 

@@ -1,4 +1,4 @@
-"""Evaluation in teams: references measured again, one result a condition, and disturbances that disturb what they say and no more."""
+"""Evaluation of teams: references measured again, one result a condition, and disturbances."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from decisionllm.eval.spread import SpreadTeams
 
 def play(env, name="expert", seed=0):
     episodes = rollout(env.baselines(seed)[name], env, seed=seed)
-    return {protocol: [episodes[i] for i in members] for protocol, members in env.conditions().items()}, episodes
+    return {
+        protocol: [episodes[i] for i in members] for protocol, members in env.conditions("per_agent", True).items()
+    }, episodes
 
 
 def scores(env, name="expert"):
@@ -28,9 +30,9 @@ def test_the_references_are_what_is_measured_again(agents, actions):
         assert np.mean(sum(world.step(pushes(player.act(world))) for _ in range(HORIZON))) == pytest.approx(found, abs=1e-4)
 
 
-def test_random_play_scores_about_0_and_the_expert_about_100_with_any_number_of_agents():
+def test_random_play_scores_about_0_and_the_expert_about_100():
     env = SpreadTeams(200, agents="2-6")
-    assert list(env.conditions()) == [f"per agent, {n} agents" for n in range(2, 7)]
+    assert list(env.conditions("per_agent", False)) == [f"per agent, {n} agents" for n in range(2, 7)]
     for name, wanted in (("random", 0), ("expert", 100)):
         assert list(scores(env, name).values()) == pytest.approx([wanted] * 5, abs=8)
 
@@ -42,7 +44,7 @@ def test_a_world_plays_the_same_beside_others():
     assert (alone.score(one) == many.score(beside)).all()
 
 
-def test_what_a_policy_sees_is_what_a_log_shows():
+def test_observations_equal_those_of_a_log():
     log = source(logs.generate("expert", groups=4, noise=0.0))
     env = SpreadTeams(4)
     env.reset(0)
@@ -51,7 +53,7 @@ def test_what_a_policy_sees_is_what_a_log_shows():
     assert env.entity_schema == log.spec.entity_schema
 
 
-def test_every_agent_is_paid_the_mean_of_its_team_and_rows_of_a_team_share_a_group():
+def test_every_reward_is_the_mean_of_the_team():
     env = SpreadTeams(3, agents="2,4")
     _, episodes = play(env, "random")
     assert [e.group for e in episodes] == env.groups.tolist() == [0, 0, 1, 1, 2, 2, *np.repeat([3, 4, 5], 4)]
@@ -66,12 +68,12 @@ def test_an_early_crash_costs_more_than_a_late_one():
     assert crashes[0] + 8 < crashes[1] and crashes[1] < crashes[2] < none
 
 
-def test_who_crashes_stays_where_it_is_and_the_others_do_as_they_are_told():
+def test_a_crashed_agent_stays_where_it_is_and_the_others_move():
     env = SpreadTeams(20, crash="0")
     play(env)
-    moved = np.abs(env.places[-1] - env.places[0]).max(-1)[20:]
+    moved = np.abs(env.history[-1] - env.history[0]).max(-1)[20:]
     struck = env.struck[20:]
-    assert np.median(moved[np.arange(20), struck]) < 1e-6  # but for who was bumped into
+    assert np.median(moved[np.arange(20), struck]) < 1e-6  # except for agents that were bumped into
     assert (moved > 0.01).sum() > 30 and len(np.unique(struck)) == 3
 
 
@@ -80,35 +82,16 @@ def test_a_worse_partner_costs_more():
     assert found[0] == pytest.approx(found[1], abs=1e-9) and found[1] > found[2] + 4 > found[3] + 8
 
 
-@pytest.mark.parametrize("order", ["reversed", "random"])
-def test_another_order_shows_the_same_entities(order):
-    plain, other = SpreadTeams(4, agents="2,3"), SpreadTeams(4, agents="2,3", order=order)
-    a, b = plain.reset(1), other.reset(1)
-    assert other.protocol == f"per agent, {order} order" and (a != b).any() and (a[:, :4] == b[:, :4]).all()
-    for part in (slice(4, 22), slice(22, 40)):
-        entities = [np.sort(x[:, part].reshape(-1, 6, 3).view("f4,f4,f4")[..., 0], 1) for x in (a, b)]
-        assert (entities[0] == entities[1]).all()
-        present = b[:, part].reshape(-1, 6, 3)[..., 0]
-        assert (np.diff(present) <= 0).all(), "those that are there come first"
-
-
-def test_who_sees_one_neighbour_sees_the_nearest():
-    env = SpreadTeams(4, sees=1)
-    seen = env.reset(0)
-    assert env.protocol == "per agent, 1 nearest"
-    assert (seen[:, [4, 22]] == 1).all() and (seen[:, 7:22] == 0).all() and (seen[:, 25:] == 0).all()
-    nearest = env.world.to_landmark.min(2).reshape(-1)
-    assert np.hypot(*seen[:, 5:7].T) == pytest.approx(nearest, abs=1e-6)
-
-
-def test_a_result_counts_worlds_and_says_what_lies_behind_it():
+def test_a_result_counts_worlds_and_has_further_columns():
     env = SpreadTeams(10, agents=4)
     parts, _ = play(env)
     (protocol, part), *_ = parts.items()
     assert protocol == "per agent, 4 agents" and len(part) == 10
-    told = env.metrics(part)
-    assert told["execution"] == "per_agent" and told["agents"] == 4 and told["reference"] == [-30.7352, -8.9167]
-    assert 0.6 < told["covered"] <= 1 and told["touches"] >= 0
+    found = env.metrics(part)
+    assert found["agents"] == 4 and found["reference"] == [-30.7352, -8.9167]
+    assert found["return"] == pytest.approx(env.returns.mean(), abs=1e-4)
+    assert 0.6 < found["covered"] <= 1 and found["touches"] >= 0
+    assert list(env.conditions("joint", False)) == ["joint, 4 agents"] and list(env.conditions("joint", True)) == [protocol]
 
 
 def test_a_picture_of_a_world_and_of_the_conditions():
@@ -126,10 +109,9 @@ def test_a_picture_of_a_world_and_of_the_conditions():
     [
         ({"agents": "1"}, "env.agents: expected 2 .. 6, got 1"),
         ({"agents": "three"}, "env.agents: expected such as 0-6 or 7,8, got 'three'"),
-        ({"agents": ""}, "expected agents such as 3 or 2-6"),
+        ({"agents": ""}, "env.agents: expected such as 0-6 or 7,8, got ''"),
         ({"crash": "25"}, "env.crash: expected 0 .. 24, got 25"),
         ({"partner": "friend"}, "env.partner: expected one of expert, medium"),
-        ({"order": "mine"}, "env.order: expected one of mpe2"),
         ({"actions": "both"}, "env.actions: expected one of discrete"),
     ],
 )

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets import permutation, store, windows
+from benchmarks import permutation
+from decisionllm.datasets import store, windows
 from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.policy.policy import Policy
 from decisionllm.policy.team_session import TeamSession
+from decisionllm.protocols import Source
 from decisionllm.schema import Episode, History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
@@ -40,7 +42,7 @@ def made(spec, stays, seed=0):
 
 
 def sampler(path, spec, stays, chosen=None, **options):
-    log = store.write(path, store.Source(spec, made(spec, stays), {"name": "test"}))
+    log = store.write(path, Source(spec, made(spec, stays), {"name": "test"}))
     chosen = np.arange(len(log.lengths)) if chosen is None else chosen
     return TeamSampler(windows.of_store(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options), log
 
@@ -134,7 +136,7 @@ def test_members_that_were_not_chosen_are_seen_and_not_imitated(tmp_path):
 
 def test_an_agent_that_comes_back_is_the_same_one(tmp_path):
     first, again, other = made(DISCRETE, [[(0, 2), (3, 6), (0, 6)]])
-    log = store.write(tmp_path / "s", store.Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"}))
+    log = store.write(tmp_path / "s", Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"}))
     window = TeamSampler(windows.of_store(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
     for team in range(40):
         names = dict(zip(*(part[window.team == team] for part in (window.episodes, window.identity)), strict=True))
@@ -339,7 +341,7 @@ def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
             world.observations[i, :n], actions[i, :n], world.rewards[i, :n], group=int(g), task=world.tasks[i],
             action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
         ))  # fmt: skip
-    log = store.write(tmp_path / "log", store.Source(spec, episodes, {"name": "test"}))
+    log = store.write(tmp_path / "log", Source(spec, episodes, {"name": "test"}))
     draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
     window = draw(0)
     begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(200)])
@@ -402,7 +404,8 @@ def test_what_cannot_act_as_a_team_is_refused():
 # the game
 
 GAME = ("head=discrete", "model.condition_on=none", "model.timesteps=none", "window=1", "optim.batch_size=64", "optim.warmup=50", "optim.lr=0.01", "steps=300",
-        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none", "dataset=permutation")  # fmt: skip
+        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none",
+        "dataset._target_=benchmarks.permutation.load", "env._target_=benchmarks.permutation.PermutationGame")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -437,7 +440,7 @@ def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_chang
 
 
 def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_taken(tmp_path):
-    words = ("dataset.agents=2-4", "dataset.games=200", "team.execution=both", "steps=2")
+    words = ("+dataset.agents=2-4", "+env.agents=2-4", "+dataset.games=200", "team.execution=both", "steps=2")
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
     assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
     with pytest.raises(ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"):
@@ -452,7 +455,8 @@ def test_micro_batches_part_no_team_and_equal_the_whole_batch(tmp_path):
             "steps=3",
             "log.every=1",
             "team.execution=both",
-            "dataset.agents=2-4",
+            "+dataset.agents=2-4",
+            "+env.agents=2-4",
             "optim.batch_size=16",
         )
         assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0

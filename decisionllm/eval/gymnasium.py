@@ -1,0 +1,156 @@
+"""Any Gymnasium environment, N copies of it: by its id, or the one that a Minari dataset names for its evaluation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from decisionllm.datasets import minari
+from decisionllm.datasets.arrays import constant_text
+from decisionllm.eval.report import normalised
+from decisionllm.eval.rollout import RandomPlayer
+from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.registry import register
+from decisionllm.schema import Episode
+
+
+class GymnasiumEnv(EnvDefaults):
+    """N Gymnasium environments, stepped one by one: an ended one waits for the others, which no autoreset mode of a vector
+    environment allows (`Disabled` refuses to step an ended one, the others begin another episode).
+
+    Args:
+        envs: N equal environments with a time limit in their spec. Observations: Box, Discrete (one-hot) or Dict of these, laid out
+            as `datasets.minari.flatten` says; actions: Box or Discrete.
+        task: the text of every episode.
+        text: the text option it was made with.
+        reference: returns of a random policy and of an expert, for normalised scores; empty: the score is the return.
+        flatten: observations of N steps, stacked -> (N, S).
+
+    Raises:
+        ValueError: the spaces do not fit, or there is no time limit.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any], *, task: str = "", text: str = "none", reference: Sequence[float] = (),
+        flatten: Callable[[Any], np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        spec, space = envs[0].spec, envs[0].observation_space
+        if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
+            raise ValueError(
+                f"{spec and spec.id}: expected an environment with a time limit (max_episode_steps); set env.horizon"
+            )
+        if reference and (len(reference) != 2 or reference[0] == reference[1]):
+            raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
+        self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
+        self.reference, self.unit, self.tasks = tuple(reference), "" if reference else "return", [task] * len(envs)
+        self.action = minari.action_spec(self.space)
+        self.flatten = flatten or (lambda observations: minari.flatten(observations, space))
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Episode i starts as `env.reset(seed=seed + i)` does."""
+        self.observations = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
+        self.ended = np.zeros(len(self.envs), bool)
+        return self.flatten(stack(self.observations))
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
+        if actions.shape[1] != self.action["action_dim"]:
+            raise ValueError(
+                f"actions: expected {self.action['action_dim']} numbers, as {self.space} takes, got {actions.shape[1]}"
+            )
+        for i in np.flatnonzero(~self.ended).tolist():
+            step = self.envs[i].step(self.decode(actions[i]))
+            self.observations[i], rewards[i], terminated[i], truncated[i], _ = step
+        self.ended |= terminated | truncated
+        return self.flatten(stack(self.observations)), rewards, terminated, truncated
+
+    def decode(self, action: np.ndarray) -> Any:
+        """An action of a policy (A,) as the environment takes it."""
+        if count := self.action.get("num_actions"):
+            if not 0 <= action[0] < count:
+                raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
+            return int(action[0] + self.space.start)
+        return action.astype(self.space.dtype).reshape(self.space.shape)
+
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
+        """100 (return - random) / (expert - random), or the return where there is no reference."""
+        return normalised(episodes, self.reference) if self.reference else super().score(episodes)
+
+    def baselines(self, seed: int) -> dict[str, Begin]:
+        def sample(tasks: Sequence[str]) -> RandomPlayer:
+            space = deepcopy(self.space)
+            space.seed(seed)
+            start = space.start if "num_actions" in self.action else 0
+            return RandomPlayer(lambda count: np.stack([np.reshape(space.sample(), -1) - start for _ in range(count)]))
+
+        return {"random": sample}
+
+
+@register("env", "gymnasium", text="${text}")
+def make(
+    num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, horizon: int = 0, reference: Sequence[float] = [],
+    task: str = "", text: str = "none",
+) -> GymnasiumEnv:  # fmt: skip
+    """N copies of `gymnasium.make(id, **arguments)`.
+
+    Args:
+        num_episodes: N.
+        id: such as CartPole-v1, or mine:Pump-v0, which imports the package `mine` that registers it.
+        arguments: of the environment.
+        horizon: most steps of an episode; 0: the time limit of the environment.
+        reference: returns of a random policy and of an expert, for normalised scores.
+        task: the task in words, read with text=constant.
+        text: `none` or `constant`.
+
+    Raises:
+        ValueError: there is no such environment, or it could not be made.
+    """
+    import gymnasium
+
+    words = constant_text("env", text, task)
+    try:
+        envs = [gymnasium.make(id, max_episode_steps=horizon or None, **arguments) for _ in range(num_episodes)]
+    except gymnasium.error.UnregisteredEnv as error:
+        near = get_close_matches(id, gymnasium.registry, 3, 0.5)
+        hint = f"near are {', '.join(near)}" if near else "give package:id to import the package that registers it"
+        raise ValueError(f"env.id: {error} {hint}") from error
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise ValueError(f"env.id={id}, env.arguments={dict(arguments)}: could not be made ({error})") from error
+    return GymnasiumEnv(envs, task=words, text=text, reference=reference)
+
+
+@register("env", "minari", minari_id="${dataset.minari_id}", goal="${dataset.goal}", text="${text}")
+def recover(num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str = "none", horizon: int = 0) -> GymnasiumEnv:
+    """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own reference returns.
+
+    Args:
+        num_episodes: N.
+        minari_id: of the dataset, or the path of its folder.
+        goal: of PointMaze, as in the dataset.
+        text: `none` or `constant`, as in the dataset.
+        horizon: most steps of an episode; 0: the time limit of the environment.
+
+    Raises:
+        ValueError: the dataset names no environment, or one that could not be made.
+    """
+    from gymnasium.error import Error
+
+    dataset = minari.find(minari_id)
+    try:
+        envs = [dataset.recover_environment(eval_env=True, max_episode_steps=horizon or None) for _ in range(num_episodes)]
+    except (ValueError, ImportError, AttributeError, Error) as error:
+        raise ValueError(f"{minari_id}: its environment could not be made ({error}); env=none trains without one") from error
+    known = dataset.storage.metadata
+    reference = [known[key] for key in ("ref_min_score", "ref_max_score") if known.get(key) is not None]
+    return GymnasiumEnv(
+        envs, task=minari.description(dataset) if text == "constant" else "", text=text,
+        reference=reference if len(reference) == 2 else (), flatten=lambda rows: minari.observe(dataset, rows, goal),
+    )  # fmt: skip
+
+
+def stack(observations: Sequence[Any]) -> Any:
+    """N observations as one: arrays with N in front, dicts of them for dicts."""
+    first = observations[0]
+    return {key: stack([o[key] for o in observations]) for key in first} if isinstance(first, dict) else np.stack(observations)

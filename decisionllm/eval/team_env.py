@@ -1,0 +1,111 @@
+"""What all evaluation environments of teams share: worlds under several conditions, results that count worlds, drawings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from decisionllm.eval.report import draw_conditions, figure
+from decisionllm.protocols import Begin, EnvDefaults, Player
+from decisionllm.schema import Episode
+
+
+class TeamEnv(EnvDefaults):
+    """E worlds in lock-step, num_episodes under each condition. A row is an agent; `groups` is the world of each row, in order.
+
+    A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and `controller`; `world_scores`, `frames`
+    and `draw_world` have defaults. A result row has one episode a world, that of its first agent.
+
+    Attributes:
+        labels: of each condition; "" where nothing is changed.
+        condition: (E,) of each world.
+        teachers: names of the scripted players.
+        averages: names of the outcomes whose means are columns of a result row.
+    """
+
+    groups: np.ndarray
+    teachers: Sequence[str] = ()
+    averages: Sequence[str] = ()
+
+    def __init__(self, num_episodes: int, labels: Sequence[str] = ("",)) -> None:
+        self.labels, self.condition = labels, np.repeat(np.arange(len(labels)), num_episodes)
+
+    def world_outcomes(self) -> dict[str, np.ndarray]:
+        """What happened, (E, ...) arrays: `team_return`, and what `world_scores` and `averages` need."""
+        raise NotImplementedError
+
+    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
+        """A scripted player: a function that returns the actions (M, A) of the agents that act next."""
+        raise NotImplementedError
+
+    def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(M,) normalised scores: 0 and 100 where the team return is the outcome `reference`, (M, 2), low and high."""
+        low, high = outcome["reference"].T
+        return np.asarray(100 * (outcome["team_return"] - low) / (high - low))
+
+    def frames(self, world: int) -> Sequence[int]:
+        """Steps of the last rollout that are drawn; none: no drawing."""
+        return ()
+
+    def draw_world(self, axis: Any, world: int, step: int) -> None:
+        """Draw a world at one of its frames."""
+
+    def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
+        first = np.searchsorted(self.groups, np.arange(len(self.condition)))
+        decides = "per agent" if scripted else execution.replace("_", " ")
+        return {
+            f"{decides}, {label}" if label else decides: first[self.condition == c].tolist()
+            for c, label in enumerate(self.labels)
+        }
+
+    def outcomes(self) -> dict[str, np.ndarray]:
+        return {name: values[self.groups] for name, values in self.world_outcomes().items()}
+
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
+        return self.world_scores({name: np.array([e.outcome[name] for e in episodes]) for name in episodes[0].outcome})
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+        """Mean team return and other mean outcomes; the rewards of an episode end with its agent, the team's do not."""
+        names = {"return": "team_return"} | {name: name for name in self.averages}
+        return {key: round(float(np.mean([e.outcome[name] for e in episodes])), 4) for key, name in names.items()}
+
+    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
+        """A world of the last rollout as a strip of frames; with several conditions, also their mean scores."""
+        world, several = episodes[0].group, len(self.labels) > 1
+        if not (steps := self.frames(world)):
+            return None
+        made = figure(2.1 * len(steps) + 3 * several, 2.6)
+        axes = made.subplots(1, len(steps) + several, width_ratios=[2] * len(steps) + [3] * several)
+        for axis, step in zip(axes, steps, strict=False):
+            self.draw_world(axis, world, step)
+            axis.set(xticks=[], yticks=[], aspect="equal")
+            axis.set_title(f"step {step}", fontsize=8)
+        if several:
+            scores = self.world_scores(self.world_outcomes())
+            means = {label or "undisturbed": scores[self.condition == c].mean() for c, label in enumerate(self.labels)}
+            draw_conditions(axes[-1], means, self.unit or "normalised score")
+        made.suptitle(title, fontsize=9)
+        return made
+
+    def baselines(self, seed: int) -> dict[str, Begin]:
+        """Each teacher as the player of all agents."""
+        return {name: partial(self._begin, name, seed) for name in self.teachers}
+
+    def _begin(self, name: str, seed: int, tasks: Sequence[str]) -> Player:
+        return ScriptedPlayer(self.controller(name, np.random.default_rng((seed, self.teachers.index(name)))))
+
+
+class ScriptedPlayer:
+    """Acts by a function of the environment's state in place of observations."""
+
+    def __init__(self, choose: Callable[[], np.ndarray]) -> None:
+        self.choose = choose
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self.choose()
+
+    def select(self, rows: np.ndarray) -> None:
+        pass

@@ -1,0 +1,139 @@
+"""Your own data: D4RL's arrays by hand, episodes made in Python, stores as they are."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from decisionllm.datasets.arrays import from_episodes, load, split
+from decisionllm.datasets.store import open_store, prepare
+from decisionllm.schema import Spec
+from tests.conftest import LOOP, NANO, command, episode, node
+
+
+def columns(**changed):
+    """Five rows: an episode of two that terminates, one of two that is cut off, one of one that the log ends."""
+    found = {
+        "observations": np.arange(10.0).reshape(5, 2),
+        "actions": np.array([[0.1], [0.2], [-0.3], [0.4], [0.5]]),
+        "rewards": np.array([1.0, 2, 3, 4, 5]),
+        "terminals": np.array([0, 1, 0, 0, 0], bool),
+        "timeouts": np.array([0, 0, 0, 1, 0], bool),
+    }
+    return {key: column for key, column in (found | changed).items() if column is not None}
+
+
+def put(path, **changed):
+    np.savez(path, **columns(**changed))
+    return str(path)
+
+
+def test_episodes_end_at_terminals_timeouts_and_the_last_row(tmp_path):
+    source = load(path=put(tmp_path / "mine.npz"))
+    assert [e.rewards.tolist() for e in source.episodes] == [[1, 2], [3, 4], [5]]
+    assert [e.observations.tolist() for e in source.episodes] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert [(e.terminated, e.truncated, e.group) for e in source.episodes] == [
+        (True, False, 0),
+        (False, True, 1),
+        (False, True, 2),
+    ]
+    assert (source.spec.observation_dim, source.spec.action_dim, source.spec.horizon) == (2, 1, 2)
+    assert (source.spec.low, source.spec.high) == ((np.float32(-0.3),), (0.5,)) and source.info["name"] == "mine"
+    assert all(e.final_observation is None and e.task == "" for e in source.episodes)
+
+
+def test_next_observations_give_the_final_ones(tmp_path):
+    path = put(tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None)
+    episodes = load(path=path).episodes
+    assert [e.final_observation.tolist() for e in episodes] == [[102, 103], [108, 109]]
+    assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4, 5]]
+
+
+def test_integer_actions_are_discrete(tmp_path):
+    path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]), rewards=np.ones((5, 1)))
+    assert load(path=path).spec.num_actions == 3 and load(path=path, num_actions=7).spec.num_actions == 7
+    assert load(path=path).episodes[0].actions.tolist() == [[0], [2]]
+
+
+def test_options_name_the_data_the_task_and_the_space(tmp_path):
+    source = load(path=put(tmp_path / "a.npz"), name="pump", task="Fill.", text="constant", low=[-2], high=[2], horizon=9)
+    assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and source.episodes[0].task == "Fill."
+
+
+def test_a_constant_text_needs_a_task(tmp_path):
+    with pytest.raises(ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="):
+        load(path=put(tmp_path / "a.npz"), text="constant")
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, got 'goal'"):
+        load(path=put(tmp_path / "a.npz"), text="goal")
+
+
+def test_an_hdf5_file_has_the_same_layout(tmp_path):
+    with h5py.File(tmp_path / "mine.hdf5", "w") as file:
+        for key, column in columns().items():
+            file[key] = column
+    assert [e.rewards.tolist() for e in load(path=str(tmp_path / "mine.hdf5")).episodes] == [[1, 2], [3, 4], [5]]
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"rewards": None}, "expected D4RL's keys, rewards not among observations, actions, terminals, timeouts"),
+    ({"actions": np.zeros((4, 1))}, "expected columns of one length, at least 1, got .*'actions': 4"),
+    ({"rewards": np.ones((5, 2))}, r"expected rewards of 1 columns, got shape \(5, 2\)"),
+    ({"observations": np.ones((5, 2, 2))}, r"expected observations of some columns, got shape \(5, 2, 2\)"),
+    ({"observations": np.array(list("abcde"))}, r"expected observations of some columns, got shape \(5,\), <U1"),
+    ({"rewards": np.array([1, 2, np.nan, 4, 5])}, "expected finite rewards, got nan in row 2"),
+])  # fmt: skip
+def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):
+    path = put(tmp_path / "mine.npz", **changed)
+    with pytest.raises(ValueError, match=f"{path}: {message}"):
+        load(path=path)
+
+
+def test_missing_and_damaged_files_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.npz: expected an .npz or HDF5 file in D4RL's layout, found none"):
+        prepare(node("dataset", "arrays", path=str(tmp_path / "none.npz")), tmp_path)
+    whole = Path(put(tmp_path / "mine.npz")).read_bytes()
+    for damaged in (whole[:200], b"<html>404</html>", b""):
+        (tmp_path / "mine.npz").write_bytes(damaged)
+        with pytest.raises(ValueError, match="mine.npz: not a readable npz file, perhaps truncated"):
+            load(path=str(tmp_path / "mine.npz"))
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    dataset = node("dataset", "arrays", path=put(tmp_path / "mine.npz"))
+    first = prepare(dataset, tmp_path)
+    assert prepare(dataset, tmp_path).path == first.path
+    put(tmp_path / "mine.npz", rewards=np.arange(5.0), next_observations=np.zeros((5, 2)))
+    assert prepare(dataset, tmp_path).rewards.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_episodes_made_in_python_are_trained_on(tmp_path):
+    made = [episode([1, 2, 3], S=3, A=2, start=i, task="Go.") for i in range(6)]
+    chosen = from_episodes(made, tmp_path / "mine", name="mine")
+    store = prepare(chosen, tmp_path / "cache")
+    assert store.path == tmp_path / "mine" and not (tmp_path / "cache").exists(), "it is not copied"
+    assert store.fingerprint == open_store(tmp_path / "mine").fingerprint and store.info == {"name": "mine"}
+    assert store.spec == Spec(3, 2, 3, (0.0, 0.0), (float(np.float32(0.07)),) * 2) and store.tasks == ("Go.",)
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    words = ["env=none", "dataset=store", f"dataset.path={tmp_path / 'mine'}", "optim.batch_size=4", f"run={tmp_path / 'run'}"]
+    assert command("train", *loop, *NANO, *words) == 0
+
+
+def test_episodes_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="episodes: expected at least one, got none"):
+        from_episodes([], tmp_path / "mine", name="mine")
+    with pytest.raises(ValueError, match="episode 1: expected observations of 2 and actions of 1 numbers, got 2 and 2"):
+        from_episodes([episode([1, 2]), episode([1], A=2)], tmp_path / "mine", name="mine")
+    discrete = Spec(2, 1, 5, num_actions=2)
+    with pytest.raises(ValueError, match="episode 0, step 1: expected an action an index below 2"):
+        from_episodes([episode([1, 2])], tmp_path / "mine", name="mine", spec=discrete)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_store_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: expected a data store"):
+        prepare(node("dataset", "store", path=str(tmp_path / "nowhere")), tmp_path)
+
+
+def test_arrays_in_memory_are_split_too():
+    assert [e.task for e in split(columns(), task="Fill.")] == ["Fill."] * 3

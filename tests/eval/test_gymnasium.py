@@ -1,0 +1,261 @@
+"""Gymnasium environments by their id or through a Minari dataset: against plain loops over the same seeds, and by hand."""
+
+import json
+import warnings
+
+import gymnasium as gym
+import minari
+import numpy as np
+import pytest
+from gymnasium import spaces
+from minari.data_collector import EpisodeBuffer
+
+from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
+from decisionllm.eval.rollout import rollout
+from decisionllm.registry import build
+from tests.conftest import LOOP, NANO, command, episode, node
+
+
+class Lean:
+    """Pushes the cart towards the side to which the pole leans; swings the pendulum by its speed."""
+
+    def act(self, observations, rewards=None, action_masks=None):
+        assert action_masks is None
+        return (observations[:, 2:3] > 0).astype(float) if observations.shape[1] == 4 else 2 * np.sign(observations[:, 2:3])
+
+    def select(self, rows):
+        pass
+
+
+def plain(env_id, seed):
+    """Rewards, terminated and truncated of an episode of the same controller in a plain loop."""
+    env = gym.make(env_id)
+    observation, _ = env.reset(seed=seed)
+    rewards, ended = [], (False, False)
+    while not any(ended):
+        action = Lean().act(np.asarray(observation, np.float32)[None])[0]
+        observation, reward, *ended, _ = env.step(int(action[0]) if env_id == "CartPole-v1" else action.astype(np.float32))
+        rewards.append(reward)
+    return rewards, *ended
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_rollout_equals_plain_loops_over_the_same_seeds(env_id):
+    episodes = rollout(lambda tasks: Lean(), make(3, id=env_id), seed=7)
+    for i, made in enumerate(episodes):
+        rewards, terminated, truncated = plain(env_id, 7 + i)
+        np.testing.assert_array_equal(made.rewards, np.array(rewards, np.float32))
+        assert (made.terminated, made.truncated) == (terminated, truncated)
+    assert len({len(e.rewards) for e in episodes}) == (3 if env_id == "CartPole-v1" else 1)
+
+
+def test_the_same_seed_starts_the_same_episodes():
+    env = make(3, id="CartPole-v1")
+    one, same, other = (env.reset(seed).tolist() for seed in (0, 0, 1))
+    assert one == same and one[1:] == other[:2] and len(set(map(tuple, one))) == 3
+
+
+def test_a_time_limit_truncates_and_a_fall_terminates():
+    (made,) = rollout(lambda tasks: Lean(), make(1, id="CartPole-v1", horizon=5), seed=0)
+    assert len(made.rewards) == 5 and made.truncated and not made.terminated
+    (made,) = rollout(lambda tasks: Always([0.0]), make(1, id="CartPole-v1"), seed=0)
+    assert 5 < len(made.rewards) < 20 and made.terminated and not made.truncated
+    assert make(1, id="CartPole-v1").horizon == 500
+
+
+def test_scores_are_returns_or_normalised_by_the_reference():
+    env = make(1, id="Pendulum-v1")
+    assert env.score([episode([-1, -2])]).tolist() == [-3] and env.unit == "return"
+    env = make(1, id="Pendulum-v1", reference=[-5, -1])
+    assert env.score([episode([-1, -2])]).tolist() == [50] and env.unit == ""
+    for wrong in ([1], [2, 2]):
+        with pytest.raises(ValueError, match=r"env.reference: expected the returns of a random policy and of an expert"):
+            make(1, id="Pendulum-v1", reference=wrong)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_random_player_samples_the_action_space(env_id):
+    env = make(2, id=env_id, horizon=8)
+    one, same = (rollout(env.baselines(3)["random"], env, seed=0) for _ in range(2))
+    assert [e.actions.tolist() for e in one] == [e.actions.tolist() for e in same]
+    expected = gym.make(env_id).action_space
+    expected.seed(3)
+    assert one[0].actions[0, 0] == pytest.approx(float(np.ravel(expected.sample())[0]))
+
+
+def test_options_reach_the_environment_and_the_text_the_policy():
+    env = make(2, id="Pendulum-v1", arguments={"g": 3.0}, task="Swing up.", text="constant")
+    assert env.envs[1].unwrapped.g == 3 and env.tasks == ["Swing up."] * 2
+    assert make(1, id="Pendulum-v1", task="Swing up.").tasks == [""]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"id": "CartPol-v1"}, "env.id: Environment `CartPol` doesn't exist.* near are CartPole-v1"),
+    ({"id": "Xyzzy-v1"}, "env.id: Environment `Xyzzy` doesn't exist.* give package:id to import"),
+    ({"id": "no_such_package:Xyzzy-v1"}, "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named"),
+    ({"id": "Pendulum-v1", "arguments": {"gee": 3}}, "env.id=Pendulum-v1, .*'gee': 3.*: could not be made"),
+    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, got 'goal'"),
+])  # fmt: skip
+def test_an_environment_that_cannot_be_made_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(1, **options)
+
+
+def test_actions_of_another_space_are_refused():
+    env = make(1, id="CartPole-v1")
+    env.reset(0)
+    with pytest.raises(ValueError, match="actions: expected 1 numbers, as Discrete.2. takes, got 3"):
+        env.step(np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="actions: expected an index below 2, as Discrete.2. takes, got 4"):
+        env.step(np.full((1, 1), 4.0))
+
+
+def test_an_environment_without_a_time_limit_is_refused():
+    with pytest.raises(ValueError, match="None: expected an environment with a time limit"):
+        GymnasiumEnv([Counter()])
+
+
+def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
+    given = ["env=gymnasium", "env.id=Pendulum-v1", "env.horizon=20", "+env.arguments.g=3.0", "env.reference=[-900,0]"]
+    env = [*NANO, "dataset=arrays", f"dataset.path={tmp_path / 'log.npz'}", f"run={tmp_path / 'run'}", *given]
+    sizes = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    columns = {"observations": sizes, "actions": sizes[:, :1].clip(-2, 2), "rewards": -abs(sizes[:, 0])}
+    np.savez(tmp_path / "log.npz", **columns, terminals=np.zeros(40, bool), timeouts=np.arange(40) % 20 == 19)
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    assert command("train", *loop, *env, f"cache_dir={tmp_path}/data") == 0
+    evaluated = ["evaluate", f"run={tmp_path / 'run'}", f"out={tmp_path}", "episodes=2", "report=false"]
+    assert command(*evaluated) == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(row["policy"], row["protocol"], row["dataset"]) for row in rows] == [
+        ("nano", "standard", "log"), ("random", "scripted", "log"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["score"] == pytest.approx(100 * (row["return"] + 900) / 900)
+    capsys.readouterr()
+    assert command(*evaluated, "+env.id=CartPole-v1", "+env.arguments={}") == 1
+    assert "expected observations of shape (2, 3)" in capsys.readouterr().err
+    assert command(*evaluated, "+env._target_=decisionllm.eval.synthetic.PointEnv") == 1
+    assert "got (2, 2)" in capsys.readouterr().err, "options of the run's own environment are left out"
+
+
+class Counter(gym.Env):
+    """Adds its actions up, in an observation of several parts; ends at 3."""
+
+    observation_space = spaces.Dict(
+        sum=spaces.Box(-99, 99, (1,), np.float32), parts=spaces.Dict(last=spaces.Discrete(3, start=5))
+    )
+    action_space = spaces.Discrete(3, start=5)
+
+    def __init__(self, square=False):
+        self.square = square
+        if square:
+            self.action_space = spaces.Box(-1, 1, (2, 2), np.float16)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sum, self.last = float(self.np_random.integers(2)), 5
+        return self.seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        assert self.sum < 3, "an ended one waits for the others"
+        self.last, gain = (5, float(action[0, 1])) if self.square else (action, action - 5)
+        self.sum += gain
+        return self.seen(), float(gain), self.sum >= 3, False, {}
+
+    def seen(self):
+        return {"sum": np.array([self.sum], np.float32), "parts": {"last": self.last}}
+
+
+def counted(minari_id, *, limit=5, entry="tests.eval.test_gymnasium:Counter", reference=None, **options):
+    """A dataset of one step of a Counter that names its environment."""
+    env = Counter(**options)
+    made = env.action_space.sample()
+    seen = {"sum": np.zeros((2, 1), np.float32), "parts": {"last": np.array([5, 5])}}
+    named = {"env": None}
+    if entry:
+        spec = gym.envs.registration.EnvSpec("Counter-v0", entry, max_episode_steps=limit, kwargs=options)
+        named = {"eval_env": spec}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = minari.create_dataset_from_buffers(
+            minari_id, [EpisodeBuffer(None, None, None, seen, [made], [0.0], [True], [False])], data_format="hdf5", description="Count.",
+            observation_space=env.observation_space, action_space=env.action_space, **named,
+        )  # fmt: skip
+    if reference:
+        dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
+
+
+class Always:
+    def __init__(self, action):
+        self.action, self.seen = action, []
+
+    def act(self, observations, rewards=None, action_masks=None):
+        self.seen.append(observations.tolist())
+        return np.tile(self.action, (len(observations), 1))
+
+    def select(self, rows):
+        pass
+
+
+def test_a_minari_environment_by_hand():
+    counted("mine/count-v0", reference=(1.0, 5.0))
+    env, player = recover(6, minari_id="mine/count-v0"), Always([1.0])
+    episodes = rollout(lambda tasks: player, env, seed=0)
+    starts = [gym.utils.seeding.np_random(i)[0].integers(2) for i in range(6)]  # of the six seeds that follow the given one
+    assert 0 < sum(starts) < 6
+    assert [e.rewards.tolist() for e in episodes] == [[1] * (3 - start) for start in starts]
+    assert all(e.terminated for e in episodes)
+    for e, start in zip(episodes, starts, strict=True):  # parts.last, one-hot, then sum: in order of their names
+        assert e.observations.tolist() == [[1, 0, 0, start]] + [[0, 1, 0, start + i] for i in range(1, 3 - start)]
+        assert e.final_observation.tolist() == [0, 1, 0, 3]
+    assert env.score(episodes).tolist() == [25 * (2 - start) for start in starts], "of returns from 1 to 5"
+    assert env.horizon == 5 and env.tasks == [""] * 6
+
+
+def test_a_minari_environment_stops_at_its_time_limit():
+    counted("mine/count-v0", limit=4)
+    env = recover(2, minari_id="mine/count-v0", text="constant")
+    assert env.tasks == ["mine/count-v0. Count."] * 2
+    episodes = rollout(lambda tasks: Always([0.0]), env, seed=0)
+    assert [(len(e.rewards), e.terminated, e.truncated) for e in episodes] == [(4, False, True)] * 2
+    assert env.score([episode([3, 4])]).tolist() == [7], "without references the score is the return"
+
+
+def test_actions_have_the_shape_and_type_of_the_space():
+    counted("mine/square-v0", square=True)
+    episodes = rollout(lambda tasks: Always([0.0, 1.0, 0.0, 0.0]), recover(1, minari_id="mine/square-v0"), seed=1)
+    assert set(episodes[0].rewards) == {1}
+
+
+def test_a_dataset_without_an_environment_is_refused():
+    counted("mine/none-v0", entry=None)
+    counted("mine/lost-v0", entry="no_such_package:Env")
+    counted("mine/endless-v0", limit=None)
+    for minari_id in ("mine/none-v0", "mine/lost-v0"):
+        with pytest.raises(ValueError, match=f"{minari_id}: its environment could not be made .*env=none trains without one"):
+            recover(1, minari_id=minari_id)
+    with pytest.raises(ValueError, match="Counter-v0: expected an environment with a time limit"):
+        recover(1, minari_id="mine/endless-v0")
+
+
+@pytest.mark.parametrize("goal, size", [("fixed", 4), ("own", 8)])
+def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
+    pytest.importorskip("gymnasium_robotics")
+    from tests.datasets.test_minari import point_maze
+
+    point_maze(limit=6)
+    dataset = node("dataset", "minari", minari_id="D4RL/pointmaze/umaze-v2", goal=goal)
+    env = build(node("env", "minari", minari_id=dataset["minari_id"], goal=goal), 3)
+    one, again = (rollout(lambda tasks: Always([1.0, 0.0]), env, seed=5) for _ in range(2))
+    assert [e.observations.tolist() for e in one] == [e.observations.tolist() for e in again]
+    assert {e.observations.shape for e in one} == {(6, size)} == {(6, build(dataset).spec.observation_dim)}
+    assert all(e.truncated for e in one) and len({tuple(e.observations[0]) for e in one}) == 3
+    for e in one:
+        place, goal_seen = (
+            (e.observations[:, :2], None) if goal == "fixed" else (e.observations[:, 4:6], e.observations[:, 2:4])
+        )
+        assert (np.diff(place[:, 0]) > 0).all(), "pushed along x"
+        if goal == "own":
+            assert (np.abs(goal_seen - [-1, 1]) <= 0.25).all(), "the one goal of the map, jittered"
+            assert e.observations[:, :2].tolist() == place.tolist()

@@ -1,0 +1,103 @@
+"""Maze2D's evaluation: references, goals in texts, scripted players, pictures."""
+
+import numpy as np
+import pytest
+
+from decisionllm.eval.maze2d import REFERENCE, Maze2D
+from decisionllm.eval.rollout import rollout
+from decisionllm.schema import Episode
+from tests.conftest import episode
+
+
+def returns(value):
+    return episode([value / 2, value / 2])
+
+
+@pytest.mark.parametrize("maze, dense", REFERENCE)
+def test_maze2d_scores_0_and_100_at_its_references(maze, dense):
+    random, expert = REFERENCE[maze, dense]
+    scores = Maze2D(1, maze=maze, dense=dense).score([returns(random), returns(expert), returns((random + expert) / 2)])
+    np.testing.assert_allclose(scores, [0, 100, 50], atol=1e-4)
+
+
+def test_d4rls_references_are_the_published_ones():
+    assert Maze2D(1, maze="umaze").score([returns(300.0)])[0] == pytest.approx(100 * (300 - 23.85) / (161.86 - 23.85))
+    assert REFERENCE["medium", False] == (13.13, 277.39) and REFERENCE["large", False] == (6.7, 273.99)
+
+
+def test_a_maze_rewards_the_new_position_until_its_horizon():
+    env = Maze2D(2, maze="umaze")
+    starts = env.reset(0)
+    assert starts.shape == (2, 4) and env.horizon == 300 and env.tasks == ["", ""] and env.protocol == "standard"
+    env.states = np.array([[1.0, 1.52, 0, -4.0], [1.0, 1.48, 0, 4.0]])  # into the goal's disc, and out of it
+    after, rewards, ended, truncated = env.step(np.zeros((2, 2)))
+    assert rewards.tolist() == [1, 0] and after[0, 1] < 1.5 < after[1, 1]
+    for _ in range(298):
+        *_, ended, truncated = env.step(np.zeros((2, 2)))
+    assert not truncated.any()
+    *_, ended, truncated = env.step(np.zeros((2, 2)))
+    assert truncated.all() and not ended.any()
+
+
+def test_a_dense_maze_rewards_by_distance():
+    env = Maze2D(1, maze="umaze", dense=True)
+    env.reset(0)
+    env.states = np.array([[1.0, 3.0, 0, 0]])
+    np.testing.assert_allclose(env.step(np.zeros((1, 2)))[1], [np.exp(-2)], rtol=1e-3)
+
+
+def test_scripted_players_have_their_known_scores():
+    env = Maze2D(60, maze="umaze")
+    found = {name: env.score(rollout(begin, env, seed=0)).mean() for name, begin in env.baselines(0).items()}
+    assert 130 < found["planner"] < 160, "149 over 200 episodes"
+    assert -13 < found["random"] < 13, "-1 over 300"
+
+
+def test_the_text_may_name_another_goal_than_the_rewarded_one():
+    env = Maze2D(1, maze="umaze", text="goal", instructed_goal="3,1")
+    assert "row 3, column 1 (x = 3.0, y = 1.0)" in env.tasks[0] and env.protocol == "instructed-3-1"
+    env.reset(0)
+    env.states = np.array([[1.0, 1.0, 0, 0]])
+    assert env.step(np.zeros((1, 2)))[1].tolist() == [1]
+    assert "row 1, column 1" in Maze2D(1, maze="umaze", text="goal").tasks[0]
+    assert Maze2D(1, maze="umaze", text="shuffled").protocol == "goal-text"
+    constant = Maze2D(1, maze="umaze", text="constant")
+    assert constant.protocol == "standard" and "row" not in constant.tasks[0] and "umaze" in constant.tasks[0]
+
+
+@pytest.mark.parametrize("cell", ["2,1", "9,9", "-2,1", "1", "1,2,3", "one,two"])
+def test_a_goal_that_is_no_free_cell_is_refused(cell):
+    with pytest.raises(ValueError, match=f"env.instructed_goal: expected a free cell .* 1,1 1,2 1,3 2,3 3,1 .*got '{cell}'"):
+        Maze2D(1, maze="umaze", text="goal", instructed_goal=cell)
+
+
+def test_an_instructed_goal_needs_a_text():
+    with pytest.raises(ValueError, match="env.instructed_goal: needs text=goal, so that the text names it; got text=none"):
+        Maze2D(1, maze="umaze", instructed_goal="3,1")
+
+
+def test_a_picture_has_the_paths_in_the_corridors():
+    env = Maze2D(2, maze="large")
+    episodes = rollout(env.baselines(0)["planner"], env, seed=0)
+    axis = env.draw(episodes, "title").axes[0]
+    image = axis.images[0]
+    left, right, bottom, top = image.get_extent()
+    walls = np.asarray(image.get_array())
+    for line, made in zip(axis.lines[::2], episodes, strict=True):
+        column = ((line.get_xdata() - left) / (right - left) * walls.shape[1]).astype(int)
+        row = ((line.get_ydata() - top) / (bottom - top) * walls.shape[0]).astype(int)
+        assert len(column) == len(made.rewards) and not walls[row, column].any()
+
+
+def test_reaching_and_keeping_the_goal_are_measured():
+    env = Maze2D(3, maze="umaze", text="goal", instructed_goal="3,1")
+    there, near, far = (3.0, 1.0), (3.0, 1.4), (1.0, 1.0)
+
+    def walk(*places):
+        rows = np.array([place for place, count in places for _ in range(count)], np.float32)
+        rows = np.concatenate([rows, np.zeros_like(rows)], 1)
+        return Episode(rows[:-1], np.zeros((299, 2), np.float32), np.zeros(299, np.float32), final_observation=rows[-1])
+
+    episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
+    assert env.metrics(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
+    assert Maze2D(1, maze="umaze").metrics(episodes) == {}

@@ -1,0 +1,249 @@
+"""PettingZoo environments: equal to our own simple_spread, several teams and roles, masks, agents that leave, and the command line."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+
+from decisionllm.datasets.team import collect, load, source, write
+from decisionllm.envs.spread import Teacher
+from decisionllm.eval import pettingzoo
+from decisionllm.eval.pettingzoo import PettingZooTeams
+from decisionllm.eval.rollout import rollout
+from decisionllm.eval.spread import SpreadTeams
+from decisionllm.policy.policy import Policy
+from tests.conftest import NANO, command, make_model
+
+
+class Island:
+    """Fishers and a thief, all over after step 3. fisher_1 is only there if the seed is even, and terminates in step 1; action 1 is
+    forbidden to fishers. A fisher gets its action, and 10 in the step after the thief (two actions, from 5 on) took 6."""
+
+    possible_agents = ["fisher_0", "fisher_1", "thief_0"]
+
+    def __init__(self, *, late=False):
+        self.late = late
+
+    def observation_space(self, agent):
+        numbers = Box(-np.inf, np.inf, (2 + agent.startswith("thief"),))
+        return numbers if agent == "thief_0" else Dict({"observation": numbers, "action_mask": Box(0, 1, (3,))})
+
+    def action_space(self, agent):
+        return Discrete(2, start=5) if agent == "thief_0" else Discrete(3)
+
+    def reset(self, seed=None):
+        self.t, self.seed, self.stolen = 0, seed, 0
+        self.agents = [agent for agent in self.possible_agents if agent != "fisher_1" or seed % 2 == 0]
+        return self.seen(), {agent: {} for agent in self.agents}
+
+    def seen(self):
+        fisher = {"observation": np.array([self.t, self.stolen], np.float32), "action_mask": np.array([1, 0, 1], np.int8)}
+        return {agent: np.full(3, self.t, np.float32) if agent == "thief_0" else fisher for agent in self.agents}
+
+    def step(self, actions):
+        assert actions.keys() == set(self.agents) and all(self.action_space(a).contains(x) for a, x in actions.items())
+        rewards = {a: 0.0 if a == "thief_0" else actions[a] + 10.0 * self.stolen for a in self.agents}
+        self.stolen = int(actions["thief_0"] == 6)
+        self.t += 1
+        terminated = {a: a == "fisher_1" and self.t == 2 for a in self.agents}
+        truncated = {a: self.t == 4 for a in self.agents}
+        self.agents = [a for a in self.agents if not (terminated[a] or truncated[a])]
+        if self.late and self.t == 1 and "fisher_1" not in self.agents:
+            self.agents = [*self.agents, "fisher_1"]
+        return self.seen(), rewards, terminated, truncated, {a: {} for a in self.agents}
+
+
+parallel_env = Island
+ISLAND = "tests.eval.test_pettingzoo"
+OPTIONS = {"id": ISLAND, "teams": {"thief": 1}, "horizon": 4}
+
+
+def steal(observations, infos):
+    """A thief that always takes."""
+    return dict.fromkeys(observations, 6)
+
+
+class Always:
+    """A player that always takes the same action."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def act(self, observations, rewards=None, action_masks=None):
+        self.masks = action_masks
+        return np.full((len(observations), 1), self.action, float)
+
+    def select(self, rows):
+        pass
+
+
+@pytest.fixture
+def from_zero(monkeypatch):
+    """The starts of our own simple_spread, and of a log from seed 0."""
+    monkeypatch.setattr(pettingzoo, "FIRST", 0)
+
+
+def test_simple_spread_equals_our_own(tmp_path, from_zero):
+    from mpe2 import simple_spread_v3
+
+    blocks = [["own", 4, 1], ["landmark", 2, 3], ["agent", 2, 2], ["", 2, 2]]
+    log = collect(simple_spread_v3.parallel_env(N=3), lambda seen, infos: dict.fromkeys(seen, 0), episodes=1,
+                  types={"agent": {"num_actions": 5, "observations": {"18": blocks}}})  # fmt: skip
+    write(tmp_path / "log", log)
+    ours, theirs = SpreadTeams(4), PettingZooTeams(4, id="mpe2.simple_spread_v3", path=str(tmp_path / "log"))
+    assert theirs.entity_schema == ours.entity_schema and (theirs.groups == ours.groups).all() and theirs.horizon == 25
+    assert (ours.reset(0) == theirs.reset(0)).all()
+    teacher = Teacher(ours.world, 0, np.random.default_rng(0))
+    for _ in range(25):
+        actions = teacher.act(ours.world).reshape(12, 1)
+        (a, gains, *over), (b, theirs_gains, *theirs_over) = ours.step(actions), theirs.step(actions)
+        assert (a == b).all() and np.array_equal(over, theirs_over)
+        np.testing.assert_allclose(gains, theirs_gains, rtol=1e-12)
+    np.testing.assert_allclose(theirs.world_outcomes()["team_return"], ours.returns, rtol=1e-12)
+
+
+def test_agents_leave_and_the_team_return_goes_on_by_hand():
+    """Copy 0 has two fishers until step 1, copy 1 has one; both take 2, and 10 more after each theft."""
+    env = PettingZooTeams(2, **OPTIONS, partners={1: f"{ISLAND}.steal"}, reference=[0, 50], text="informative")
+    player = Always(2)
+    episodes = rollout(lambda tasks: player, env, seed=0)
+    assert [e.rewards.tolist() for e in episodes] == [[2, 12, 6, 6], [2, 12], [2, 12, 12, 12]]
+    assert [(e.group, e.terminated, e.truncated) for e in episodes] == [(0, False, True), (0, True, False), (1, False, True)]
+    assert player.masks.tolist() == [[True, False, True]] * 2 and env.num_actions == 3
+    assert [e.observations[-1].tolist() for e in episodes] == [[3, 1, 1, 0], [1, 1, 1, 0], [3, 1, 1, 0]]
+    assert env.tasks[0].endswith("A team of 2. At most 4 steps. Role: fisher.") and ". Alone. " in env.tasks[2]
+    assert env.conditions("joint", False) == {"joint, 1 tests.eval.test_pettingzoo.steal": [0, 2]}
+    assert env.score(episodes[::2]).tolist() == [52, 76] and env.unit == ""
+    assert env.metrics(episodes[::2]) == {"return": 32.0, "agents": 1.5, "steps": 4.0}
+
+
+def test_own_rewards_and_a_partner_in_the_own_team():
+    env = PettingZooTeams(1, **OPTIONS | {"teams": {}}, partners={"thief": "noop"}, returns="own")
+    episodes = rollout(lambda tasks: Always(2), env, seed=0)
+    assert [e.rewards.tolist() for e in episodes] == [[2, 2, 2, 2], [2, 2]]
+    assert env.score(episodes[:1]) == pytest.approx((4 + 4 + 2 + 2) / 3) and env.unit == "team return"
+
+
+def test_the_environment_of_a_log_gives_its_episodes(tmp_path, from_zero):
+    fixed = lambda seen, infos: {agent: 5 if agent == "thief_0" else 2 for agent in seen}  # noqa: E731
+    write(tmp_path / "log", collect(Island(), fixed, episodes=2, teams={"thief": 1}, task="Fish."))
+    log = load(path=str(tmp_path / "log"), text="informative")
+    env = PettingZooTeams(2, id=ISLAND, path=str(tmp_path / "log"), partners={"thief": "noop"}, text="informative")
+    episodes = rollout(lambda tasks: Always(2), env, seed=0)
+    for ours, logged in zip(episodes, log.episodes, strict=True):
+        assert (ours.observations == logged.observations).all() and ours.rewards.tolist() == logged.rewards.tolist()
+        assert (ours.terminated, ours.task, ours.group) == (logged.terminated, logged.task, logged.group)
+    assert env.entity_schema == log.spec.entity_schema and env.horizon == log.spec.horizon
+    thief = PettingZooTeams(2, id=ISLAND, path=str(tmp_path / "log"), team=1)
+    logged = list(source(collect(Island(), fixed, episodes=2, teams={"thief": 1}), team=1).episodes)
+    episodes = rollout(lambda tasks: Always(0), thief, seed=0)
+    assert thief.action_masks.tolist() == [[True, True, False]] * 2
+    assert [e.observations.tolist() for e in episodes] == [e.observations.tolist() for e in logged]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_predators_act_and_the_prey_is_random(continuous):
+    options = {
+        "id": "mpe2.simple_tag_v3",
+        "teams": {"agent": 1},
+        "arguments": {"max_cycles": 5, "continuous_actions": continuous},
+    }
+    env = PettingZooTeams(2, **options, horizon=25)
+    assert env.groups.tolist() == [0, 0, 0, 1, 1, 1] and env.entity_schema == (("own", 16 + 2, 1),)
+    first, again = (rollout(env.baselines(0)["random"], env, seed=3) for _ in range(2))
+    assert [e.observations.tolist() for e in first] == [e.observations.tolist() for e in again]
+    assert {e.observations.shape for e in first} == {(5, 18)} and all(e.truncated for e in first)
+    assert (first[0].observations[:, 16:] == [1, 0]).all() and first[0].actions.shape[1] == (5 if continuous else 1)
+    actions = np.concatenate([e.actions for e in first])
+    assert (actions.min() >= 0 and actions.max() <= 1) if continuous else len(np.unique(actions)) == 5
+    prey = PettingZooTeams(2, **options, horizon=25, team=1)
+    assert prey.groups.tolist() == [0, 1] and prey.entity_schema == (("own", 14 + 2, 1),)
+
+
+def test_a_policy_acts_while_members_of_its_team_leave():
+    env = PettingZooTeams(4, **OPTIONS)
+    spec = source(collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=2,
+                          teams={"thief": 1})).spec  # fmt: skip
+    for execution in ("per_agent", "joint"):
+        policy = Policy(make_model(spec, head="discrete", execution=execution), 6, 3, 3.0, execution=execution)
+        episodes = rollout(lambda tasks, p=policy: p.begin(tasks, 4, groups=env.groups), env, seed=0)
+        assert [len(e.rewards) for e in episodes] == [4, 2, 4, 4, 2, 4]
+        assert not np.isin(1, np.concatenate([e.actions for e in episodes])), "action 1 is forbidden"
+
+
+def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
+    from mpe2 import simple_tag_v3
+
+    env = simple_tag_v3.parallel_env(max_cycles=6)
+    random = lambda seen, infos: {agent: env.action_space(agent).sample() for agent in seen}  # noqa: E731
+    write(tmp_path / "log", collect(env, random, episodes=20, teams={"agent": 1}, task="Catch the prey"))
+    words = ("dataset=team", f"dataset.path={tmp_path}/log", "env=pettingzoo", "env.id=mpe2.simple_tag_v3", "text=informative", "head=discrete",
+             "+env.arguments={max_cycles:6}", "+env.partners={agent:noop}", "window=3", "optim.batch_size=8", "steps=2", "optim.precision=no", "device=cpu",
+             "data.held_out=0.2", "log.tracker=none", f"cache_dir={tmp_path}/data")  # fmt: skip
+    assert command("train", *words, *NANO, f"run={tmp_path}/run") == 0
+    for more in ((), ("+env.reference=[-10,30]",)):
+        assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=3", "report=false", *more) == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(r["policy"], r["protocol"], r["n"], r["agents"], r["steps"]) for r in rows] == [
+        ("nano", "per agent, agent noop", 3, 3, 6), ("random", "per agent, agent noop", 3, 3, 6),
+    ] * 2  # fmt: skip
+    assert rows[0]["score"] == pytest.approx(rows[0]["return"], abs=1e-3)
+    assert rows[2]["score"] == pytest.approx(100 * (rows[2]["return"] + 10) / 40, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"id": "no.such.world"}, ImportError, "env.id: cannot import no.such.world"),
+        ({"id": "json"}, ValueError, "env.id: expected the path of a function, but json has no parallel_env"),
+        ({"arguments": {"size": 3}}, ValueError, "env.arguments={'size': 3}: "),
+        ({"horizon": 0}, ValueError, "env: expected horizon"),
+        ({"reference": [3]}, ValueError, "reference=[low,high], got 4 and [3]"),
+        ({"reference": [3, 3]}, ValueError, "reference=[low,high], got 4 and [3, 3]"),
+        ({"returns": "sum"}, ValueError, "env.returns: expected one of team, own, mean, got 'sum'"),
+        (
+            {"partners": {"shark": "noop"}},
+            ValueError,
+            "env.partners: expected types or teams, of fisher, thief, [0, 1], got ['shark']",
+        ),
+        (
+            {"partners": {"thief": "clever"}},
+            ValueError,
+            "env.partners: expected the path of a function, but no module has no clever",
+        ),
+        (
+            {"partners": {"fisher": "noop"}},
+            ValueError,
+            "env.team=0: expected an agent to play in every copy, got none in copy 0",
+        ),
+        ({"team": 2}, ValueError, "env.team=2: expected an agent to play"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options, error, message):
+    with pytest.raises(error) as raised:
+        PettingZooTeams(2, **OPTIONS | options)
+    assert message in str(raised.value)
+
+
+def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
+    log = collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=1)
+    for types, message in (
+        ({"shark": {"num_actions": 3}, "fisher": None}, "type in the log: expected one of thief, shark, got 'fisher'"),
+        ({"fisher": {"num_actions": 4}}, "type fisher: expected num_actions 4 as in the log, got 3"),
+        (
+            {"fisher": {"num_actions": 3, "observations": {"5": [["own", 5, 1]]}}},
+            "fisher_0: expected an observation of 5 numbers",
+        ),
+    ):
+        meta = log.meta | {"types": {name: x for name, x in (log.meta["types"] | types).items() if x}}
+        write(tmp_path / "log", type(log)(meta, log.steps, log.agents))
+        with pytest.raises(ValueError, match=message):
+            PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
+        (tmp_path / "log").rename(tmp_path / f"log-{len(list(tmp_path.iterdir()))}")
+
+
+def test_an_agent_that_appears_after_the_start_is_refused():
+    env = PettingZooTeams(2, **OPTIONS, arguments={"late": True})
+    with pytest.raises(ValueError, match="expected no agent of the team to appear or return after the start, got fisher_1"):
+        rollout(lambda tasks: Always(2), env, seed=0)
