@@ -81,13 +81,13 @@ def run_line(line):
 
 def check_line(line):
     """`make` targets and benchmark modules exist; other lines are for the reader's machine."""
-    words = shlex.split(line)
-    if words[0] == "make":
-        assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in words[1:]), line
+    program, *targets = line.split()
+    if program == "make":
+        assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in targets), line
     for module in re.findall(r"python -m (benchmarks\.\w+)", line):
         assert importlib.util.find_spec(module), line
-    if words[0] == "decisionllm":
-        compose([word for word in words[1:] if word not in ("--cfg", "job")])
+    if program == "decisionllm":
+        compose([word for word in shlex.split(line)[1:] if word not in ("--cfg", "job")])
 
 
 def compose(words):
