@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def page() -> str:
         "",
         "## Choices",
         "",
-        "`dataset=NAME` chooses; `dataset.OPTION=` sets one of its options. `???` must be given; `${text}` takes the value of `text`.",
+        "`dataset=NAME` chooses; `dataset.OPTION=` sets one of its options. `???` must be given; `${text}` takes the value of the option `text`.",
         "",
     ]
     for group, choices in discover().items():
@@ -123,6 +124,7 @@ def page() -> str:
 
 def shown(value: Any) -> str:
     """A default as one writes it on the command line."""
+    value = re.sub(r"^\$\{oc\.select:([\w.]+),.*\}$", r"${\1}", value) if isinstance(value, str) else value
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else '""' if value == "" else str(value)
 
 
