@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def cell(text: Any) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[str]:
+def table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[str]:
     return [
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

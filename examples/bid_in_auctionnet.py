@@ -39,7 +39,9 @@ class Player(Bidder):
         bids = self.strategy.bidding(context.step, values, sigmas, *self.histories)
         return np.array([bids.sum() / values.sum()])  # the market takes multipliers
 
-    def settle(self, bids: np.ndarray, values: np.ndarray, sigmas: np.ndarray, *rest: Any, **more: Any) -> tuple[np.ndarray, Outcome]:
+    def settle(
+        self, bids: np.ndarray, values: np.ndarray, sigmas: np.ndarray, *rest: Any, **more: Any
+    ) -> tuple[np.ndarray, Outcome]:
         """Run the auctions of a step, and record this position's part of them."""
         bids, outcome = settle(bids, values, sigmas, *rest, **more)
         own = (outcome.holder == self.position) & outcome.sold  # (n, K)
@@ -47,7 +49,9 @@ class Player(Bidder):
         slots = np.stack([won, slot, (outcome.cost * own).sum(1)], 1)
         impressions = np.stack([(outcome.exposed & own).any(1), (outcome.converted & own).any(1)], 1)
         made = np.stack([values, sigmas], 2)[:, self.position]
-        for history, step in zip(self.histories, (made, bids[:, self.position], slots, impressions, outcome.market_price), strict=True):
+        for history, step in zip(
+            self.histories, (made, bids[:, self.position], slots, impressions, outcome.market_price), strict=True
+        ):
             history.append(step)
         return bids, outcome
 

@@ -34,6 +34,8 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.source = cell.source.replace("steps=600", "steps=2")
-    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     assert all(not cell.get("outputs") for cell in nbformat.read(path, as_version=4).cells), "outputs are not committed"
