@@ -1,27 +1,29 @@
 """A period of the advertising market, 48 bidders, about 500,000 opportunities: ours against the same rules written out plainly.
 
-Both have our traffic and the reference roster; only the auctions differ. The plain way sorts and draws for every cell, and again for all
-whenever bids are taken back, as the rules read. It is not AuctionNet's own code, which needs 26 to 39 CPU seconds a period, 28 on an idle
-core, and 2.57 GB for its `main_test.py`: figures taken once on another machine, so no ratio to them is claimed. The gates hold every
-count equal, and the memory of a period under 2 GB.
+Both have our traffic, the reference roster and AuctionNet's draws; only the auctions differ. The plain way sorts and draws for every cell,
+and again for all whenever bids are withdrawn. It is not AuctionNet's own code, which needs 26 to 39 CPU seconds a period, 28 on an idle
+core, and 2.57 GB for its `main_test.py`: measured once on another machine, so no ratio to them is claimed. The gates hold every count
+equal, and the memory of a period under 2 GB.
 """
 
 import tracemalloc
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from benchmarks import measure
 from decisionllm.baselines.rules import roster
-from decisionllm.envs.auction.market import Outcome, opportunities, play
+from decisionllm.envs.auction.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
+from tests.envs.auctionnet_draws import auctionnet_settle
 
 COUNTS = ("won", "exposed", "conversions", "done")
 
 
-def plain(bids, values, sigmas, noise, remaining, *, reserve, exposure, streams, seed):
-    """The rules of `settle`, streams=original, for all n x N cells."""
-    bids = np.maximum(bids, 0)
+def plain(bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, seed: Any) -> tuple[np.ndarray, Outcome]:
+    """The rules of `settle` with AuctionNet's draws, for all n x N cells."""
+    reserve, exposure, bids = PUBLISHED["reserve"], PUBLISHED["exposure"], np.maximum(bids, 0)
     n, N = values.shape
     K, rounds = len(exposure), 0
     low, high = ndtr(-2 * noise[:, 0]), ndtr(2 * noise[:, 1])
@@ -53,22 +55,22 @@ def plain(bids, values, sigmas, noise, remaining, *, reserve, exposure, streams,
                     taken = np.random.default_rng(1).choice(mine, int(np.ceil(len(mine) * share[i])), replace=False)
                     bids[taken, i] = 0
     holder = order[:, :K]
-    found = (np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0))
-    return bids, Outcome(N, holder, *found, market_price, rounds)
+    sold, cost, seen, bought = (np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0))
+    return bids, Outcome(N, holder, sold, cost, seen, bought, market_price, rounds)
 
 
-def period(total, **options):
-    return play(roster(), 7, streams="original", features="original", traffic=partial(opportunities, total=total), **options)
+def period(total: int, settle: Any = auctionnet_settle) -> MarketStep:
+    return Market(roster(), traffic=partial(opportunities, total=total), settle=settle).play(7)
 
 
-def gates(*, total=500_000):
-    """The same slots, exposures and conversions in every step, and what ours takes of memory."""
+def gates(*, total: int = 500_000) -> dict[str, Any]:
+    """The same slots, exposures and conversions in every step, and the peak memory of ours."""
     tracemalloc.start()
     ours = period(total)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     peer = period(total, settle=plain)
-    wrong = sum(np.count_nonzero(getattr(ours, name) != getattr(peer, name)) for name in COUNTS)
+    wrong = sum(np.count_nonzero(vars(ours)[name] != vars(peer)[name]) for name in COUNTS)
     spend = np.abs(ours.spend - peer.spend).max()
     return (
         measure.gate("counts that differ", wrong, 0)
@@ -77,7 +79,7 @@ def gates(*, total=500_000):
     )
 
 
-def cases(*, total=500_000):
+def cases(*, total: int = 500_000) -> Any:
     yield measure.Case(
         "reference roster", lambda: period(total), lambda: period(total, settle=plain), unit="ms/period", target=3, limit=6000
     )

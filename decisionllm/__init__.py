@@ -1,3 +1,47 @@
-"""Offline decision-sequence modelling: a trajectory is a modality, read by a language model beside a text."""
+"""Offline decision-sequence modelling: trajectories read by a language model beside a task text.
+
+    import decisionllm
+
+    policy = decisionllm.load("runs/x")  # -> decisionllm.Policy
+    actions = policy.act([decisionllm.History(observations, actions, rewards, target_return=90.0)])
+
+The public names are imported at their first use, so that `import decisionllm` is fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decisionllm.config import TrainConfig
+    from decisionllm.eval.rollout import rollout
+    from decisionllm.policy.checkpoint import load_policy as load
+    from decisionllm.policy.policy import Policy
+    from decisionllm.registry import choice, register
+    from decisionllm.schema import Episode, History, Spec
 
 __version__ = "0.2.0"
+__all__ = ["Episode", "History", "Policy", "Spec", "TrainConfig", "choice", "load", "register", "rollout"]
+
+PUBLIC = {  # name -> where it is defined
+    "Episode": "schema:Episode",
+    "History": "schema:History",
+    "Policy": "policy.policy:Policy",
+    "Spec": "schema:Spec",
+    "TrainConfig": "config:TrainConfig",
+    "choice": "registry:choice",
+    "load": "policy.checkpoint:load_policy",
+    "register": "registry:register",
+    "rollout": "eval.rollout:rollout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'decisionllm' has no attribute {name!r}")
+    module, _, attribute = PUBLIC[name].partition(":")
+    value = globals()[name] = vars(import_module(f"decisionllm.{module}"))[attribute]
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC])

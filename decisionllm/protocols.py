@@ -7,7 +7,7 @@ D model width, K entities.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -227,31 +227,3 @@ class DatasetReader(Protocol):
     """
 
     def __call__(self, **options: Any) -> Source: ...
-
-
-class Backbone(Protocol):
-    """A language model that reads a text prefix and embedded trajectory tokens. A subclass of torch.nn.Module.
-
-    Attributes:
-        width: D, size of a token.
-        tokenizer: of texts; see `decisionllm.tokenizers.text.encode`.
-        tune: `full`, `lora` or `frozen`.
-    """
-
-    width: int
-    tokenizer: Any
-    tune: str
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        text_ids: torch.Tensor,
-        text_mask: torch.Tensor,
-        text_index: torch.Tensor,
-        *,
-        output_positions: slice = slice(None),
-    ) -> torch.Tensor:
-        """Hidden states at `output_positions`: tokens (B, n, D), distinct texts (U, L) and the text of each row (B,) -> (B, n', D)."""
-        ...
-
-    def to(self, device: Any) -> Self: ...

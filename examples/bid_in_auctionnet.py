@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm import TrainConfig, choice, train
+from decisionllm import TrainConfig, choice
+from decisionllm.train import train
 from decisionllm.baselines.rules import roster
 from decisionllm.config import DataOptions, LogOptions, ModelOptions
 from decisionllm.envs.auction.campaign import STEPS, score

@@ -8,8 +8,10 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
-from decisionllm import TrainConfig, choice, evaluate, train
+from decisionllm import TrainConfig, choice
 from decisionllm.config import LogOptions, ModelOptions
+from decisionllm.evaluate import evaluate
+from decisionllm.train import train
 
 MINARI_ID = "cartpole/random-v0"
 

@@ -111,10 +111,10 @@ def make_store(path, episodes, **spec):
 def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):
     """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
     name, sizes = BACKBONES[backbone]
-    trunk = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
-    assert trunk.layout is not None, "our own pass is not the library's: the plain way would hide it"
+    language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
+    assert language_model.layout is not None, "our forward differs from the library's: the plain one would hide it"
     torch.manual_seed(seed)
-    model = DecisionLLM(spec, trunk, node("head", head, **head_options or {}), **options)
+    model = DecisionLLM(spec, language_model, node("head", head, **head_options or {}), **options)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim < 2 or not weight.any():

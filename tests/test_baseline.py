@@ -1,4 +1,4 @@
-"""Baselines: what of a store a value is learned from, worked by hand, and runs of d3rlpy's algorithms that evaluate like any other."""
+"""Baselines: transitions of a store by hand, and runs of d3rlpy's algorithms that evaluate like any other."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from decisionllm.baseline import ALGORITHMS, answers, scaled, transitions
+from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, scales, transitions
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, episode, make_store
@@ -38,7 +38,7 @@ def test_a_step_leads_to_the_next_and_a_terminated_episode_to_nothing(store):
     assert known[3][:2].tolist() == [[1, 1], [2, 2]] and known[4][:, 0].tolist() == [0, 0, 1]
 
 
-def test_where_the_clock_cut_a_log_short_its_last_step_is_left_out(store):
+def test_a_truncated_step_without_next_observation_is_left_out(store):
     known = transitions(store, [0, 1])
     assert known[2][:, 0].tolist() == [1, 2, 3, 4] and known[4][:, 0].tolist() == [0, 0, 1, 0]
     assert known[3][-1].tolist() == [11, 11]
@@ -51,58 +51,58 @@ def test_a_final_observation_is_what_the_last_step_leads_to(tmp_path):
     assert known[3].tolist() == [[1, 1], [7, 8], [7, 8]]
 
 
-def test_where_the_clock_belongs_to_the_task_its_end_is_an_end(store):
+def test_truncation_can_count_as_terminal(store):
     known = transitions(store, [1], ends=True)
     assert known[2][:, 0].tolist() == [4, 5] and known[4][:, 0].tolist() == [0, 1]
 
 
-def test_what_holds_no_step_to_learn_from_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="test: expected steps that lead to others, got 1 truncated episodes of one"):
+def test_data_without_transitions_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="test: expected steps with a next observation, got 1 truncated episodes of one step"):
         transitions(make_store(tmp_path / "one", [episode([1])]), [0])
     with pytest.raises(ValueError, match="test: a baseline needs continuous actions, these are one of 3"):
         transitions(make_store(tmp_path / "discrete", [episode([1])], num_actions=3), [0])
 
 
-def test_observations_are_standardised_and_actions_scaled_to_their_bounds(tmp_path):
+def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
     one = episode([0, 0, 0], S=1)
     steady = np.hstack([one.observations, np.full((3, 1), 5, np.float32)])
     made = make_store(tmp_path / "store", [type(one)(steady, one.actions, one.rewards)])
-    scales = scaled(made.spec, made.observations, made.actions)
-    assert np.allclose(scales["mean"], [1, 5]) and np.allclose(scales["deviation"], [(2 / 3) ** 0.5, 1])
-    assert scales["low"].tolist() == [-1] and scales["high"].tolist() == [1]
+    scale = scales(made.spec, made.observations, made.actions)
+    assert np.allclose(scale["mean"], [1, 5]) and np.allclose(scale["deviation"], [(2 / 3) ** 0.5, 1])
+    assert scale["low"].tolist() == [-1] and scale["high"].tolist() == [1]
 
 
 def test_a_few_extreme_actions_can_be_left_outside_the_range(store):
     actions = np.append(np.arange(100), 10_000.0)[:, None]
-    scales = scaled(store.spec, store.observations, actions, edge=0.05)
-    assert scales["low"].tolist() == [5] and scales["high"].tolist() == [95]
-    for edge, message in (
-        (0.5, "expected a share of the actions from 0"),
+    scale = scales(store.spec, store.observations, actions, action_clip_quantile=0.05)
+    assert scale["low"].tolist() == [5] and scale["high"].tolist() == [95]
+    for share, message in (
+        (0.5, "expected a share from 0"),
         (0.4, "expected actions that differ, at action_clip_quantile=0.4"),
     ):
         with pytest.raises(ValueError, match=message):
-            scaled(store.spec, store.observations, np.append(np.zeros(99), 1.0)[:, None], edge=edge)
+            scales(store.spec, store.observations, np.append(np.zeros(99), 1.0)[:, None], action_clip_quantile=share)
 
 
-def test_an_actor_answers_as_worked_by_hand():
+def test_an_actors_mean_by_hand():
     numbers = {"mean": [1], "deviation": [2], "low": [2], "high": [12], "0.weight": [[1], [-1]], "0.bias": [0, 0],
                "1.weight": [[1, 3]], "1.bias": [-1]}  # fmt: skip
     weights = {name: torch.tensor(x, dtype=torch.float32) for name, x in numbers.items()}
     # 5 -> 2 -> (2, 0) -> 2 - 1; -1 -> -1 -> (0, 1) -> 3 - 1
-    assert np.allclose(answers(weights, np.array([[5.0], [-1.0]])), [[7 + 5 * np.tanh(1)], [7 + 5 * np.tanh(2)]])
+    assert np.allclose(actor_mean(weights, np.array([[5.0], [-1.0]])), [[7 + 5 * np.tanh(1)], [7 + 5 * np.tanh(2)]])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_finds_the_actions_that_earn_more(algorithm, tmp_path, monkeypatch):
+def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     seen, done = rng.normal(size=(500, 1, 2)).astype(np.float32), rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32)
     log = [Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False) for o, a in zip(seen, done, strict=True)]
     monkeypatch.setattr("decisionllm.baseline.prepare", lambda dataset, cache_dir: make_store(tmp_path / "store", log))
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
-    (policy, _, facts), written = checkpoint.load(run), (run / "losses.jsonl").read_text().splitlines()
+    (policy, _, info), written = checkpoint.load(run), (run / "losses.jsonl").read_text().splitlines()
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
-    assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and facts["versions"]["d3rlpy"]
+    assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and info["versions"]["d3rlpy"]
 
 
 def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monkeypatch):
@@ -125,13 +125,13 @@ def test_the_same_seed_trains_the_same_actor(tmp_path):
     assert all(torch.equal(a[name], b[name]) for name in a) and not torch.equal(a["0.weight"], c["0.weight"])
 
 
-def test_options_are_the_librarys_and_volume_is_ours(tmp_path, capsys):
+def test_options_reach_d3rlpy_and_fraction_the_data(tmp_path, capsys):
     run = trained(tmp_path / "run", "steps=1", "+options.gamma=0.5", "data.fraction=0.5", "name=mine")
     assert yaml.safe_load((run / "config.yaml").read_text())["options"] == {"gamma": 0.5}
     assert "30 episodes" in capsys.readouterr().out
 
 
-def test_a_run_is_not_trained_over_unless_asked(tmp_path, capsys):
+def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
     run = trained(tmp_path / "run", "steps=1")
     assert command("baseline", *SYNTHETIC, "steps=1", f"run={run}") == 1
     assert "holds a run: choose another run=..., or fresh=true" in capsys.readouterr().err
@@ -149,23 +149,23 @@ def test_a_run_without_weights_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["algorithm=sac"], "algorithm: expected cql or iql or td3bc of a baseline, got 'sac'"),
-    (["text=goal"], "text: expected none of a baseline, got 'goal'"),
-    (["time_limits=maybe"], "truncated: expected goes-on or ends of a baseline, got 'maybe'"),
+    (["algorithm=sac"], "algorithm: expected one of cql, iql, td3bc, got 'sac'"),
+    (["text=goal"], "text: expected one of none, got 'goal'"),
+    (["time_limits=maybe"], "time_limits: expected one of bootstrap, terminal, got 'maybe'"),
     (["steps=0"], "steps: expected more than 0, got 0"),
     (["+options.gama=1"], "options: IQLConfig.__init__() got an unexpected keyword argument 'gama'"),
     (["dataset=synthetic-discrete"], "synthetic: a baseline needs continuous actions, these are one of 5"),
     (["algorithm=td3bc", "+options.critic_learning_rate=1e30", "steps=9"], "losses are not finite"),
 ])  # fmt: skip
-def test_what_cannot_be_trained_fails_in_one_line(words, message, tmp_path, capsys):
+def test_wrong_options_fail_in_one_line(words, message, tmp_path, capsys):
     assert command("baseline", *SYNTHETIC, "steps=1", f"run={tmp_path}/run", *words) == 1
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
     assert not checkpoint.find(tmp_path / "run")
 
 
 def test_without_the_library_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "d3rlpy", None)
     assert command("baseline", *SYNTHETIC, f"run={tmp_path}/run") == 1
-    said = capsys.readouterr().err
-    assert "pip install 'decisionllm[baselines]'" in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "pip install 'decisionllm[baselines]'" in printed and printed.count("\n") == 1

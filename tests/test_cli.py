@@ -25,7 +25,7 @@ USAGE = {
     "train datset=synthetic": "no key 'datset' in the config; did you mean dataset?",
     "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
     "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
-    "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation, head.squash",
+    "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation",
     "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
     "train steps=abc": 'steps: expected a whole number, got "abc"',
     "train steps=1.5": "steps: expected a whole number, got 1.5",

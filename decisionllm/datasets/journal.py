@@ -19,11 +19,11 @@ from decisionllm.schema import Episode, Spec
 @register("dataset", "journal", text="${text}")
 def load(
     *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
-    features: str = "repaired", unfinished: bool = False,
+    unfinished: bool = False,
 ) -> Source:  # fmt: skip
     """The campaigns of a journal.
 
-    text: `none`; `served`, the text each policy was given; `constant`, `informative`, as of an auction. observation, context_features, reward, features: as of an auction;
+    text: `none`; `served`, the text each policy was given; `constant`, `informative`, as of an auction. observation, context_features, reward: as of an auction;
     what the policy was shown is what its run was trained with. unfinished: also campaigns that go on, with what came so far.
     """
     one_of("dataset.text", text, ("none", "served", "constant", "informative"))
@@ -38,7 +38,7 @@ def load(
             continue
         who = campaign["budget"], campaign["target_cpa"], campaign["category"]
         task = campaign["text"] if text == "served" else shown.task(*who)
-        episodes.append(episode(campaign, ticks, task, number, shown, features=features))
+        episodes.append(episode(campaign, ticks, task, number, shown))
         earned = float(f"{episodes[-1].rewards.sum():.4g}")
         table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], earned])
     journal.close()
@@ -51,14 +51,14 @@ def load(
     spec = Spec(observation_dim=episodes[0].observations.shape[1], action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
     info = {
         "name": f"journal@{file.stem}", "env": "journal", **shown.info(),
-        "features": features, "unfinished": unfinished, "path": path, "campaigns": table,
+        "unfinished": unfinished, "path": path, "campaigns": table,
     }  # fmt: skip
     return Source(spec, episodes, info)
 
 
-def episode(campaign, ticks, task, group, spec, *, features):
+def episode(campaign, ticks, task, group, spec):
     """A campaign and its ticks, as the journal has them, as an Episode. What was answered in place of the policy is not to be imitated."""
-    world = Campaigns([campaign["budget"]], [campaign["target_cpa"]], steps=campaign["horizon"], features=features)
+    world = Campaigns([campaign["budget"]], [campaign["target_cpa"]], steps=campaign["horizon"])
     rows, earned = [], [0.0]
     for tick in ticks:
         result, coming, answer = tick["request"]["result"], tick["request"]["coming"], tick["answer"]

@@ -1,38 +1,47 @@
-"""Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all slice here."""
+"""Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all use this slicer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, StepColumns, Window
+from decisionllm.datasets.store import Store
+from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
 
 
-def returns_to_go(rewards, total, offsets):
-    """What is still to come at each step: the total less what came before it. (n,), (E,) -> (n,) float64
+def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return-to-go of every step: the total return minus the rewards received before the step.
 
-    In a log the total is the episode's own return, so that this is the sum that follows, the present reward included:
-    [1, 2, 3] with total 6 -> [6, 5, 3]. In a rollout it is the return that was asked for, and the same rule counts down.
-    `rewards` holds episodes end to end, of rows offsets[e]:offsets[e + 1], and `total` has one entry an episode.
+    Args:
+        rewards: (n,) rewards of all episodes, end to end, in raw reward units.
+        totals: (E,) return of each episode (training) or its target return (rollout), raw reward units.
+        offsets: (E+1,) row of the first step of each episode, and n.
+
+    Returns:
+        (n,) float64. Rewards [1, 2, 3] with total 6 give [6, 5, 3].
     """
     before = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
-    start = before[offsets[:-1]]
-    return np.repeat(np.asarray(total, np.float64) + start, np.diff(offsets)) - before[:-1]
+    return np.asarray(np.repeat(np.asarray(totals, np.float64) + before[offsets[:-1]], np.diff(offsets)) - before[:-1])
 
 
 @dataclass(frozen=True)
 class Steps(StepColumns[np.ndarray]):
-    """Episodes end to end, as the slicer reads them. A log's are views of files; a rollout's end with the step that is now."""
+    """Episodes end to end, as the slicer reads them: of a log, views of files; of a rollout, up to the current step."""
 
-    returns_to_go: np.ndarray  # (n,)
-    first: np.ndarray  # (E,) row of each episode's first step
-    end: np.ndarray  # (E,) row after its last
+    returns_to_go: np.ndarray = shaped("n")
+    first: np.ndarray = shaped("E")  # row of each episode's first step
+    end: np.ndarray = shaped("E")  # row after its last
 
 
-def of_store(store, *, return_horizon=0):
-    """The steps of a log. ahead: count only the rewards of so many next steps; 0 counts to the end of the episode.
+def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
+    """The steps of a log.
 
-    A truncated episode does not show what its last steps would have brought, so these are left out if `ahead` is set.
+    Args:
+        store: of the log.
+        return_horizon: a return counts the rewards of this many next steps; 0: to the end of the episode. The last steps of a
+            truncated episode are then left out, since the rewards that would have followed are unknown.
     """
     togo = returns_to_go(store.rewards, store.returns, store.offsets)
     first, end = store.offsets[:-1], store.offsets[1:]
@@ -41,46 +50,48 @@ def of_store(store, *, return_horizon=0):
         later = np.minimum(np.arange(len(togo)) + return_horizon, last)
         togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
         end = np.where(store.terminated, end, np.maximum(end - return_horizon + 1, first))
-    optional = {name: vars(store)[name] for name in OPTIONAL_STEP_FIELDS}
-    return Steps(store.observations, store.actions, togo.astype(np.float32), first, end, **optional)
+    columns = {"observations": store.observations, "actions": store.actions, "returns_to_go": togo.astype(np.float32)}
+    return Steps(**columns, first=first, end=end, **_optional(store))
 
 
-def rollout_returns_to_go(rewards, target_returns, offsets, *, return_horizon=0):
-    """The return that a policy is asked for at each step of a rollout: the return-to-go of the target, or, where returns count
-    only `ahead` steps, the target itself, since as much is to come in the next steps as in the last. (n,), (E,) -> (n,)"""
+def rollout_returns_to_go(
+    rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int = 0
+) -> np.ndarray:
+    """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets (E,), offsets (E+1,) -> (n,).
+
+    With a return_horizon it is the target at every step, since a return of the next steps does not shrink by what was received.
+    """
     if return_horizon:
         return np.repeat(np.asarray(target_returns, np.float64), np.diff(offsets))
     return returns_to_go(rewards, target_returns, offsets)
 
 
-def of_histories(histories, target_returns, *, return_horizon=0):
-    """The steps of N histories; the action that is still to be chosen is a zero, which no prediction can see."""
+def of_histories(histories: Sequence[History], target_returns: Any, *, return_horizon: int = 0) -> Steps:
+    """The steps of N histories with these target returns (N,). The next action is a zero, which no prediction depends on."""
     sizes = np.array([len(h.observations) for h in histories])
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     zero = np.zeros((1, histories[0].actions.shape[1]), np.float32)
     rewards = np.concatenate([part for h in histories for part in (h.rewards, [0.0])])
-    masks = None
-    if C := next((h.action_masks.shape[1] for h in histories if h.action_masks is not None), 0):
-        allowed = lambda h: np.ones((len(h.observations), C), bool) if h.action_masks is None else h.action_masks  # noqa: E731
-        masks = np.concatenate([allowed(h) for h in histories])
+    masks = [h.action_masks for h in histories]
+    C = next((mask.shape[1] for mask in masks if mask is not None), 0)
+    allowed = [np.ones((n, C), bool) if mask is None else mask for mask, n in zip(masks, sizes, strict=True)]
+    togo = rollout_returns_to_go(rewards, target_returns, offsets, return_horizon=return_horizon)
     return Steps(
-        np.concatenate([h.observations for h in histories]).astype(np.float32),
-        np.concatenate([part for h in histories for part in (h.actions, zero)]).astype(np.float32),
-        rollout_returns_to_go(rewards, target_returns, offsets, return_horizon=return_horizon).astype(np.float32), offsets[:-1], offsets[1:], action_masks=masks,
+        observations=np.concatenate([h.observations for h in histories]).astype(np.float32),
+        actions=np.concatenate([part for h in histories for part in (h.actions, zero)]).astype(np.float32),
+        returns_to_go=togo.astype(np.float32), first=offsets[:-1], end=offsets[1:],
+        action_masks=np.concatenate(allowed) if C else None,
     )  # fmt: skip
 
 
-def cut(steps, episodes, starts, T):
-    """Windows of T steps that begin at these steps of these episodes and end with them at the latest. (B,), (B,) -> Window
-
-    A window may begin before its episode, which is then padded on the left too.
-    """
+def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
+    """Windows of T steps that begin at these steps (B,) of these episodes (B,), padded where they leave the episode."""
     first, end = steps.first[episodes], steps.end[episodes]
     rows = (first + starts)[:, None] + np.arange(T)
     mask = (rows < end[:, None]) & (rows >= first[:, None])
     rows = np.clip(rows, first[:, None], end[:, None] - 1)
     real = mask[..., None]
-    optional = {name: column.take(rows, 0) for name in OPTIONAL_STEP_FIELDS if (column := vars(steps)[name]) is not None}
+    optional = {name: column.take(rows, 0) for name, column in _optional(steps).items()}
     for name, values in optional.items():  # padding is zero; every action is allowed there
         optional[name] = values | ~real if name == "action_masks" else values * mask
     return Window(
@@ -94,78 +105,120 @@ def cut(steps, episodes, starts, T):
     )
 
 
-def collate(window, texts, index):
-    """A Window and the texts of its rows -> a Batch. texts: ids and mask of all texts (U, L); index: (B,) each row's."""
+def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.ndarray) -> Batch:
+    """A Window and the texts of its rows as a Batch.
+
+    Args:
+        window: B rows.
+        texts: ids and mask (U, L) of all texts, see `tokenizers.text.encode`.
+        index: (B,) the text of each row.
+    """
     ids, mask = texts
     if len(ids) > 1:  # only those that are used
         used, index = np.unique(index, return_inverse=True)
         ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
     tensor = torch.from_numpy
-    optional = {name: tensor(x) for name in OPTIONAL_STEP_FIELDS if (x := vars(window)[name]) is not None}
     return Batch(
         tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),
         team=None if window.team is None else tensor(np.unique(window.team, return_inverse=True)[1]),
-        identity=None if window.identity is None else tensor(window.identity), **optional,
+        identity=None if window.identity is None else tensor(window.identity),
+        **{name: tensor(column) for name, column in _optional(window).items()},
     )  # fmt: skip
 
 
-def window_start(now, T, stride):
-    """The step where the window of a decision at step `now` begins, for windows of T steps: (N,) int -> (N,) int
+def _optional(columns: StepColumns[np.ndarray]) -> dict[str, Any]:
+    """The optional step columns that are there."""
+    return {name: column for name in OPTIONAL_STEP_FIELDS if (column := vars(columns)[name]) is not None}
 
-    The window grows to T steps and then lets the oldest `stride` go at once, so that cached keys and values stay valid
-    in between. Every window is one that training has seen: its length is within T - stride + 1 .. T once the episode is
-    longer. stride = 1 is the plain sliding window.
+
+def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
+    """The step where the window of a decision at step `now` begins.
+
+    The window grows to T steps and then drops the oldest `stride` at once, so that cached keys and values stay valid in between.
+    Its length, within T - stride + 1 .. T once the episode is longer, is one that training has seen. stride = 1 is the plain
+    sliding window.
+
+    Args:
+        now: (N,) steps.
+        T: window length, steps.
+        stride: steps, at most T.
+
+    Returns:
+        (N,) int.
     """
     over = np.maximum(np.asarray(now) + 1 - T, 0)
-    return -(-over // stride) * stride
+    return np.asarray(-(-over // stride) * stride)
 
 
 class Sampler:
-    """Training windows, drawn as a pure function of (seed, step): uniformly over every step of the chosen episodes, or more often
-    from those with more weight (E,), of all episodes of the log.
+    """Training windows, a pure function of (seed, step), that begin at any step of the chosen episodes with equal probability.
 
-    A window that begins near the end of its episode is short, as it is at the beginning of a rollout.
+    A window that begins near the end of its episode is short, as at the beginning of a rollout.
+
+    Args:
+        steps: of all episodes of the log.
+        episodes: the chosen ones.
+        T: window length, steps.
+        batch_size: B.
+        seed: of the draws.
+        weights: (E,) relative frequency of the steps of each episode of the log; None: equal.
     """
 
-    def __init__(self, steps, episodes, *, T, batch_size, seed, weights=None):
+    def __init__(
+        self, steps: Steps, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, weights: np.ndarray | None = None
+    ) -> None:
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.episodes = np.sort(np.asarray(episodes))
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
         self.weights = None if weights is None else weights[self.episodes]
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> Window:
         return self.at(draw(np.random.default_rng((self.seed, step)), self.batch_size, self.before, self.weights))
 
-    def at(self, drawn):
-        """The windows that begin at these steps, counted over the chosen episodes alone. (B,) int -> Window"""
+    def at(self, drawn: np.ndarray) -> Window:
+        """The windows that begin at these steps (B,), counted over the chosen episodes alone."""
         which = np.searchsorted(self.before, drawn, side="right") - 1
         return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
 
 
-def draw(rng, size, before, weights=None):
-    """Steps of episodes that hold before[e]:before[e + 1], all alike or by the weights of their episodes (E,): (size,) int"""
+def draw(rng: np.random.Generator, size: int, before: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Steps (size,) of episodes that hold before[e]:before[e + 1], all alike or by the weights of their episodes (E,)."""
     if weights is None:
         return rng.integers(before[-1], size=size)
     share = np.cumsum(np.diff(before) * weights)
     which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
-    return rng.integers(before[which], before[which + 1])
+    return np.asarray(rng.integers(before[which], before[which + 1]))
 
 
-def return_weights(returns, temperature):
-    """How often to draw episodes of these returns: exp(return / temperature), of returns between 0, the least, and 1, the best.
-    (E,) -> (E,), at most 1. Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023."""
+def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
+    """Sampling weights exp(return / temperature) of returns (E,) scaled to 0 .. 1: (E,), at most 1.
+
+    Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023.
+    """
     returns = np.asarray(returns, np.float64)
-    return np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0)))
+    return np.asarray(np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0))))
 
 
-def select(store, *, fraction=1.0, min_return_quantile=0.0, held_out=0.0, seed=0):
-    """The episodes to train on and those held out: two sorted (E,) int arrays; no group is in both.
+def select(
+    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the episodes to train on and those held out; no group is in both.
 
-    held_out: share of the groups never trained on. fraction: data volume, the share of the other groups that is kept.
-    min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
+    Args:
+        store: of the log.
+        fraction: data volume, the share of the groups not held out that is kept.
+        min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
+        held_out: share of the groups never trained on.
+        seed: of the choice of groups.
+
+    Returns:
+        Two sorted (E,) int arrays.
+
+    Raises:
+        ValueError: a share is not within 0 .. 1, or no group is left to train on.
     """
     for name, value in {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}.items():
         if not 0 <= value <= 1:

@@ -10,7 +10,7 @@ import numpy as np
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.eval.report import normalised
-from decisionllm.eval.rollout import RandomPlayer
+from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, EnvDefaults
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -79,11 +79,11 @@ class GymnasiumEnv(EnvDefaults):
         return normalised(episodes, self.reference) if self.reference else super().score(episodes)
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        def sample(tasks: Sequence[str]) -> RandomPlayer:
+        def sample(tasks: Sequence[str]) -> ScriptedPlayer:
             space = deepcopy(self.space)
             space.seed(seed)
             start = space.start if "num_actions" in self.action else 0
-            return RandomPlayer(lambda count: np.stack([np.reshape(space.sample(), -1) - start for _ in range(count)]))
+            return ScriptedPlayer(lambda seen: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]))
 
         return {"random": sample}
 

@@ -13,7 +13,7 @@ import numpy as np
 from decisionllm.datasets.maze2d import HORIZON, task_text
 from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.report import figure, normalised
-from decisionllm.eval.rollout import RandomPlayer
+from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, EnvDefaults
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -118,9 +118,9 @@ class Maze2D(EnvDefaults):
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        def uniform(tasks: Sequence[str]) -> RandomPlayer:
+        def uniform(tasks: Sequence[str]) -> ScriptedPlayer:
             rng = np.random.default_rng(seed)
-            return RandomPlayer(lambda count: rng.uniform(-1, 1, (count, 2)))
+            return ScriptedPlayer(lambda seen: rng.uniform(-1, 1, (len(seen), 2)))
 
         return {"random": uniform, "planner": lambda tasks: PlannerPlayer(self.maze, len(tasks), seed)}
 

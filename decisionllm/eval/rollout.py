@@ -64,16 +64,16 @@ def rollout(
     ]  # fmt: skip
 
 
-class RandomPlayer:
-    """Draws the actions of every step anew. draw: number of episodes -> actions (M, A)."""
+class ScriptedPlayer:
+    """A player without memory. choose: observations (M, S) of the running episodes -> actions (M, A)."""
 
-    def __init__(self, draw: Callable[[int], np.ndarray]) -> None:
-        self.draw = draw
+    def __init__(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.choose = choose
 
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
-        return self.draw(len(observations))
+        return self.choose(observations)
 
     def select(self, rows: np.ndarray) -> None:
         pass

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.eval.report import draw_conditions, figure
+from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, EnvDefaults, Player
 from decisionllm.schema import Episode
 
@@ -93,19 +94,5 @@ class TeamEnv(EnvDefaults):
         return {name: partial(self._begin, name, seed) for name in self.teachers}
 
     def _begin(self, name: str, seed: int, tasks: Sequence[str]) -> Player:
-        return ScriptedPlayer(self.controller(name, np.random.default_rng((seed, self.teachers.index(name)))))
-
-
-class ScriptedPlayer:
-    """Acts by a function of the environment's state in place of observations."""
-
-    def __init__(self, choose: Callable[[], np.ndarray]) -> None:
-        self.choose = choose
-
-    def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> np.ndarray:
-        return self.choose()
-
-    def select(self, rows: np.ndarray) -> None:
-        pass
+        choose = self.controller(name, np.random.default_rng((seed, self.teachers.index(name))))
+        return ScriptedPlayer(lambda observations: choose())

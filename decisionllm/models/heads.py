@@ -1,119 +1,142 @@
-"""Hidden states -> distributions over the next action, and what an action brings.
+"""Hidden states -> distributions over the next action, see `protocols.Head` and `protocols.Distribution`.
 
-Every head answers `forward(hidden, action_masks)` with a distribution that has `log_prob`, `mode`, `mean`, `sample`. Actions are
-in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is (B, T); mode, mean and sample are
-(B, T, A). Log-probabilities of continuous actions are densities, so that heads can be compared in nats.
+Actions are in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is (B, T); mode, mean and sample
+are (B, T, A). Log-probabilities of continuous actions are densities, so that heads can be compared in nats.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.registry import register
+from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
 from decisionllm.tokenizers.entities import inner
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    mean: torch.Tensor  # (B, T, A)
+    """Independent normal distributions of one deviation."""
+
+    mean: Tensor  # (B, T, A)
     deviation: float
 
-    def log_prob(self, actions):
+    def log_prob(self, actions: Tensor) -> Tensor:
         scaled = (actions - self.mean) / self.deviation
         return (-0.5 * scaled**2 - math.log(self.deviation * math.sqrt(2 * math.pi))).sum(-1)
 
     @property
-    def mode(self):
+    def mode(self) -> Tensor:
         return self.mean
 
-    def sample(self, generator=None):
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
         return self.mean + self.deviation * noise
 
 
 @register("head", "gaussian")
 class GaussianHead(nn.Module):
-    """A Gaussian of fixed deviation: its loss is the squared error. squash: tanh, for actions that live at their bounds."""
+    """A Gaussian of fixed deviation, whose mean is a tanh: its loss is the squared error.
 
-    def __init__(self, width, spec, *, deviation: float = 0.5, squash: bool = True):
+    Args:
+        width: D, of hidden states.
+        spec: of the data; continuous actions.
+        deviation: in the model's units.
+
+    Raises:
+        ValueError: the data has discrete actions.
+    """
+
+    entities: slice | None = None
+
+    def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
-        _continuous(spec, "gaussian")
-        self.out, self.deviation, self.squash = nn.Linear(width, spec.action_dim), deviation, squash
+        _check_continuous(spec, "gaussian")
+        self.out, self.deviation = nn.Linear(width, spec.action_dim), deviation
+        self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
 
-    def forward(self, hidden, action_masks=None):
-        mean = self.out(hidden)
-        return Gaussian(mean.tanh() if self.squash else mean, self.deviation)
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Gaussian:
+        return Gaussian(self.out(hidden).tanh(), self.deviation)
 
 
 @dataclass(frozen=True)
 class Bins:
-    """One categorical a dimension. `logits(chosen)` is (B, T, A, K), where dimension i may look at the bins chosen before it."""
+    """One categorical a dimension. In a chain each dimension is conditioned on the bins chosen in those before it."""
 
-    logits: object  # (B, T, A) long or None -> (B, T, A, K)
+    logits: Callable[[Tensor | None], Tensor]  # chosen bins (B, T, A) long, or None -> (B, T, A, K)
     num_bins: int
-    turns: int  # how often to ask: once, or once a dimension if each looks at those before
+    turns: int  # evaluations of the logits to draw an action: 1, or A in a chain
 
-    def log_prob(self, actions):
+    def log_prob(self, actions: Tensor) -> Tensor:
         chosen = bins.encode(actions, self.num_bins)
         each = self.logits(chosen).log_softmax(-1).expand(*chosen.shape, -1).gather(-1, chosen[..., None])[..., 0]
         return (each - math.log(bins.width(self.num_bins))).sum(-1)
 
     @property
-    def mode(self):
+    def mode(self) -> Tensor:
         return self._draw(lambda logits: logits.argmax(-1))
 
     @property
-    def mean(self):
+    def mean(self) -> Tensor:
         logits = self.logits(None if self.turns == 1 else bins.encode(self.mode, self.num_bins))
-        middles = bins.decode(torch.arange(self.num_bins, device=logits.device), self.num_bins)
-        return logits.softmax(-1) @ middles.to(logits.dtype)
+        centres = bins.decode(torch.arange(self.num_bins, device=logits.device), self.num_bins)
+        return logits.softmax(-1) @ centres.to(logits.dtype)
 
-    def sample(self, generator=None):
-        def pick(logits):
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        def pick(logits: Tensor) -> Tensor:
             drawn = torch.multinomial(logits.softmax(-1).flatten(0, -2), 1, generator=generator)
             return drawn.view(logits.shape[:-1])
 
         return self._draw(pick)
 
-    def _draw(self, pick):
-        chosen = None
-        for i in range(self.turns):
-            now = pick(self.logits(chosen))
-            chosen = now if chosen is None else torch.cat([chosen[..., :i], now[..., i:]], -1)
+    def _draw(self, pick: Callable[[Tensor], Tensor]) -> Tensor:
+        chosen = pick(self.logits(None))
+        for i in range(1, self.turns):
+            chosen = torch.cat([chosen[..., :i], pick(self.logits(chosen))[..., i:]], -1)
         return bins.decode(chosen, self.num_bins)
 
 
 @register("head", "bins")
 class BinsHead(nn.Module):
-    """A categorical over bins per action dimension: several modes where squared error would average them.
+    """A categorical over bins per action dimension: keeps several modes, which a squared error would average.
 
-    chained: dimensions are drawn one after the other, each knowing the ones before.
+    Args:
+        width: D, of hidden states.
+        spec: of the data; continuous actions.
+        num_bins: per dimension.
+        chained: dimensions are drawn one after the other, each conditioned on those before it.
+
+    Raises:
+        ValueError: the data has discrete actions.
     """
 
-    def __init__(self, width, spec, *, num_bins: int = 33, chained: bool = False):
+    entities: slice | None = None
+
+    def __init__(self, width: int, spec: Spec, *, num_bins: int = 33, chained: bool = False) -> None:
         super().__init__()
-        _continuous(spec, "bins")
+        _check_continuous(spec, "bins")
         self.num_bins, self.chained, self.dims = num_bins, chained, spec.action_dim
+        self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
         self.out = nn.Linear(width, self.dims * num_bins)
         if chained:
             self.before = nn.Embedding(self.dims * num_bins, width)
             self.mix = nn.Linear(width, width)
 
-    def forward(self, hidden, action_masks=None):
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Bins:
         K, A = self.num_bins, self.dims
         if not self.chained:
-            logits = self.out(hidden).unflatten(-1, (A, K))
-            return Bins(lambda chosen: logits, K, 1)
+            independent = self.out(hidden).unflatten(-1, (A, K))
+            return Bins(lambda chosen: independent, K, 1)
 
-        def logits(chosen):
+        def logits(chosen: Tensor | None) -> Tensor:
             chosen = torch.zeros(*hidden.shape[:2], A, dtype=torch.long, device=hidden.device) if chosen is None else chosen
             each = self.before(chosen + K * torch.arange(A, device=chosen.device))  # (B, T, A, D)
-            seen = each.cumsum(-2) - each  # of the dimensions before
-            mixed = hidden[..., None, :] + F.gelu(self.mix(hidden)[..., None, :] + seen)
+            earlier = each.cumsum(-2) - each  # sum over the dimensions before
+            mixed = hidden[..., None, :] + F.gelu(self.mix(hidden)[..., None, :] + earlier)
             return torch.einsum("btad,akd->btak", mixed, self.out.weight.unflatten(0, (A, K))) + self.out.bias.view(A, K)
 
         return Bins(logits, K, A)
@@ -121,28 +144,48 @@ class BinsHead(nn.Module):
 
 @dataclass(frozen=True)
 class Discrete:
-    logits: torch.Tensor  # (B, T, C), log-probabilities, -inf where an action is not allowed
+    """One categorical over C actions."""
 
-    def log_prob(self, actions):
+    logits: Tensor  # (B, T, C), log-probabilities, -inf where an action is not allowed
+
+    @classmethod
+    def masked(cls, logits: Tensor, action_masks: Tensor | None) -> "Discrete":
+        """Of the allowed actions: logits (B, T, C), masks (B, T, C) bool or None."""
+        if action_masks is not None:
+            logits = logits.masked_fill(~action_masks, float("-inf"))
+        return cls(logits.log_softmax(-1))
+
+    def log_prob(self, actions: Tensor) -> Tensor:
         chosen = actions.long()
         return self.logits.expand(*chosen.shape[:-1], -1).gather(-1, chosen)[..., 0]
 
     @property
-    def mode(self):
+    def mode(self) -> Tensor:
         return self.logits.argmax(-1, keepdim=True).float()
 
     mean = mode  # an index has no mean
 
-    def sample(self, generator=None):
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         drawn = torch.multinomial(self.logits.exp().flatten(0, 1), 1, generator=generator)
         return drawn.view(*self.logits.shape[:2], 1).float()
 
 
 @register("head", "discrete")
 class DiscreteHead(nn.Module):
-    """A categorical over those of C discrete actions that the mask allows."""
+    """A categorical over the discrete actions that the mask allows.
 
-    def __init__(self, width, spec):
+    Args:
+        width: D, of hidden states.
+        spec: of the data; discrete actions.
+
+    Raises:
+        ValueError: the data has continuous actions.
+    """
+
+    entities: slice | None = None
+    loss_floor = 0.0
+
+    def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
         if not spec.num_actions:
             raise ValueError(
@@ -150,77 +193,53 @@ class DiscreteHead(nn.Module):
             )
         self.out = nn.Linear(width, spec.num_actions)
 
-    def forward(self, hidden, action_masks=None):
-        logits = self.out(hidden)
-        if action_masks is not None:
-            logits = logits.masked_fill(~action_masks, float("-inf"))
-        return Discrete(logits.log_softmax(-1))
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
+        return Discrete.masked(self.out(hidden), action_masks)
 
 
 @register("head", "pointer")
 class PointerHead(nn.Module):
-    """Discrete actions of which the last ones are each aimed at one entity: what was read points at it, however it stands in line.
+    """Discrete actions, of which the last ones are each aimed at one entity: attention from the hidden state to the entities.
 
-    The schema's entities of this kind (none named: its last) are the targets of as many last actions, in their order; the
-    others are as in head=discrete. It is told what each target is like on its own.
+    The entities of one kind are the targets of as many last actions, in the order of the schema; the other actions are as in
+    head=discrete.
+
+    Args:
+        width: D, of hidden states.
+        spec: of the data; discrete actions and an entity schema.
+        kind: of the entities; empty: the last kind of the schema.
+
+    Raises:
+        ValueError: the data has no such actions or entities.
     """
 
-    def __init__(self, width, spec, *, kind: str = ""):
+    loss_floor = 0.0
+
+    def __init__(self, width: int, spec: Spec, *, kind: str = "") -> None:
         super().__init__()
-        place, found = 1, {}
+        first, found = 1, {}
         for name, _, size in spec.entity_schema[1:]:
-            found[name] = slice(place, place + size)  # among the own block and all entities
-            place += size
+            found[name] = slice(first, first + size)  # among the own block and all entities
+            first += size
         kind = kind or next(reversed(found), "")
-        self.targets = found.get(kind, slice(0, 0))
-        count = self.targets.stop - self.targets.start
+        self.entities = found.get(kind, slice(0, 0))
+        count = self.entities.stop - self.entities.start
         if not (count and spec.num_actions >= count):
             raise ValueError(
-                f"head=pointer: expected discrete actions, of which the last ones are aimed at entities of a kind that observations have, got {spec.num_actions} actions and kind {kind!r}, of {', '.join(found) or 'none'}"
+                "head=pointer: expected discrete actions, of which the last ones are aimed at entities of a kind that "
+                f"observations have, got {spec.num_actions} actions and kind {kind!r}, of {', '.join(found) or 'none'}"
             )
         self.out = nn.Linear(width, spec.num_actions - count)
         self.query, self.key = nn.Linear(width, inner(width)), nn.Linear(inner(width), inner(width))
 
-    def forward(self, hidden, action_masks=None, targets=None):
-        """(B, T, D), (B, T, C) bool, (B, T, K, inner)"""
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
+        """hidden (B, T, D), action_masks (B, T, C) bool, targets (B, T, K, inner)."""
+        assert targets is not None
         aimed = (self.key(targets) @ self.query(hidden)[..., None])[..., 0] * targets.shape[-1] ** -0.5
-        logits = torch.cat([self.out(hidden), aimed], -1)
-        if action_masks is not None:
-            logits = logits.masked_fill(~action_masks, float("-inf"))
-        return Discrete(logits.log_softmax(-1))
+        return Discrete.masked(torch.cat([self.out(hidden), aimed], -1), action_masks)
 
 
-class Dynamics(nn.Module):
-    """What an action brings: the change of the observation, in deviations of such changes, and the reward, standardised.
-
-    The change is predicted from the observation and the action alone, so that what one task shows of how the world moves
-    holds in every other; the reward also from all that was read, since the text may say what is paid for.
-    """
-
-    def __init__(self, width, spec, *, inner=256):
-        super().__init__()
-        self.num_actions, S, A = spec.num_actions, spec.observation_dim, spec.num_actions or spec.action_dim
-        self.change = nn.Sequential(nn.Linear(S + A, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU(), nn.Linear(inner, S))
-        self.reward = nn.Sequential(nn.Linear(width + A, inner), nn.SiLU(), nn.Linear(inner, 1))
-
-    def forward(self, hidden, observations, actions):
-        """(..., D), (..., S), (..., A), all in the model's units -> (..., S), (...)"""
-        if self.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(hidden.dtype)
-        return self.change(torch.cat([observations, actions], -1)), self.reward(torch.cat([hidden, actions], -1))[..., 0]
-
-
-def candidate_actions(spec):
-    """Actions worth holding for a while, in the model's units (C, A): every discrete one; in one or two dimensions, each a bound
-    or the middle."""
-    if spec.num_actions:
-        return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
-    if spec.action_dim > 2:
-        raise ValueError(f"plan: expected at most two action dimensions, or discrete actions, got {spec.action_dim}")
-    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
-
-
-def _continuous(spec, name):
+def _check_continuous(spec: Spec, name: str) -> None:
     if spec.num_actions:
         raise ValueError(
             f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete"

@@ -1,13 +1,13 @@
-"""A run directory in and out. A checkpoint is a folder of safetensors and JSON, complete by itself but for frozen weights.
+"""A run directory in and out. A checkpoint is a folder of safetensors and JSON; only frozen weights are not in it.
 
 runs/x/
-  config.yaml         every choice, resolved
-  run.json            what the data knew, its fingerprint, the target return, versions, a hash of the frozen weights
+  config.yaml         every option, resolved
+  run.json            spec and fingerprint of the data, target returns, versions, a hash of the frozen weights
   metrics.jsonl       one line a log interval
-  checkpoint/         model.safetensors: all that is trained but adapters, and the normaliser
+  checkpoint/         model.safetensors: trained weights but adapters, and the normaliser
                       adapter/: LoRA, as peft saves it
-                      trainer.safetensors, trainer.json: the optimiser's moments, the step, random states
-  best/checkpoint/    the same of the lowest held-out loss, where `best` asks for it: what is then loaded
+                      trainer.safetensors, trainer.json: the optimiser's moments, the step
+  best/checkpoint/    the same at the lowest held-out loss, with log.keep_best; then this one is loaded
 """
 
 import json
@@ -16,13 +16,18 @@ import subprocess
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
+from decisionllm.config import flat
+from decisionllm.datasets.store import Store
+from decisionllm.files import atomic
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
@@ -34,8 +39,8 @@ MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "log.tracker", "log.every",
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
-def versions():
-    """What a result must say about the code: package versions, and the commit where the code is a checkout."""
+def versions() -> dict[str, str | None]:
+    """What a result says about the code: package versions, and the commit where the code is a checkout."""
     found = {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or not shutil.which("git"):
@@ -46,7 +51,7 @@ def versions():
     return found | {"commit": git.stdout.strip() or None}
 
 
-def make_model(config, spec):
+def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
     """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed."""
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
@@ -56,36 +61,34 @@ def make_model(config, spec):
         return DecisionLLM(spec, backbone, config["head"], **options, **team)
 
 
-def describe(path, config, store, **known):
-    """Write what is fixed before the first step: config.yaml and run.json, with whatever else is known of the run."""
+def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:
+    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints. known: further keys of run.json."""
     data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
-    facts = data | {"versions": versions()} | known
     try:
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        (path / "run.json").write_text(json.dumps(facts, indent=1))
+        (path / "run.json").write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
     except OSError as error:
         raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
-def same_run(path, config, store):
-    """The facts of a run that was begun, if it was begun with this config and this data; anything else is an error."""
-    before, facts = read(path)
+def same_run(path: Path, config: dict[str, Any], store: Store) -> dict[str, Any]:
+    """The run_info of a run that was begun with this config and this data; a ValueError if it was not."""
+    before, info = read(path)
     was, now = flat(before), flat(config)
     different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
-        shown = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
-        raise ValueError(f"{path} holds another run ({shown}): choose another run=..., or fresh=true to begin again")
-    if facts["fingerprint"] != store.fingerprint:
-        raise ValueError(
-            f"{path} was begun on data {facts['fingerprint']}, this is {store.fingerprint}: choose another run=..., or fresh=true"
-        )
-    return facts
+        changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
+        raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
+    if info["fingerprint"] != store.fingerprint:
+        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {store.fingerprint}: choose another run=..., "
+                         "or fresh=true")  # fmt: skip
+    return info
 
 
-def read(path):
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(run_config, run_info) of a run directory: what config.yaml and run.json hold.
 
     Raises:
@@ -101,64 +104,58 @@ def read(path):
     return config, info
 
 
-def flat(config, at=""):
-    """Nested options -> {"optim.lr": 1e-3, ...}."""
-    pairs = [flat(v, f"{at}{k}.") if isinstance(v, dict) else {f"{at}{k}": v} for k, v in config.items()]
-    return {k: v for part in pairs for k, v in part.items()}
-
-
-def save(path, model, trainer_tensors, trainer_facts):
-    """Write runs/x/checkpoint, all or nothing: until the new one is whole, the old one stays."""
-    folder, partial, old = path / "checkpoint", path / "checkpoint.partial", path / "checkpoint.old"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        save_file(_own_state(model), partial / "model.safetensors")
-        if model.backbone.tune == "lora":
-            model.backbone.model.save_pretrained(partial / "adapter", save_embedding_layers=False)
-        save_file(trainer_tensors, partial / "trainer.safetensors")
-        (partial / "trainer.json").write_text(json.dumps(trainer_facts))
-    except (OSError, SafetensorError) as error:
+def save(path: Path, model: DecisionLLM, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]) -> None:
+    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete."""
+    folder = path / "checkpoint"
+    for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with atomic(folder) as partial:
+            partial.mkdir()
+            save_file(_own_state(model), partial / "model.safetensors")
+            if model.backbone.tune == "lora":
+                model.backbone.model.save_pretrained(partial / "adapter", save_embedding_layers=False)
+            save_file(trainer_tensors, partial / "trainer.safetensors")
+            (partial / "trainer.json").write_text(json.dumps(trainer_state))
+    except (OSError, SafetensorError) as error:
         kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
         raise OSError(f"{folder}: could not be written ({error}); {kept}. Make room or choose another run=...") from error
-    if folder.is_dir():  # if not, the old one is all there is until the new one has its name
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
-def find(path):
-    """The checkpoint folder of a run, or None. A save cut off between its two renames left the old one."""
+def find(path: str | Path) -> Path | None:
+    """The checkpoint folder of a run, or None. A save that was cut off between its two renames left the old one."""
     return next((folder for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old") if folder.is_dir()), None)
 
 
-def weights_folder(path, config):
-    """Where the weights of a run stand that act: those of the lowest held-out loss, if it was asked for them, or the last."""
-    return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
-
-
-def restore(path, model, facts):
-    """Load a checkpoint's weights into a model made from the same config; anything that does not fit is an error."""
+def checkpoint_folder(path: str | Path) -> Path:
+    """The checkpoint folder of a run; a FileNotFoundError if there is none."""
     folder = find(path)
     if folder is None:
         raise FileNotFoundError(f"{path}: expected a run with a checkpoint, found none; train it first")
+    return folder
+
+
+def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
+    """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the last step."""
+    return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
+
+
+def restore(path: str | Path, model: DecisionLLM, info: dict[str, Any]) -> None:
+    """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
+    folder = checkpoint_folder(path)
     own, adapter = content(folder / "model.safetensors"), {}
     if model.backbone.tune == "lora":
         adapter = content(folder / "adapter" / "adapter_model.safetensors")
-    wanted, saved = _own_state(model) | _adapter_state(model), own | adapter
-    lacking, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
-    if lacking or extra:
-        raise ValueError(
-            f"{folder}: not this model's weights; {_names('missing', lacking)}{_names('unknown', extra)}the config names another backbone, head or embedding than was trained"
-        )
+    expected, saved = _own_state(model) | _adapter_state(model), own | adapter
+    missing, unknown = sorted(set(expected) - set(saved)), sorted(set(saved) - set(expected))
+    if missing or unknown:
+        raise ValueError(f"{folder}: not this model's weights; {_names('missing', missing)}{_names('unknown', unknown)}"
+                         "the config names another backbone, head or embedding than was trained")  # fmt: skip
     for name, tensor in saved.items():
-        if tensor.shape != wanted[name].shape:
-            raise ValueError(
-                f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}; it was trained with other sizes"
-            )
-    if facts["frozen"] != fingerprint(model.backbone):
+        if tensor.shape != expected[name].shape:
+            raise ValueError(f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}; "
+                             "it was trained with other sizes")  # fmt: skip
+    if info["frozen"] != fingerprint(model.backbone):
         raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
     if adapter:
         from peft import set_peft_model_state_dict
@@ -167,21 +164,19 @@ def restore(path, model, facts):
     model.load_state_dict(own, strict=False)
 
 
-def content(path):
+def content(path: Path) -> dict[str, Any]:
     """What a file of a run holds: named tensors, or what its YAML or JSON says."""
-    parse = {
-        ".safetensors": load_file,
-        ".json": lambda p: json.loads(p.read_text()),
-        ".yaml": lambda p: yaml.safe_load(p.read_text()),
-    }
     try:
-        return parse[path.suffix](path)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        parsed: dict[str, Any] = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        return parsed
     except (OSError, ValueError, SafetensorError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged or missing ({error}); train again, or restore a copy") from error
 
 
-def usable(device):
-    """auto, cpu or cuda -> cpu or cuda, if torch can use it."""
+def usable(device: str) -> str:
+    """auto, cpu or cuda -> cpu or cuda; a ValueError if torch cannot use it."""
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device: expected auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -189,55 +184,89 @@ def usable(device):
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def load(path, *, device="cpu", target_return=None, **options):
-    """A run directory -> (Policy, config, facts). options: stride, decode, ... in place of the run's own.
+def load(
+    path: str | Path, *, device: str = "cpu", target_return: float | None = None, **acting: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Load a run.
 
-    A config with a `policy` names the class that reads the run instead, from (path, facts, device), and which acts as it was made to.
+    Args:
+        path: the run directory.
+        device: auto, cpu or cuda.
+        target_return: raw reward units; None: the run's headline target.
+        acting: fields of `Policy`, such as decode or planning_horizon; None: as the run's config says.
+
+    Returns:
+        (policy, run_config, run_info). The policy is a `Policy`, or what the config names under `policy` makes of
+        (path, run_info, device), which has its `begin`.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: a file is damaged or does not fit the others, or an option cannot be.
     """
-    (config, facts), device = read(path), usable(device)
+    (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return build(config["policy"], path, facts, device), config, facts
-    spec = Spec(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts["spec"].items()})
-    model = make_model(config, spec)
-    restore(weights_folder(path, config), model, facts)
+        return build(config["policy"], path, info, device), config, info
+    spec: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in info["spec"].items()}
+    model = make_model(config, Spec(**spec))
+    restore(weights_folder(path, config), model, info)
     act, team = config["act"], config["team"]
-    own = {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
-    own |= {
-        "decode": act["decode"],
-        "planning_horizon": act["planning_horizon"],
-        "return_horizon": config["model"]["return_horizon"],
-    }
-    options = own | {key: value for key, value in options.items() if value is not None}
-    stride = options.pop("stride", act["stride"]) or max(config["window"] // 2, 1)
-    quantile = None if config["model"]["max_return_expectile"] else target(facts, act["target_quantile"])
-    asked = quantile if target_return is None else target_return
-    return Policy(model.to(device), config["window"], stride, asked, device=device, **options), config, facts
+    options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin")}
+    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
+    options |= {key: value for key, value in acting.items() if value is not None}
+    options["stride"] = options["stride"] or max(config["window"] // 2, 1)
+    if target_return is None and not config["model"]["max_return_expectile"]:
+        target_return = target(info, act["target_quantile"])
+    policy = Policy(
+        model.to(device), config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
+        device=device, config=config, info=info, **options,
+    )  # fmt: skip
+    return policy, config, info
 
 
-def target(facts, quantile):
-    """The return at this quantile of those that a run was trained on, if it wrote that one down."""
-    if str(float(quantile)) not in facts["targets"]:
-        raise ValueError(
-            f"quantile: this run knows those of {', '.join(facts['targets'])}, got {quantile}; target_returns=[...] takes any return"
-        )
-    return facts["targets"][str(float(quantile))]
+def load_policy(run: str | Path, *, device: str = "cpu", **acting: Any) -> Any:
+    """Load the policy of a run, public as `decisionllm.load`.
+
+    Args:
+        run: the run directory.
+        device: auto, cpu or cuda.
+        acting: target_return in raw reward units, and fields of `Policy` such as decode or planning_horizon, in place of the
+            run's own.
+
+    Returns:
+        A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is `policy.config`, and run.json
+        is `policy.info`. A run of `decisionllm baseline` gives a baseline with the same `begin`.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: a file is damaged or does not fit the others, or an option cannot be.
+    """
+    return load(run, device=device, **acting)[0]
 
 
-def _own_state(model):
-    """All that a checkpoint must hold: what is trained, but for adapters, and the normaliser."""
+def target(info: dict[str, Any], quantile: float) -> float:
+    """The return at this quantile of the training returns, raw reward units; a ValueError if the run did not record it."""
+    if str(float(quantile)) not in info["targets"]:
+        raise ValueError(f"quantile: this run knows those of {', '.join(info['targets'])}, got {quantile}; "
+                         "target_returns=[...] takes any return")  # fmt: skip
+    return float(info["targets"][str(float(quantile))])
+
+
+def _own_state(model: DecisionLLM) -> dict[str, Tensor]:
+    """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def _adapter_state(model):
+def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
     """The adapters, as peft names them."""
     if model.backbone.tune != "lora":
         return {}
     from peft import get_peft_model_state_dict
 
-    return get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+    state: dict[str, Tensor] = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+    return state
 
 
-def _names(word, names):
+def _names(word: str, names: list[str]) -> str:
     return f"{word}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""

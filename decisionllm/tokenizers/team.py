@@ -1,22 +1,33 @@
-"""The steps of a team -> one list of tokens: what is still to come, what each member sees, then what each is asked in turn."""
+"""The steps of a team -> one list of tokens: the team's return-to-go, an observation token and an action query of each member."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from decisionllm.schema import Spec
+from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
 POOL = 16  # identities; the members of a window have different ones
 
 
 class TeamTokenizer(nn.Module):
-    """R o_1 .. o_n q_1 .. q_n a step, in one order of members throughout a window.
+    """Tokens R o_1 .. o_n q_1 .. q_n of a step, with one order of the members throughout a window.
 
-    o_i: what member i sees, and its own last action. q_i, where its action is read: what it sees, and the action of the
-    member before it, so that in plain causal order each is asked knowing what all see and what those before it do. Who is
-    not there leaves no token, so that a team of one is R o q. An action before the window, of one who did not act, or
-    hidden (with the probability `hide_actions` in training; 1: always) is one learned vector.
+    o_i holds the observation of member i and its own last action. q_i, where its action is predicted, holds its observation and
+    the action of the member before it, so that with causal attention every member conditions on all observations and on the
+    actions of the members before it. An absent member has no tokens; a team of one is R o q.
+
+    Args:
+        spec: of the data.
+        width: D, width of the backbone.
+        hide_actions: a past action is replaced by a learned vector with this probability in training; 1: always. An action
+            before the window, or of a member that did not act, is always replaced.
+
+    Raises:
+        ValueError: hide_actions is not within 0 .. 1.
     """
 
-    def __init__(self, spec, width, *, hide_actions=0.0):
+    def __init__(self, spec: Spec, width: int, *, hide_actions: float = 0.0) -> None:
         super().__init__()
         if not 0 <= hide_actions <= 1:
             raise ValueError(f"hide_actions: expected a share within 0 .. 1, got {hide_actions}")
@@ -25,56 +36,70 @@ class TeamTokenizer(nn.Module):
         self.before = nn.Linear(spec.num_actions or spec.action_dim, width)
         self.unknown = nn.Parameter(torch.randn(2, width))  # no last action of its own; no member before it
 
-    def forward(self, each, returns_to_go, observations, actions, timesteps, mask, loss_mask, team, identity):
-        """each: a TrajectoryTokenizer, whose maps are shared. (B, T), (B, T, S), (B, T, A), (B, T), (B, T) bool twice, (B,) twice,
-        in the model's units, rows team by team in their order -> tokens (W, L, D) padded on the right, and the place of q in
-        the list of each row's team (B, T)"""
+    def forward(
+        self, each: TrajectoryTokenizer, returns_to_go: Tensor, observations: Tensor, actions: Tensor,
+        timesteps: Tensor, mask: Tensor, loss_mask: Tensor, team: Tensor, identity: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Embed the steps of W teams with B members in all; rows stand team by team.
+
+        Args:
+            each: the tokenizer of a single trajectory, whose maps are shared.
+            returns_to_go: (B, T), standardised; a team's token holds the mean over its members.
+            observations: (B, T, S), standardised.
+            actions: (B, T, A) within -1 .. 1, or indices of discrete actions.
+            timesteps: (B, T) steps since the start of the group.
+            mask: (B, T) bool, True where the member is present.
+            loss_mask: (B, T) bool, True where its action is known.
+            team: (B,) long, 0 .. W - 1, ascending.
+            identity: (B,) long, below POOL.
+
+        Returns:
+            Tokens (W, L, D), padded on the right, and the place of each q in its team's list (B, T).
+        """
         T, with_returns = mask.shape[1], each.returns is not None
-        here, base, size, first = arrange(mask, team, with_returns)
-        seen = base[team] + with_returns + here  # places
-        asked = seen + team_sum(mask.long(), team)[team]
+        present, base, size, first = arrange(mask, team, with_returns)
+        places = base[team] + with_returns + present  # of o
+        queries = places + team_sum(mask.long(), team)[team]  # of q
         row = torch.arange(len(team), device=team.device)[:, None]
         last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # the row of the member before
         alone = (last < first[team, None]) | (row == 0)
         last = last.clamp(min=0)
 
         moves = each.numbers(actions)
-        shown = F.pad(loss_mask, (1, -1))
+        visible = F.pad(loss_mask, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
-            shown = shown & (torch.rand(shown.shape, device=shown.device) >= self.hide_actions)
+            visible = visible & (torch.rand(visible.shape, device=visible.device) >= self.hide_actions)
         x = each.observations(observations) + self.identities(identity)[:, None]
         own = F.pad(each.actions(moves), (0, 0, 1, -1))
-        o = x + torch.where(shown[..., None], own, self.unknown[0])
+        o = x + torch.where(visible[..., None], own, self.unknown[0])
         known_before = loss_mask.gather(0, last) & ~alone
         before = self.before(moves.gather(0, last[..., None].expand(-1, -1, moves.shape[-1])))
         q = x + torch.where(known_before[..., None], before, self.unknown[1])
-        parts, places, times, lists = [o, q], [seen, asked], [timesteps] * 2, [team[:, None].expand(-1, T)] * 2
-        real = [mask, mask]
-        if with_returns:
+        # (embedding, place, timestep, list, real) of each kind of token
+        streams = [(o, places, timesteps, team[:, None].expand(-1, T), mask)]
+        streams.append((q, queries, *streams[0][2:]))
+        if each.returns is not None:
             n = team_sum(mask.long(), team).clamp(min=1)
             mean = team_sum(torch.where(mask, returns_to_go, 0), team) / n
-            parts.append(each.returns(mean[..., None]))
-            times.append(team_sum(torch.where(mask, timesteps, 0), team) // n)
-            places.append(base)
-            lists.append(torch.arange(len(first), device=team.device)[:, None].expand(-1, T))
-            real.append(size > 0)
-        tokens = torch.cat(parts)
+            times = team_sum(torch.where(mask, timesteps, 0), team) // n
+            lists = torch.arange(len(first), device=team.device)[:, None].expand(-1, T)
+            streams.append((each.returns(mean[..., None]), base, times, lists, size > 0))
+        tokens, place, time, index, real = (torch.cat(parts) for parts in zip(*streams, strict=True))
         if each.timesteps is not None:
-            tokens = tokens + each.timesteps(torch.cat(times))
-        real = torch.cat(real)
+            tokens = tokens + each.timesteps(time)
         tokens = each.norm(tokens[real])
         out = tokens.new_zeros(len(first), int(size.sum(1).max()), tokens.shape[-1])
-        return out.index_put((torch.cat(lists)[real], torch.cat(places)[real]), tokens), torch.where(mask, asked, 0)
+        return out.index_put((index[real], place[real]), tokens), torch.where(mask, queries, 0)
 
 
-def team_sum(x, team):
-    """Rows added up by team: (B, T), (B,) -> (W, T)"""
+def team_sum(x: Tensor, team: Tensor) -> Tensor:
+    """Sum the rows of each team: (B, T), (B,) -> (W, T)."""
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(mask, team, with_returns):
-    """Where tokens stand: how many of its team are before each row at each step (B, T), where each step begins in the list of its
-    team and how many tokens it has (W, T), and the first row of each team (W,)."""
+def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Places of tokens: members of its team before each row (B, T), first place and number of tokens of each step of a team's
+    list (W, T) twice, and the first row of each team (W,)."""
     n = team_sum(mask.long(), team)
     size = 2 * n + (n > 0) * with_returns
     first = torch.searchsorted(team, torch.arange(len(n), device=team.device))

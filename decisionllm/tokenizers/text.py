@@ -1,14 +1,17 @@
-"""Task descriptions -> token ids. The project's own byte-level BPE ships with it, so that nothing is downloaded.
+"""Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with the package.
 
 `tokenizer.json` is made from `corpus.txt` by `python -m decisionllm.tokenizers.text`; a test makes it again and compares the
-bytes. It splits text as Qwen does, digits apart, and knows every byte, so that no text is unknown to it.
+bytes. It splits text as Qwen does, digits apart, and its vocabulary holds every byte, so that every text can be encoded.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 HERE = Path(__file__).parent
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's pre-tokenisation pattern
@@ -16,15 +19,15 @@ VOCABULARY = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
 
 
-def of_team(tasks):
-    """What a team is told whose members would be told these tasks if each were alone: every sentence of them once."""
+def of_team(tasks: Iterable[str]) -> str:
+    """Combine the members' task texts into one team text: each sentence once, in the order of the sorted texts."""
     different = sorted(set(tasks))
     if len(different) == 1:
         return different[0]
     return " ".join(dict.fromkeys(sentence for task in different for sentence in re.split(r"(?<=\.) ", task)))
 
 
-def build(corpus):
+def build(corpus: Iterable[str]) -> Any:
     """Train the tokenizer on lines of text; the same lines give the same bytes."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -41,14 +44,23 @@ def build(corpus):
 
 
 @cache
-def own_tokenizer():
+def own_tokenizer() -> Any:
+    """The tokenizer that ships with the package, for backbones with random weights."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
-def encode(tokenizer, texts):
-    """U texts -> ids (U, L) long and mask (U, L) bool, padded with id 0 on the right; L = 0 where all texts are empty."""
+def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Token ids of texts, padded on the right.
+
+    Args:
+        tokenizer: of a backbone.
+        texts: U texts.
+
+    Returns:
+        ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all texts are empty.
+    """
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     length = max(map(len, ids), default=0)
     padded = torch.tensor([row + [0] * (length - len(row)) for row in ids], dtype=torch.long).view(len(ids), length)

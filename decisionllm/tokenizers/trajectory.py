@@ -1,42 +1,53 @@
 """(return-to-go, observation, action) of a step -> three embeddings, in the order R o a R o a ..."""
 
+from typing import Any
+
 import torch
 from einops import rearrange
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
 
 
 class TrajectoryTokenizer(nn.Module):
-    """Numbers in the model's own units -> tokens (B, k T, D), k tokens a step: 3, or 2 without returns.
+    """Returns-to-go, observations and actions in the model's units -> tokens (B, k T, D).
 
-    embedding: `linear`, one map a stream as in the paper, or `mlp`, two layers. timesteps: `learned`, one vector a step of
-    the horizon, shared by the step's tokens, or `none`. model.condition_on=False leaves the return token out: behaviour cloning.
-    open_returns: a return need not be told; its token is then one learned vector. An observation that has a layout is read by an
-    EntityEncoder, of so many layers as `entities` says.
+    Args:
+        spec: of the data.
+        width: D, width of the backbone.
+        embedding: `linear`, one map a stream as in Decision Transformer, or `mlp`, two layers.
+        timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or `none`.
+        return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2): behaviour cloning.
+        null_return: adds a learned token in place of a return that is not given.
+        entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
+
+    Raises:
+        ValueError: an unknown embedding or kind of timesteps.
     """
 
     def __init__(
-        self, spec, width, *, embedding="linear", timesteps="learned", returns=True, nullable_returns=False, entities=0
-    ):
+        self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
+        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if embedding not in ("linear", "mlp"):
             raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
         if timesteps not in ("learned", "none"):
             raise ValueError(f"timesteps: expected learned or none, got {timesteps!r}")
 
-        def stream(size):
+        def stream(size: int) -> nn.Module:
             if embedding == "linear":
                 return nn.Linear(size, width)
             return nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, width))
 
         self.num_actions, self.horizon = spec.num_actions, spec.horizon
-        self.tokens = 3 if returns else 2  # per step
-        self.returns = stream(1) if returns else None
-        self.null_return = nn.Parameter(torch.zeros(width)) if nullable_returns else None
-        self.observations = (
-            EntityEncoder(spec.entity_schema, width, embedding=embedding, layers=entities)
+        self.tokens = 3 if return_conditioned else 2  # per step
+        self.returns = stream(1) if return_conditioned else None
+        self.null_return = nn.Parameter(torch.zeros(width)) if null_return else None
+        self.observations: Any = (
+            EntityEncoder(spec.entity_schema, width, embedding=embedding, layers=entity_layers)
             if spec.entity_schema
             else stream(spec.observation_dim)
         )
@@ -44,27 +55,39 @@ class TrajectoryTokenizer(nn.Module):
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, returns_to_go, observations, actions, timesteps, return_given=None):
-        """(B, T), (B, T, S), (B, T, A), (B, T) -> (B, k T, D). return_given: (B,) bool, whose returns are told; None: everybody's."""
+    def forward(
+        self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,
+        return_given: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Embed the steps of B windows.
+
+        Args:
+            returns_to_go: (B, T), standardised.
+            observations: (B, T, S), standardised.
+            actions: (B, T, A) within -1 .. 1, or indices of discrete actions.
+            timesteps: (B, T) steps since the start of the episode.
+            return_given: (B,) bool; False: the null return token in place of the row's returns. None: all True.
+
+        Returns:
+            (B, k T, D) tokens.
+        """
         streams = [self.observations(observations), self.actions(self.numbers(actions))]
         if self.returns is not None:
             embedded = self.returns(returns_to_go[..., None])
-            streams.insert(
-                0,
-                embedded
-                if return_given is None
-                else torch.where(return_given[:, None, None], embedded, self.null_return.to(embedded.dtype)),
-            )
+            if return_given is not None and self.null_return is not None:
+                embedded = torch.where(return_given[:, None, None], embedded, self.null_return.to(embedded.dtype))
+            streams.insert(0, embedded)
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
-        return self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+        normed: Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
+        return normed
 
-    def numbers(self, actions):
-        """Actions as a map takes them: a discrete one as a 1 among zeros."""
+    def numbers(self, actions: Tensor) -> Tensor:
+        """Actions as the input of a linear map: a discrete one as a one-hot vector."""
         return F.one_hot(actions[..., 0].long(), self.num_actions).to(actions.dtype) if self.num_actions else actions
 
     @property
-    def output_positions(self):
-        """Where actions are predicted: the observation tokens, each of which sees its step's return and all before."""
+    def output_positions(self) -> slice:
+        """The observation tokens, where actions are predicted; each attends to the return of its step and everything before."""
         return slice(self.tokens - 2, None, self.tokens)

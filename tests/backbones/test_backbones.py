@@ -1,9 +1,11 @@
-"""Our own pass through the blocks is the library's, and every way to get a language model gives what it says."""
+"""Our forward through the blocks equals the library's, and every registered backbone is what it says."""
 
 import pytest
 import torch
 
-from decisionllm.backbones.build import KVCache, drop, fingerprint, linear, pretrained
+from decisionllm.backbones.build import fingerprint, pretrained
+from decisionllm.backbones.forward import Backbone, KVCache, drop
+from decisionllm.backbones.lora import linear
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
@@ -23,7 +25,7 @@ UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
 both = pytest.mark.parametrize("backbone", BACKBONES)
 
 
-def trunk(backbone, **options):
+def small_backbone(backbone, **options):
     return make_model(SPEC, backbone=backbone, backbone_options=options).backbone
 
 
@@ -58,8 +60,8 @@ def weights(module):
 @both
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("lengths", [(6, 3, 1), (4, 4, 4), (5, 0, 2), (0, 0, 0)], ids=str)
-def test_our_pass_is_the_librarys(backbone, tune, lengths):
-    model = trunk(backbone, tune=tune, lora_rank=4)
+def test_our_forward_equals_the_librarys(backbone, tune, lengths):
+    model = small_backbone(backbone, tune=tune, lora_rank=4)
     assert model.layout is not None
     given = inputs(model.width, lengths)
     with torch.no_grad():
@@ -68,9 +70,9 @@ def test_our_pass_is_the_librarys(backbone, tune, lengths):
 
 @both
 @pytest.mark.parametrize("tune", ["full", "lora", "frozen"])
-def test_our_gradients_are_the_librarys(backbone, tune):
+def test_our_gradients_equal_the_librarys(backbone, tune):
     """In double precision: these adapters have gradients up to 1,000, whose single-precision rounding alone exceeds 1e-4 on some processors."""
-    model = trunk(backbone, tune=tune, lora_rank=4).double()
+    model = small_backbone(backbone, tune=tune, lora_rank=4).double()
     tokens, *texts = inputs(model.width)
     tokens = tokens.double()
     found = []
@@ -89,7 +91,7 @@ def test_our_gradients_are_the_librarys(backbone, tune):
 
 
 @pytest.mark.parametrize("name", sorted(set(discover()["backbone"]) - {"pretrained"}))
-def test_every_registered_size_is_read_as_the_library_reads_it(name):
+def test_every_registered_size_equals_the_librarys_forward(name):
     model = build(node("backbone", name, layers=2), 0).eval()
     given = inputs(model.width)
     with torch.no_grad():
@@ -97,8 +99,8 @@ def test_every_registered_size_is_read_as_the_library_reads_it(name):
 
 
 @both
-def test_a_text_that_rows_share_is_read_as_if_each_had_its_own(backbone):
-    model = trunk(backbone)
+def test_a_shared_text_gives_the_same_as_a_text_per_row(backbone):
+    model = small_backbone(backbone)
     tokens, ids, mask, index = inputs(model.width)
     for texts, each in ((3, index), (1, 0 * index)):
         with torch.no_grad():
@@ -107,8 +109,8 @@ def test_a_text_that_rows_share_is_read_as_if_each_had_its_own(backbone):
 
 
 @both
-def test_what_is_not_read_is_only_not_computed(backbone):
-    model = trunk(backbone)
+def test_output_positions_select_from_the_whole_output(backbone):
+    model = small_backbone(backbone)
     given = inputs(model.width)
     with torch.no_grad():
         every = model(*given)
@@ -117,39 +119,39 @@ def test_what_is_not_read_is_only_not_computed(backbone):
 
 
 @both
-def test_an_outcome_depends_on_the_text_and_its_words_order(backbone):
-    model = trunk(backbone)
+def test_the_output_depends_on_the_text_and_its_word_order(backbone):
+    model = small_backbone(backbone)
     tokens, ids, mask, index = inputs(model.width, (6, 6, 6))
     with torch.no_grad():
         assert not torch.allclose(model(tokens, ids, mask, index), model(tokens, ids.flip(1), mask, index), atol=1e-2)
 
 
 @both
-def test_tokens_read_in_pieces_are_read_as_at_once(backbone):
+def test_appended_tokens_give_the_same_as_one_forward(backbone):
     """Rows that are at different places, then all together: what padding wrote is overwritten."""
-    model = trunk(backbone)
+    model = small_backbone(backbone)
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
         wanted = model(tokens, *texts)
-        memory = model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
+        cache = model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
         filled = torch.tensor([0, 0, 0, 0])
-        close(model.extend(tokens[:, :3], memory, filled), wanted[:, :3])
+        close(model.append(tokens[:, :3], cache, filled), wanted[:, :3])
         some = torch.tensor([3, 1])
-        close(model.extend(tokens[some, 3:5], memory, filled[some] + 3, some), wanted[some, 3:5])
+        close(model.append(tokens[some, 3:5], cache, filled[some] + 3, some), wanted[some, 3:5])
         later = torch.tensor([3, 5, 3, 5])
         pieces = torch.stack([tokens[i, t : t + 4] for i, t in enumerate(later)])
-        close(model.extend(pieces, memory, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
+        close(model.append(pieces, cache, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
 
 
-def test_the_memory_of_some_rows_is_a_copy():
+def test_the_cache_of_some_rows_is_a_copy():
     """But for a text that all share, which is viewed."""
-    memory = KVCache([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
-    some = memory.rows(torch.tensor([2, 0]))
+    cache = KVCache([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
+    some = cache.rows(torch.tensor([2, 0]))
     some.keys[0].fill_(1)
-    assert memory.keys[0].sum() == 0 and len(some.text_length) == 2
-    roomy = memory.with_room(3)
+    assert cache.keys[0].sum() == 0 and len(some.text_length) == 2
+    roomy = cache.with_room(3)
     roomy.values[0].fill_(1)
-    assert memory.values[0].sum() == 0 and roomy.values[0].shape[2] == 5
+    assert cache.values[0].sum() == 0 and roomy.values[0].shape[2] == 5
 
 
 @pytest.mark.parametrize(
@@ -160,12 +162,10 @@ def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
     """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
     from transformers import AutoModel
 
-    from decisionllm.backbones.build import Backbone
-
     monkeypatch.setattr(
         torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x
     )
-    config = trunk(backbone).config
+    config = small_backbone(backbone).config
     setattr(config, place, 0.5)
     config._attn_implementation = "eager"
     model = Backbone(AutoModel.from_config(config), own_tokenizer(), "full")
@@ -202,9 +202,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert torch.equal(drop(x, 0.0), x) and not drop(x, 1.0).any()
 
 
-def test_an_adapters_map_is_what_peft_computes():
+def test_fused_lora_equals_peft():
     """Two maps at once, of other widths; merged or switched off, they are called as they are."""
-    model = trunk("qwen2", tune="lora", lora_rank=4)
+    model = small_backbone("qwen2", tune="lora", lora_rank=4)
     attention = model.core.layers[0].self_attn
     layers, x = (attention.q_proj, attention.v_proj), torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers)
@@ -224,7 +224,7 @@ def test_an_adapters_map_is_what_peft_computes():
     close(linear(x, attention.q_proj)[0], with_adapter)
 
 
-def test_weights_are_drawn_from_the_seed_alone_and_the_world_keeps_its_own_random_numbers():
+def test_weights_depend_on_the_seed_and_leave_the_global_state_alone():
     torch.manual_seed(3)
     first = build(node("backbone", "nano", layers=1, tune="lora"), 5)
     here = torch.rand(1)
@@ -238,7 +238,7 @@ def test_weights_are_drawn_from_the_seed_alone_and_the_world_keeps_its_own_rando
 
 
 @pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
-def test_tune_says_what_is_trained(tune):
+def test_tune_selects_the_trained_weights(tune):
     model = build(node("backbone", "nano", layers=1, tune=tune), 0)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {"lora_" in name for name, _ in model.named_parameters()} == ({True, False} if tune == "lora" else {False})
@@ -262,8 +262,8 @@ def test_the_fingerprint_is_of_what_is_frozen():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_any_family_is_read_from_its_folder(family, tmp_path):
-    """By our own pass if its blocks are understood, and else the plain way; a new adapter, and others' texts, change nothing."""
+def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
+    """Block by block or by the plain forward; a new adapter, and texts of other rows, change nothing."""
     model = pretrained(0, folder=str(write(tmp_path, family))).eval()
     assert (model.layout is not None) == (family in UNDERSTOOD)
     bare = pretrained(0, folder=str(tmp_path), tune="frozen").eval()
@@ -275,7 +275,7 @@ def test_a_model_of_any_family_is_read_from_its_folder(family, tmp_path):
     assert model.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
 
 
-def test_pretrained_weights_are_those_of_the_folder_and_random_ones_the_seeds(tmp_path):
+def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
     from transformers import AutoModel
 
     write(tmp_path)
@@ -292,7 +292,7 @@ def test_pretrained_weights_are_those_of_the_folder_and_random_ones_the_seeds(tm
 
 @pytest.mark.parametrize("source", ["pretrained", "random"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_type_of_the_numbers_is_the_one_asked_for(source, dtype, tmp_path):
+def test_the_dtype_is_the_given_one(source, dtype, tmp_path):
     """Whatever the folder holds: hubs hold bfloat16."""
     folder = str(write(tmp_path, dtype=torch.bfloat16))
     model = pretrained(0, folder=folder, weights=source, dtype=dtype, tune="frozen").eval()
@@ -302,7 +302,7 @@ def test_the_type_of_the_numbers_is_the_one_asked_for(source, dtype, tmp_path):
         close(model(*given).float(), model.plain(*given), 5e-2)
 
 
-def test_trying_a_model_out_leaves_it_in_the_mode_it_was_in(tmp_path):
+def test_the_comparison_at_load_keeps_the_training_mode(tmp_path):
     assert build(node("backbone", "dt", layers=1), 0).model.training
     assert not pretrained(0, folder=str(write(tmp_path)), tune="frozen").model.training
 
@@ -326,18 +326,18 @@ def test_trying_a_model_out_leaves_it_in_the_mode_it_was_in(tmp_path):
         ({"hub_id": "a/b", "dtype": "int3"}, ValueError, "backbone.dtype: expected float32, bfloat16 or float16, got 'int3'"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_one_clear_error(options, error, message):
+def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, message):
     with pytest.raises(error, match=message) as raised:
         pretrained(0, **options)
     assert "\n" not in str(raised.value)
 
 
-def test_the_trunk_of_a_run_is_a_backbone(tmp_path):
+def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
     policy, *_ = checkpoint.load(tmp_path / "a")
-    trunk = pretrained(0, folder=str(tmp_path / "a"), tune="frozen")
+    loaded = pretrained(0, folder=str(tmp_path / "a"), tune="frozen")
     drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
-    ours, theirs, random = (dict(b.model.named_parameters()) for b in (trunk, policy.model.backbone, drawn))
+    ours, theirs, random = (dict(b.model.named_parameters()) for b in (loaded, policy.model.backbone, drawn))
     assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items()) and ours.keys() == theirs.keys()
     assert any(not torch.equal(weight, random[name]) for name, weight in ours.items())
     words = ("backbone=pretrained", f"backbone.folder={tmp_path}/a", "backbone.lora_rank=2", f"run={tmp_path}/b")
@@ -360,11 +360,11 @@ def test_an_incomplete_folder_says_so(tmp_path):
         pretrained(0, folder=str(tmp_path))
 
 
-def test_sizes_that_the_library_cannot_read_are_an_error_at_once():
+def test_sizes_that_do_not_fit_are_an_error_at_once():
     with pytest.raises(RuntimeError):
         build(node("backbone", "nano", layers=1, kv_heads=3), 0)
 
 
-def test_an_unknown_way_of_tuning_is_refused():
+def test_an_unknown_tune_is_refused():
     with pytest.raises(ValueError, match="backbone.tune: expected lora, full or frozen, got 'half'"):
         build(node("backbone", "nano", tune="half"), 0)

@@ -1,4 +1,4 @@
-"""AuctionNet's own Decision Transformer: its answers, its days in the market, its scores in the replay; every quirk is in them."""
+"""AuctionNet's own Decision Transformer: its bids, its days in the market, its scores in the replay; every defect is in them."""
 
 import csv
 import gzip
@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.auctionnet_dt import StockDT
+from decisionllm.baselines.auctionnet_dt import AuctionNetDT
 from decisionllm.baselines.rules import roster
-from decisionllm.envs.auction.market import Seats, play
-from decisionllm.eval.auction import Auction, priced
+from decisionllm.envs.auction.market import BidderContext, Market
+from decisionllm.envs.auction.simulation import priced
+from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
+from tests.envs.auctionnet_draws import auctionnet_settle
+
+pytestmark = pytest.mark.numeric
 
 pytestmark = pytest.mark.numeric
 
@@ -32,20 +36,20 @@ def answers(bidder, golden, days=slice(None)):
     """(48, M) multipliers of these days, bid for together."""
     bidder.reset()
     states, conversions = golden[0][:, days], golden[1][:, days]
-    nobody = np.zeros(states.shape[1])
-    told = [Seats(t, nobody, nobody, nobody, nobody, conversions[t], None) for t in range(48)]
-    return np.stack([bidder.act(states[t], told[t]) for t in range(48)])
+    zeros = np.zeros(states.shape[1])
+    contexts = [BidderContext(t, zeros, zeros, zeros, zeros, conversions[t]) for t in range(48)]
+    return np.stack([bidder.act(states[t], contexts[t]) for t in range(48)])
 
 
-def test_it_answers_as_the_original_did(golden):
-    made, expected = answers(StockDT(), golden), golden[3]
+def test_it_bids_like_the_original(golden):
+    made, expected = answers(AuctionNetDT(), golden), golden[3]
     assert made.dtype == np.float64 and (expected < 0).sum() == 37 and expected.max() > 400
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-3)
-    np.testing.assert_allclose((StockDT().target - golden[1]) / 2000, golden[2], atol=1e-6)
+    np.testing.assert_allclose((AuctionNetDT().target - golden[1]) / 2000, golden[2], atol=1e-6)
 
 
 def test_a_batch_is_each_alone_and_a_period_begins_anew(golden):
-    bidder = StockDT()
+    bidder = AuctionNetDT()
     together = answers(bidder, golden)
     for day in range(3):
         np.testing.assert_allclose(answers(bidder, golden, [day])[:, 0], together[:, day], atol=1e-3)
@@ -67,8 +71,8 @@ def late_steps_as_trained(bidder):
 @pytest.mark.parametrize(
     ("repair", "step"), [(windows_as_trained, 10), (target_within_the_data, 0), (late_steps_as_trained, 24)]
 )
-def test_with_a_quirk_repaired_it_would_answer_otherwise(golden, repair, step):
-    bidder = StockDT()
+def test_repairing_a_defect_changes_its_bids(golden, repair, step):
+    bidder = AuctionNetDT()
     repair(bidder)
     apart = np.abs(answers(bidder, golden) - golden[3]).max(1)
     assert apart[:step].max(initial=0) < 1e-3 and apart[step:].max() > 10
@@ -76,25 +80,25 @@ def test_with_a_quirk_repaired_it_would_answer_otherwise(golden, repair, step):
 
 def test_conversions_are_counted_down(golden):
     states, conversions, *rest = golden
-    apart = np.abs(answers(StockDT(), (states, np.zeros_like(conversions), *rest)) - golden[3])
+    apart = np.abs(answers(AuctionNetDT(), (states, np.zeros_like(conversions), *rest)) - golden[3])
     first = (conversions > 0).argmax(0)
     assert all(apart[: first[day], day].max(initial=0) < 1e-3 < apart[first[day] :, day].max() for day in range(3))
 
 
-def test_its_day_in_the_market_is_the_originals():
-    """Advertiser 16 of period 7: the original's streams, and the first three steps shown to it for the last."""
-    made, other = (
-        play([*roster(), ([16], bidder)], 7, streams="original") for bidder in (StockDT(), StockDT(features="repaired"))
-    )
+def test_its_day_in_the_market_is_auctionnets():
+    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the last."""
+    repaired = AuctionNetDT()
+    repaired.features = "repaired"
+    made, other = (Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7) for b in (AuctionNetDT(), repaired))
     assert made.conversions.sum(0)[16] == 15
     assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=1e-3) != other.spend.sum(0)[16]
-    assert not np.allclose(made.asked[:, 16], other.asked[:, 16])
+    assert not np.allclose(made.chosen_multipliers[:, 16], other.chosen_multipliers[:, 16])
 
 
-def test_its_scores_in_the_replay_are_the_originals():
+def test_its_scores_in_the_replay_are_auctionnets():
     """All 48 advertisers of periods 7 and 8 at the prices of our market: conversions 35.1, score 27.9 with a deviation of 0.8 a replay."""
     env = Auction(1, periods="7-8")
-    episodes = rollout(env.baselines(0)["DT (stock)"], env, seed=0)
+    episodes = rollout(env.baselines(0)["AuctionNet DT"], env, seed=0)
     assert env.campaigns.exposed_value.mean() == pytest.approx(35.1, abs=0.5), "which draws of conversions hardly move"
     assert env.score(episodes).mean() == pytest.approx(27.9, abs=1.6)
     priced.cache_clear()  # some 300 MB a period

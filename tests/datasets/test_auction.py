@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import mixture
+from decisionllm.baselines.rules import behaviour_roster
 from decisionllm.data import card, data
-from decisionllm.datasets.auction import files, load, relabelled, save, similar, task_text
+from decisionllm.datasets.auction import files, load, nearest_returns, observations, relabelled, rewards, save
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
-from decisionllm.envs.auction.market import play
+from decisionllm.envs.auction.market import Market
+from decisionllm.envs.auction.observation import ObservationSpec, task_text
 from tests.conftest import episode, make_store, near, node
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
@@ -28,8 +29,8 @@ TRAJECTORY_LOG = FIXTURES / "trajectories_periods_7_8.csv.gz"
 def traffic(period=3):
     """The columns of a day of two advertisers, with one opportunity in even steps (value 0.1) and two in odd ones (0.1, 0.4).
 
-    Advertiser 0 bids 50 x value, holds a slot of the first one at a price of 2, and is shown in even steps; steps 0 and 2
-    convert. Advertiser 1 is shown twice, at a price of 2, and has no budget left from step 2 on.
+    Advertiser 0 bids 50 x value, holds a slot of the first one at a price of 2, and is exposed in even steps; steps 0 and 2
+    convert. Advertiser 1 is exposed twice, at a price of 2, and has no budget left from step 2 on.
     """
     rows = []
     for t in range(48):
@@ -70,7 +71,7 @@ def numbers(table, name):
 def test_a_day_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
     first, second = episodes(path, context_features="progress")
-    shown = dict(zip((*STATE, *CONTEXT), first.observations[2].tolist(), strict=True))
+    state = dict(zip((*STATE, *CONTEXT), first.observations[2].tolist(), strict=True))
     expected = {
         "time left": 46 / 48, "budget left": 0.98, "bid": (5 + 12.5) / 2, "bid, last 3": (5 + 12.5) / 2,
         "market price": (1 + 2) / 2, "value": (0.1 + 0.25) / 2, "conversion": (1 + 0) / 2, "won": (1 + 0.5) / 2,
@@ -78,7 +79,7 @@ def test_a_day_by_hand(tmp_path):
         "value now": 0.1, "volume now": 1, "volume, last 3": 3, "volume, all": 3,
         "log budget": math.log(100), "target cpa": 10, "spend / target cpa": 0.2, "conversions": 1, "value exposed": 0.1,
     }  # fmt: skip
-    assert shown == pytest.approx(expected), "means of the steps' means, and no price for what was not shown"
+    assert state == pytest.approx(expected), "means of the steps' means, and no price of ads that were not exposed"
     assert first.actions[:, 0].tolist() == pytest.approx([50.0] * 48)
     assert first.rewards.tolist() == [1, 0, 1] + [0] * 45
     assert len(second.rewards) == 3 and second.loss_mask.tolist() == [True, True, False], "its budget was used up before step 2"
@@ -90,7 +91,7 @@ def test_a_day_by_hand(tmp_path):
     assert auctionnet.read(path).done.tolist() == [[False] * 47 + [True], [False] * 2 + [True] * 46], "the day ends as well"
 
 
-def test_a_step_without_anything_of_value_is_not_imitated(tmp_path):
+def test_a_step_without_value_is_no_training_target(tmp_path):
     columns = traffic()
     for i in range(144):
         if columns["timeStepIndex"][i] == 4:
@@ -99,15 +100,10 @@ def test_a_step_without_anything_of_value_is_not_imitated(tmp_path):
     assert np.flatnonzero(~first.loss_mask).tolist() == [4] and first.actions[4] == 0, "no multiplier is known there"
 
 
-def test_a_day_may_go_on_after_the_budget(tmp_path):
-    _, whole = episodes(put(tmp_path / "log.csv", traffic()), until="day")
-    assert len(whole.rewards) == 48 and whole.loss_mask.tolist() == [True] * 2 + [False] * 46
-
-
 def test_the_rewards_by_hand(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    pay = {returns: episodes(path, condition_on=returns)[0].rewards for returns in ("conversions", "value", "score")}
-    assert pay["value"].tolist() == pytest.approx([0.1, 0] * 24)
+    pay = {reward: episodes(path, reward=reward)[0].rewards for reward in ("conversions", "expected_value", "score")}
+    assert pay["expected_value"].tolist() == pytest.approx([0.1, 0] * 24)
     assert pay["score"].tolist() == pytest.approx([0.025, 0] * 24), "each 0.1 cost 2, a quarter of it is left at a limit of 10"
     assert pay["conversions"].sum() == 2
 
@@ -115,12 +111,11 @@ def test_the_rewards_by_hand(tmp_path):
 @pytest.mark.parametrize("path", [TRAFFIC_LOG, TRAJECTORY_LOG])
 def test_the_increments_of_the_score_add_up_to_the_days(path):
     log = auctionnet.read(path)
-    days = [e.rewards.sum(dtype=np.float64) for e in episodes(path, reward="score", until="day")]
-    near(days, score(log.exposed_value.sum(1), log.spend, log.target_cpa))
+    near(rewards(log, "score").sum(1), score(log.exposed_value.sum(1), log.spend, log.target_cpa))
     assert any((e.rewards < 0).any() for e in episodes(path, reward="score")), "a step can cost more than it brings"
 
 
-def test_the_conversion_is_the_originals():
+def test_converted_traffic_is_auctionnets_trajectory_log():
     made = auctionnet.convert(auctionnet.read(TRAFFIC_LOG))
     with gzip.open(ITS_TRAJECTORIES, "rt") as file:
         rows = list(csv.DictReader(file))
@@ -143,30 +138,20 @@ def test_trajectories_and_their_traffic_are_the_same_episodes():
         assert a.loss_mask.tolist() == b.loss_mask.tolist() and a.group == b.group
 
 
-def test_the_facts_are_those_that_campaigns_show_live():
+def test_context_features_are_those_of_live_campaigns():
     log = auctionnet.read(TRAJECTORY_LOG)
-    shown = [e.observations[:, 16:] for e in episodes(TRAJECTORY_LOG, context_features="progress", until="day")]
+    seen = observations(log, ObservationSpec(context_features="progress"))[:, :, 16:]
     live, zeros = Campaigns(log.budget, log.target_cpa), np.zeros(len(log.period))
     spend = np.append(-np.diff(log.remaining, axis=1), zeros[:, None], 1)
     for t in range(48):
-        near([rows[t] for rows in shown], live.context(), axis=0)
+        near(seen[:, t], live.context(), axis=0)
         live.record(
             bid=zeros, market_price=zeros, value=zeros, conversion=zeros, won=zeros, volume=zeros, spend=spend[:, t],
             conversions=log.conversions[:, t], exposed_value=log.exposed_value[:, t],
         )  # fmt: skip
 
 
-def test_the_originals_features_average_the_first_three_steps_and_need_a_traffic_log(tmp_path):
-    path = put(tmp_path / "log.csv", traffic())
-    repaired, original = (episodes(path, features=f)[0].observations for f in ("repaired", "original"))
-    assert (repaired[:4] == original[:4]).all()
-    last = STATE.index("value, last 3")
-    assert repaired[4, last] == pytest.approx((0.25 + 0.1 + 0.25) / 3) and original[4, last] == pytest.approx(0.45 / 3)
-    with pytest.raises(ValueError, match="features=original needs a traffic log; a trajectory log holds the repaired"):
-        load(path=str(TRAJECTORY_LOG), features="original")
-
-
-def test_a_store_knows_its_campaigns_in_the_order_of_its_episodes(tmp_path):
+def test_a_store_lists_its_campaigns_in_episode_order(tmp_path):
     source = load(path=str(put(tmp_path / "some.csv.gz", traffic())), text="informative")
     store = write(tmp_path / "store", source)
     assert store.info["name"] == "auction@some-periods-3" and store.info["env"] == "auction"
@@ -213,12 +198,21 @@ def same(a, b):
         assert (one.group, one.task) == (other.group, other.task)
 
 
+def same_logs(a, b):
+    """Every field of two logs but their repairs; quotients and products within rounding."""
+    for name, x in vars(a).items():
+        if name in ("states", "remaining"):
+            near(x, vars(b)[name], 1e-12, axis=tuple(range(x.ndim - 1)) if name == "states" else None)
+        elif name != "repairs":
+            np.testing.assert_array_equal(x, vars(b)[name], err_msg=name)
+
+
 def shuffled(columns, seed=0):
     order = np.random.default_rng(seed).permutation(len(columns["budget"]))
     return {name: [column[i] for i in order] for name, column in columns.items()}
 
 
-def test_the_order_of_columns_does_not_matter_nor_that_of_traffic_rows_nor_how_opportunities_are_counted(tmp_path):
+def test_the_order_of_columns_and_traffic_rows_does_not_matter(tmp_path):
     plain = episodes(put(tmp_path / "a.csv", traffic()))
     reordered = dict(reversed(traffic().items()))
     same(plain, episodes(put(tmp_path / "b.csv", reordered | {"extra": [0] * 144})))
@@ -257,11 +251,11 @@ def test_files_folders_and_patterns_of_several_periods(tmp_path):
 @pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".parquet"])
 def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys):
     source, target = put(tmp_path / "log.csv", traffic()), tmp_path / "out" / f"trajectories{kind}"
-    config = {"dataset": node("dataset", "auction", path=str(source)), "cache_dir": str(tmp_path / "home"), "return_horizon": 0, "window": 4,
+    config = {"dataset": node("dataset", "auction", path=str(source)), "cache_dir": str(tmp_path / "home"), "model": {"return_horizon": 0}, "window": 4,
               "seed": 0, "export": f"trajectories:{target}"}  # fmt: skip
     data(config)
     assert f"written: trajectories:{target}" in capsys.readouterr().out
-    same(episodes(source, until="day"), episodes(target, until="day"))
+    same_logs(auctionnet.read(source), auctionnet.read(target))
     if kind == ".csv":
         text = target.read_text()
         assert "np." not in text and text.splitlines()[0] == ",".join(TRAJECTORIES)
@@ -272,8 +266,8 @@ def test_a_log_is_written_as_trajectories_and_read_again(tmp_path, kind, capsys)
     assert [p.name for p in target.parent.iterdir()] == [target.name]
 
 
-def test_what_cannot_be_written_is_refused(tmp_path):
-    config = {"dataset": node("dataset", "synthetic", episodes=6), "cache_dir": str(tmp_path / "home"), "return_horizon": 0, "window": 4,
+def test_wrong_exports_are_refused(tmp_path):
+    config = {"dataset": node("dataset", "synthetic", episodes=6), "cache_dir": str(tmp_path / "home"), "model": {"return_horizon": 0}, "window": 4,
               "seed": 0, "export": f"trajectories:{tmp_path / 'x.csv'}"}  # fmt: skip
     with pytest.raises(ValueError, match="export=trajectories: expected an auction dataset, got synthetic"):
         data(config)
@@ -282,15 +276,13 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         data(config | {"dataset": auction, "export": f"trajectories:{tmp_path / 'x.json'}"})
 
 
-def test_a_log_read_in_many_pieces_is_the_same_and_its_rows_keep_their_numbers(tmp_path, monkeypatch):
+def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
     a, b = put(tmp_path / "a.csv", traffic()), put(tmp_path / "b.csv", trajectories(tmp_path))
     auctionnet.write(tmp_path / "c.parquet", auctionnet.read(b))
-    whole = [episodes(path, until="day") for path in (a, b, tmp_path / "c.parquet")]
+    whole = [auctionnet.read(path) for path in (a, b, tmp_path / "c.parquet")]
     monkeypatch.setattr(auctionnet, "BLOCK", 1000)
     for path, before in zip((a, b, tmp_path / "c.parquet"), whole, strict=True):
-        for one, other in zip(before, episodes(path, until="day"), strict=True):
-            near(one.observations, other.observations, 1e-6, axis=0)
-            assert (one.actions == other.actions).all() and (one.rewards == other.rewards).all()
+        same_logs(before, auctionnet.read(path))
     for name, value, message in (
         ("pValue", -1, "row 100, pValue: expected a number from 0, got -1"),
         ("pValue", "x", "row 100, pValue: not a readable log"),
@@ -310,7 +302,7 @@ def test_an_opportunity_without_a_number_is_left_out_and_counted(tmp_path):
     columns = traffic()
     row = next(i for i in range(144) if columns["timeStepIndex"][i] == 1 and columns["pvIndex"][i] == 1)
     columns["bid"][row], columns["pValue"][row + 1] = "", "NaN"
-    store = write(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns)), until="day"))
+    store = write(tmp_path / "store", load(path=str(put(tmp_path / "log.csv", columns))))
     assert store.info["repairs"] == {"rows without a number, left out": 2}
     assert not any("campaigns" in line for line in card(store)), "which would be a line for each"
     assert any(line == "  repairs      rows without a number, left out: 2" for line in card(store))
@@ -359,9 +351,9 @@ IN_TRAJECTORIES = [
     ("reward", 5, "many", r"row 5, reward: not a readable log \(.*'many'\)"),
     ("done", 5, 0.5, r"row 5, done: expected 0 or 1, got 0.5"),
     ("timeStepIndex", 5, 7, r"row 5, timeStepIndex: period 3, advertiser 0: expected step 4, got 7"),
-    ("state", 5, "(1.0, 0.5)", r"row 5, state: expected 16 numbers, got \(1.0, 0.5\)"),
-    ("state", 5, "", r"row 5, state: expected 16 numbers, got "),
-    ("state", 5, str((0.5,) * 15 + ("x",)), r"row 5, state: expected 16 numbers, got \(0.5, .*'x'\)"),
+    ("state", 5, "(1.0, 0.5)", r"row 5, state: expected 16 numbers from 0, got \(1.0, 0.5\)"),
+    ("state", 5, "", r"row 5, state: expected 16 numbers from 0, got "),
+    ("state", 5, str((0.5,) * 15 + ("x",)), r"row 5, state: expected 16 numbers from 0, got \(0.5, .*'x'\)"),
     ("state", 5, str((0.5,) * 15) + ", nan", r"row 5, state: expected 16 numbers from 0, got \(0.5, .*nan"),
     ("state", 5, str((0.5,) * 15 + (-1,)), r"row 5, state: expected 16 numbers from 0, got \(0.5, .*-1\)"),
     ("state", 5, str((1.0,) * 16), r"period 3, advertiser 0: expected a remaining budget that never grows, got 96 before step 3 and 100"),
@@ -370,18 +362,18 @@ IN_TRAJECTORIES = [
 
 
 @pytest.mark.parametrize(("name", "row", "value", "message"), IN_TRAFFIC)
-def test_a_number_that_no_traffic_log_can_hold_is_named(tmp_path, name, row, value, message):
+def test_a_wrong_number_of_a_traffic_log_is_named(tmp_path, name, row, value, message):
     with pytest.raises(ValueError, match=r"log.csv.*" + message):
         auctionnet.read(put(tmp_path / "log.csv", changed(traffic(), name, row, value)))
 
 
 @pytest.mark.parametrize(("name", "row", "value", "message"), IN_TRAJECTORIES)
-def test_a_number_that_no_trajectory_log_can_hold_is_named(tmp_path, name, row, value, message):
+def test_a_wrong_number_of_a_trajectory_log_is_named(tmp_path, name, row, value, message):
     with pytest.raises(ValueError, match=r"log.csv.*" + message):
         auctionnet.read(put(tmp_path / "log.csv", changed(trajectories(tmp_path), name, row, value)))
 
 
-def test_an_advertiser_without_a_budget_is_not_left_out_silently(tmp_path):
+def test_an_advertiser_without_a_budget_is_refused(tmp_path):
     columns = traffic()
     columns["budget"] = ["" if a == 1 else b for a, b in zip(columns["advertiserNumber"], columns["budget"], strict=True)]
     message = "row 2, budget: expected a number, got none; so it is in every row of period 3, advertiser 1"
@@ -431,11 +423,11 @@ def test_a_budget_that_grows_is_two_days_in_one(tmp_path):
 )
 def test_a_missing_or_renamed_column_is_named(tmp_path, make, name, kind):
     columns = make() if make is traffic else make(tmp_path)
-    for table, told in (
+    for table, besides in (
         ({k: v for k, v in columns.items() if k != name}, "nothing"),
         ({"price" if k == name else k: v for k, v in columns.items()}, "price"),
     ):
-        message = f"expected the columns of a {kind} log, {name} not among them; it has {told} besides the known ones"
+        message = f"expected the columns of a {kind} log, {name} not among them; it has {besides} besides the known ones"
         with pytest.raises(ValueError, match=message):
             auctionnet.read(put(tmp_path / "log.csv", table))
 
@@ -467,14 +459,16 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     ("options", "message"),
     [
         ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"),
-        ({"facts": "all"}, "dataset.context_features: expected one of none, numbers, progress, got 'all'"),
-        ({"returns": "reward"}, "dataset.reward: expected one of conversions, value, score, got 'reward'"),
-        ({"features": "first"}, "dataset.features: expected one of repaired, original, got 'first'"),
-        ({"until": "end"}, "dataset.until: expected one of done, day, got 'end'"),
+        ({"context_features": "all"}, "context_features: expected one of none, budget_and_cpa, progress, got 'all'"),
+        ({"reward": "value"}, "reward: expected one of conversions, expected_value, score, got 'value'"),
+        ({"observation": "all"}, "observation: expected one of auctionnet, minimal, got 'all'"),
         ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
         ({"periods": "8-7"}, "dataset.periods: expected ranges that go up, got '8-7'"),
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
-        ({"path": "", "behaviour": "kind"}, "behaviour: expected reference, dealt or held, got 'kind'"),
+        (
+            {"path": "", "behaviour": "kind"},
+            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'kind'",
+        ),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
@@ -482,17 +476,17 @@ def test_unknown_options_are_refused_with_the_known_ones(options, message):
         load(**{"path": str(TRAJECTORY_LOG)} | options)
 
 
-def test_a_return_to_ask_for_is_that_of_days_with_about_the_same_budget_and_limit():
+def test_target_returns_come_from_similar_budgets_and_cpas():
     days = [[0, 0, 0, budget, limit, budget / 10 + limit] for budget in (100, 110, 1000, 1100) for limit in (10, 100)]
-    asked = similar(days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2)
-    assert asked.tolist() == [21, 210, 111]
-    assert similar(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [20]
+    found = nearest_returns(days, np.array([105.0, 1050.0, 105.0]), np.array([10.0, 90.0, 200.0]), 1.0, nearest=2)
+    assert found.tolist() == [21, 210, 111]
+    assert nearest_returns(days, np.array([105.0]), np.array([10.0]), 0.0, nearest=2).tolist() == [20]
 
 
-def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
-    store = write(tmp_path / "store", load(periods="3", behaviour="dealt", context_features="progress", seed=5))
-    period = play(mixture("dealt", 3, seed=5), 3, seed=5)
-    assert store.info["name"] == "auction@market-dealt-seed5-periods-3" and len(store.lengths) == 48
+def test_a_generated_log_survives_its_export(tmp_path):
+    store = write(tmp_path / "store", load(periods="3", behaviour="shuffled_bidders", context_features="progress", seed=5))
+    period = Market(behaviour_roster("shuffled_bidders", 3, seed=5), seed=5).play(3)
+    assert store.info["name"] == "auction@market-shuffled_bidders-seed5-periods-3" and len(store.lengths) == 48
     for e in (0, 17, 47):
         n = store.lengths[e]
         assert n == (period.done[:, e].argmax() + 1)
@@ -505,33 +499,37 @@ def test_our_own_market_writes_a_log_that_its_export_gives_back(tmp_path):
         near(made.observations, store.episode(e).observations, axis=0)
 
 
-def test_behaviours_are_dealt_anew_in_each_period():
-    def seats(name, period, seed=0):
+def test_bidders_are_shuffled_in_each_period():
+    def names(name, period, seed=0):
         made = [None] * 48
-        for positions, bidder in mixture(name, period, seed=seed):
+        for positions, bidder in behaviour_roster(name, period, seed=seed):
             for i in positions:
-                made[i] = getattr(bidder, "name", type(bidder).__name__)
+                made[i] = bidder.name
         return made
 
-    assert seats("reference", 0) == seats("reference", 1)
-    assert sorted(seats("dealt", 0)) == sorted(seats("dealt", 1)) == sorted(seats("reference", 0))
-    assert seats("dealt", 0) != seats("dealt", 1) and seats("dealt", 0) == seats("dealt", 0) != seats("dealt", 0, seed=1)
-    held = seats("held", 0)
-    assert held.count("Constant") >= 24 and len(set(held)) > 4
+    assert names("reference", 0) == names("reference", 1)
+    assert sorted(names("shuffled_bidders", 0)) == sorted(names("shuffled_bidders", 1)) == sorted(names("reference", 0))
+    assert names("shuffled_bidders", 0) != names("shuffled_bidders", 1) and names("shuffled_bidders", 0) == names(
+        "shuffled_bidders", 0
+    ) != names("shuffled_bidders", 0, seed=1)
+    constant = names("constant_bidders", 0)
+    assert constant.count("Constant") >= 24 and len(set(constant)) > 4
 
 
-def test_what_is_shown_is_chosen_by_name(tmp_path):
+def test_observations_are_chosen_by_name(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    every, lean = (episodes(path, show=show, context_features="progress")[0].observations for show in ("official", "lean"))
-    names = [*STATE, *CONTEXT]
-    kept = [names.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)]
-    np.testing.assert_array_equal(lean, every[:, kept])
-    told = episodes(path, observation="minimal", context_features="budget_and_cpa")[0].observations
-    np.testing.assert_array_equal(told, lean[:, :7])
-    np.testing.assert_allclose(told[0, 5:], [math.log(100), 10], rtol=1e-6)
+    every, minimal = (
+        episodes(path, observation=o, context_features="progress")[0].observations for o in ("auctionnet", "minimal")
+    )
+    columns = [*STATE, *CONTEXT]
+    kept = [columns.index(name) for name in ("time left", "budget left", "value now", "volume now", "volume, all", *CONTEXT)]
+    np.testing.assert_array_equal(minimal, every[:, kept])
+    context = episodes(path, observation="minimal", context_features="budget_and_cpa")[0].observations
+    np.testing.assert_array_equal(context, minimal[:, :7])
+    np.testing.assert_allclose(context[0, 5:], [math.log(100), 10], rtol=1e-6)
 
 
-def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
+def test_a_relabelled_day_has_another_budget(tmp_path):
     """Advertiser 0 spends 2 in each even step, of 100; as one with less, it ends where that is used up, in the middle of a step."""
     path = put(tmp_path / "log.csv", traffic())
     log = auctionnet.read(path)
@@ -551,45 +549,22 @@ def test_a_day_is_shown_again_as_that_of_another_budget(tmp_path):
     np.testing.assert_array_equal(days.remaining[:2], log.remaining)
 
 
-def test_relabelled_episodes_say_and_pay_by_their_own_budget_and_limit(tmp_path):
+def test_relabelled_episodes_have_texts_and_rewards_of_their_budget(tmp_path):
     path = put(tmp_path / "log.csv", traffic())
-    source = load(
-        path=str(path),
-        relabel=5,
-        text="informative",
-        observation="minimal",
-        context_features="budget_and_cpa",
-        reward="score",
-        seed=3,
-    )
-    made = list(source.episodes)
-    assert len(made) == 12 and source.info["name"].endswith("-relabelled-5") and len(source.info["campaigns"]) == 12
-    for e, (_, _, category, budget, target_cpa, earned) in zip(made, source.info["campaigns"], strict=True):
+
+    def made_with(seed):
+        options = {"text": "informative", "observation": "minimal", "context_features": "budget_and_cpa", "reward": "score"}
+        source = load(path=str(path), relabel=5, seed=seed, **options)
+        return source.info, list(source.episodes)
+
+    info, made = made_with(3)
+    assert len(made) == 12 and info["name"].endswith("-relabelled-5") and len(info["campaigns"]) == 12
+    for e, (_, _, category, budget, target_cpa, total) in zip(made, info["campaigns"], strict=True):
         assert e.task == task_text(budget, target_cpa, category)
-        assert e.rewards.sum() == pytest.approx(earned, rel=1e-3)
+        assert e.rewards.sum() == pytest.approx(total, rel=1e-3)
         np.testing.assert_allclose(e.observations[0, 5:], [math.log(budget), target_cpa], rtol=1e-6)
-    value = lambda e: next(k for k in source.info["campaigns"] if task_text(k[3], k[4], k[2]) == e.task)  # noqa: E731
-    first = made[2]
-    budget, target_cpa = value(first)[3:5]
+    *_, budget, target_cpa, _ = info["campaigns"][2]
     bought, spend = 0.1 * min(24, budget / 2), min(48, budget)
-    assert first.rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
-    again = load(
-        path=str(path),
-        relabel=5,
-        text="informative",
-        observation="minimal",
-        context_features="budget_and_cpa",
-        reward="score",
-        seed=3,
-    )
-    assert [e.task for e in again.episodes] == [e.task for e in made]
-    other = load(
-        path=str(path),
-        relabel=5,
-        text="informative",
-        observation="minimal",
-        context_features="budget_and_cpa",
-        reward="score",
-        seed=4,
-    )
-    assert [e.task for e in other.episodes] != [e.task for e in made]
+    assert made[2].rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
+    again, other = ([e.task for e in made_with(seed)[1]] for seed in (3, 4))
+    assert again == [e.task for e in made] != other

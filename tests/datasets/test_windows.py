@@ -25,36 +25,36 @@ def test_return_to_go_is_the_sum_that_follows(tmp_path):
     assert [togo(steps, e) for e in range(3)] == [[6, 5, 3], [5], [4, 4]]
 
 
-def test_in_a_rollout_it_is_the_target_less_what_was_received():
+def test_in_a_rollout_it_is_the_target_minus_received_rewards():
     steps = windows.of_histories([history([1, 2]), history([]), history([-1])], [10.0, 7.0, 0.0])
     assert [togo(steps, e) for e in range(3)] == [[10, 9, 7], [7], [0, 1]]
 
 
-def test_a_rollout_that_asks_for_what_a_log_brought_reads_as_the_log_does(tmp_path):
+def test_a_rollout_with_the_return_of_a_log_equals_the_log(tmp_path):
     log = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3], S=1), episode([4, 0], S=1)]))
-    asked = windows.of_histories([history([1, 2]), history([4])], [6.0, 4.0])
-    assert [togo(asked, e) for e in range(2)] == [togo(log, e) for e in range(2)]
-    assert asked.observations.tolist() == log.observations.tolist()
+    rollout = windows.of_histories([history([1, 2]), history([4])], [6.0, 4.0])
+    assert [togo(rollout, e) for e in range(2)] == [togo(log, e) for e in range(2)]
+    assert rollout.observations.tolist() == log.observations.tolist()
 
 
-def test_ahead_counts_so_many_next_rewards(tmp_path):
+def test_a_return_horizon_counts_the_next_rewards(tmp_path):
     """Truncated: what the last steps would have brought is not known, so they are left out. Terminated: nothing follows."""
     cut_off, ended = episode([1, 2, 3, 4]), episode([1, 2, 3, 4], terminated=True, truncated=False)
     steps = windows.of_store(make_store(tmp_path / "s", [cut_off, ended, episode([8])]), return_horizon=2)
     assert [togo(steps, e) for e in range(3)] == [[3, 5, 7], [3, 5, 7, 4], []]
 
 
-def test_ahead_as_long_as_the_episode_is_the_whole_return_of_its_first_step(tmp_path):
+def test_a_return_horizon_of_the_whole_episode_keeps_one_step(tmp_path):
     steps = windows.of_store(make_store(tmp_path / "s", [episode([1, 2, 3])]), return_horizon=3)
     assert togo(steps, 0) == [6]
 
 
-def test_with_ahead_the_return_asked_for_stays_what_it_is():
+def test_with_a_return_horizon_the_target_stays_constant():
     steps = windows.of_histories([history([1, 2]), history([5])], [10.0, 7.0], return_horizon=4)
     assert [togo(steps, e) for e in range(2)] == [[10, 10, 10], [7, 7]]
 
 
-def test_the_action_that_is_still_to_be_chosen_is_a_zero():
+def test_the_next_action_is_a_zero():
     steps = windows.of_histories([history([1, 2]), history([1])], [0.0, 0.0])
     np.testing.assert_allclose(steps.actions[:, 0], [0, 0.01, 0, 0, 0])
     assert steps.observations[:, 0].tolist() == [0, 1, 2, 0, 1]
@@ -67,7 +67,7 @@ def test_histories_without_masks_allow_everything():
     assert windows.of_histories([history([])], [0.0]).action_masks is None
 
 
-def test_a_window_begins_where_it_is_asked_to_and_never_leaves_its_episode(tmp_path):
+def test_a_window_begins_at_its_start_and_stays_in_its_episode(tmp_path):
     """Episodes of 4 and 3 steps, whose observations are 0 1 2 3 and 10 11 12: windows of 3 steps, padded on the right."""
     store = make_store(tmp_path / "s", [episode([1, 1, 1, 1]), episode([2, 2, 2], start=10)])
     window = windows.cut(windows.of_store(store), np.array([0, 0, 1]), np.array([1, 3, 0]), 3)
@@ -78,7 +78,7 @@ def test_a_window_begins_where_it_is_asked_to_and_never_leaves_its_episode(tmp_p
     assert window.mask.tolist() == [[True] * 3, [True, False, False], [True] * 3]
 
 
-def test_padding_forbids_no_action(tmp_path):
+def test_padding_allows_every_action(tmp_path):
     """A masked-out row would have no log-probability at all; only what is real is masked."""
     masks = np.array([[True, False], [True, False]])
     one = Episode(np.zeros((2, 1), np.float32), np.zeros((2, 1), np.float32), np.ones(2, np.float32), action_masks=masks)
@@ -86,7 +86,7 @@ def test_padding_forbids_no_action(tmp_path):
     assert window.action_masks.tolist() == [[[True, False], [True, True], [True, True]]]
 
 
-def test_a_decision_window_grows_and_then_lets_a_stride_go():
+def test_a_decision_window_grows_and_then_drops_a_stride():
     now = np.arange(9)
     assert windows.window_start(now, 4, 2).tolist() == [0, 0, 0, 0, 2, 2, 4, 4, 6]
     assert windows.window_start(now, 4, 1).tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5]
@@ -94,13 +94,13 @@ def test_a_decision_window_grows_and_then_lets_a_stride_go():
 
 
 @pytest.mark.parametrize(("T", "stride"), [(1, 1), (5, 2), (5, 5), (20, 10)])
-def test_a_decision_sees_at_most_T_steps_and_at_least_all_but_a_stride(T, stride):
+def test_a_decision_window_has_from_T_minus_stride_to_T_steps(T, stride):
     now = np.arange(100)
     seen = now - windows.window_start(now, T, stride) + 1
     assert (seen <= T).all() and (seen >= np.minimum(now + 1, T - stride + 1)).all()
 
 
-def test_windows_are_drawn_uniformly_over_the_steps_of_the_chosen_episodes(tmp_path):
+def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
     """Episodes of 3, 5 and 2 steps, of which the first and the last are chosen: five steps, 0 1 2 and 20 21."""
     store = make_store(tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)])
     sampler = windows.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
@@ -112,7 +112,7 @@ def test_windows_are_drawn_uniformly_over_the_steps_of_the_chosen_episodes(tmp_p
     assert (abs(counts - 800) < 100).all()  # four standard deviations
 
 
-def test_good_episodes_are_drawn_more_often_and_their_steps_alike(tmp_path):
+def test_weighted_episodes_are_drawn_more_often(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 1]), episode([0, 0, 0]), episode([2, 0])])
     weights = windows.return_weights(store.returns, 0.5)
     assert weights == pytest.approx([1, np.exp(-2), 1])
@@ -149,7 +149,7 @@ def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     assert chosen(1.0) == [1]
 
 
-def test_a_split_never_parts_a_group(tmp_path):
+def test_a_split_keeps_groups_whole(tmp_path):
     store = grouped(tmp_path, [3, 1, 3, 2, 1, 4, 4, 2, 5, 6])
     for seed in range(5):
         kept, out = windows.select(store, held_out=0.34, seed=seed)
@@ -158,7 +158,7 @@ def test_a_split_never_parts_a_group(tmp_path):
         assert sorted([*kept, *out]) == list(range(10))
 
 
-def test_a_smaller_fraction_is_a_part_of_a_larger_one_and_the_held_out_stay_the_same(tmp_path):
+def test_a_smaller_fraction_is_part_of_a_larger_one(tmp_path):
     store = grouped(tmp_path, range(20))
     chosen = [windows.select(store, fraction=fraction, held_out=0.2, seed=1) for fraction in (0.01, 0.25, 0.5, 1.0)]
     assert [len(kept) for kept, _ in chosen] == [1, 4, 8, 16]  # at least one group is kept
@@ -167,16 +167,16 @@ def test_a_smaller_fraction_is_a_part_of_a_larger_one_and_the_held_out_stay_the_
     assert chosen[1][0].tolist() != windows.select(store, fraction=0.25, held_out=0.2, seed=2)[0].tolist()
 
 
-def test_quality_is_of_those_that_are_kept(tmp_path):
+def test_the_return_quantile_is_of_the_kept_episodes(tmp_path):
     store = grouped(tmp_path, range(8), [1, 2, 3, 4, 5, 6, 7, 8])
     kept, _ = windows.select(store, fraction=0.5, seed=0)
     best, _ = windows.select(store, fraction=0.5, min_return_quantile=1.0, seed=0)
     assert best.tolist() == [kept.max()]
 
 
-def test_shares_that_cannot_be_are_refused(tmp_path):
+def test_shares_outside_0_to_1_are_refused(tmp_path):
     store = grouped(tmp_path, range(3))
-    with pytest.raises(ValueError, match=r"quality: expected a share within 0 \.\. 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"min_return_quantile: expected a share within 0 \.\. 1, got 1.5"):
         windows.select(store, min_return_quantile=1.5)
     with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
         windows.select(store, held_out=1.0)

@@ -1,4 +1,4 @@
-"""What a campaign is shown, worked by hand over five steps, and the score."""
+"""State numbers of a campaign by hand over five steps, and the score."""
 
 from functools import partial
 
@@ -8,40 +8,41 @@ import pytest
 from decisionllm.baselines.rules import TargetCPA
 from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
 from decisionllm.envs.auction.market import Market, opportunities, settle
+from tests.envs.auctionnet_draws import dense
 
-BROUGHT = {  # of steps 0 to 4, of one campaign
+RESULTS = {  # of steps 0 to 4, of one campaign
     "bid": [0.1, 0.2, 0.3, 0.4, 0.5], "market_price": [1.0, 2.0, 3.0, 4.0, 5.0], "value": [0.01, 0.02, 0.03, 0.04, 0.05],
     "conversion": [0.0, 0.5, 0.0, 0.25, 0.0], "won": [1.0, 0.0, 0.5, 0.0, 0.25], "volume": [10, 20, 30, 40, 50],
     "spend": [5.0, 0.0, 5.0, 10.0, 0.0], "conversions": [1, 0, 2, 0, 0], "exposed_value": [0.5, 0.0, 1.5, 1.0, 0.0],
 }  # fmt: skip
 
 
-def after(steps, **options):
-    campaigns = Campaigns([100.0, 50.0], [10.0, 20.0], **options)
+def after(steps):
+    campaigns = Campaigns([100.0, 50.0], [10.0, 20.0])
     for t in range(steps):
-        campaigns.record(**{name: np.array([column[t], 0.0]) for name, column in BROUGHT.items()})
+        campaigns.record(**{name: np.array([column[t], 0.0]) for name, column in RESULTS.items()})
     return campaigns
 
 
-def shown(campaigns, **options):
+def state(campaigns, **options):
     return dict(zip(STATE, campaigns.observe([0.07, 0.0], [60, 0], **options)[0].tolist(), strict=True))
 
 
-def test_before_anything_was_brought_there_is_time_budget_and_what_is_due():
+def test_the_first_state_holds_time_budget_and_next_opportunities():
     expected = dict.fromkeys(STATE, 0.0) | {"time left": 1, "budget left": 1, "value now": 0.07, "volume now": 60}
-    assert shown(after(0)) == pytest.approx(expected)
+    assert state(after(0)) == pytest.approx(expected)
 
 
-def test_the_last_three_are_the_last_three_and_means_are_of_steps():
+def test_means_are_over_steps_and_over_the_last_three():
     expected = {
         "time left": 43 / 48, "budget left": 0.8, "bid": 0.3, "bid, last 3": 0.4, "market price": 3, "market price, last 3": 4,
         "value": 0.03, "value, last 3": 0.04, "conversion": 0.15, "conversion, last 3": 0.25 / 3, "won": 0.35,
         "won, last 3": 0.25, "value now": 0.07, "volume now": 60, "volume, last 3": 120, "volume, all": 150,
     }  # fmt: skip
-    assert shown(after(5)) == pytest.approx(expected)
+    assert state(after(5)) == pytest.approx(expected)
 
 
-def test_the_originals_last_three_are_the_first_three():
+def test_original_features_take_the_first_three_for_the_last():
     campaigns = after(5)
     first = {
         "bid, last 3": 0.2,
@@ -50,30 +51,30 @@ def test_the_originals_last_three_are_the_first_three():
         "conversion, last 3": 0.5 / 3,
         "won, last 3": 0.5,
     }
-    expected = shown(campaigns) | first  # but volumes are counted over the last
-    assert shown(campaigns, features="original") == pytest.approx(expected) == shown(after(5, features="original"))
+    expected = state(campaigns) | first  # but volumes are counted over the last
+    assert state(campaigns, features="original") == pytest.approx(expected)
 
 
-def test_facts_are_what_was_told_and_what_came_of_it():
-    facts = dict(zip(CONTEXT, after(5).context()[0].tolist(), strict=True))
+def test_context_is_budget_target_cpa_and_progress():
+    context = dict(zip(CONTEXT, after(5).context()[0].tolist(), strict=True))
     expected = {"log budget": np.log(100), "target cpa": 10, "spend / target cpa": 2, "conversions": 3, "value exposed": 3}
-    assert facts == pytest.approx(expected)
+    assert context == pytest.approx(expected)
 
 
-def test_the_guard_holds_who_pays_too_much_to_its_limit():
+def test_multipliers_are_capped_while_the_cpa_is_exceeded():
     campaigns = after(5)  # 20 spent for 3 conversions, 10 allowed for each
     assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
-    campaigns.record(**{name: np.zeros(2) for name in BROUGHT} | {"spend": np.array([10.1, 0.0])})
+    campaigns.record(**{name: np.zeros(2) for name in RESULTS} | {"spend": np.array([10.1, 0.0])})
     assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [10, 70]
     assert campaigns.guarded(np.array([4.0, 70.0])).tolist() == [4, 70]
     campaigns.record(
-        **{name: np.zeros(2) for name in BROUGHT} | {"exposed_value": np.array([0.1, 0.0])}
+        **{name: np.zeros(2) for name in RESULTS} | {"exposed_value": np.array([0.1, 0.0])}
     )  # bad luck is not dear
     assert campaigns.guarded(np.array([70.0, 70.0])).tolist() == [70, 70]
 
 
 def test_one_campaign_does_not_see_another():
-    assert shown(after(5))["won"] == 0.35 and after(5).observe([0, 0], [0, 0])[1, 1:].tolist() == [1.0] + [0.0] * 14
+    assert state(after(5))["won"] == 0.35 and after(5).observe([0, 0], [0, 0])[1, 1:].tolist() == [1.0] + [0.0] * 14
 
 
 @pytest.mark.parametrize("wrong", [[100.0, 0.0], [np.nan, 1.0], [[100.0], [1.0]], [-5.0, 1.0]])
@@ -89,15 +90,16 @@ def test_the_score_by_hand():
     assert score(np.ones((2, 3)), np.ones(3), np.array([[1.0], [0.5]])).tolist() == [[1] * 3, [0.25] * 3]
 
 
-def test_opportunity_by_opportunity_a_step_is_summed_up_as_the_market_does_it_to_the_last_bit():
+def test_summary_gives_the_markets_numbers_to_the_last_bit():
     kept = []
 
     def keep(bids, values, *rest, **options):
-        left, made = settle(bids, values, *rest, **options)
+        left, outcome = settle(bids, values, *rest, **options)
+        made = dense(outcome)
         kept.append(
             (values, left, np.stack([made.won, made.slot, made.price], 2), np.stack([made.exposed, made.converted], 2), made)
         )
-        return left, made
+        return left, outcome
 
     market = Market(
         [(np.arange(48), TargetCPA())], traffic=partial(opportunities, total=50_000, scale=10), settle=keep, budget_factor=0.05
@@ -108,12 +110,12 @@ def test_opportunity_by_opportunity_a_step_is_summed_up_as_the_market_does_it_to
         values, left, auction, impressions, made = kept[step]
         assert len(values) > 300
         for i in (0, 9, 40):
-            told = summary(values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price)
+            given = summary(values[:, i], left[:, i], auction[:, i], impressions[:, i], made.market_price)
             alone = Campaigns(market.budgets[[i]], market.target_cpa[[i]])
-            alone.record(**told)
+            alone.record(**given)
             assert alone.means[0, :, 0].tolist() == market.campaigns.means[step, :, i].tolist()
-            assert (told["value"], told["volume"]) == offered(values[:, i]) and told["volume"] == len(values)
+            assert (given["value"], given["volume"]) == offered(values[:, i]) and given["volume"] == len(values)
     assert any(made.rounds > 1 for *_, made in kept) and market.campaigns.spend[9] > 0, "bids were taken back"
-    brought = [summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price) for v, b, a, s, made in kept]
+    summaries = [summary(v[:, 9], b[:, 9], a[:, 9], s[:, 9], made.market_price) for v, b, a, s, made in kept]
     for name in ("spend", "conversions", "exposed_value"):
-        assert sum(told[name] for told in brought) == getattr(market.campaigns, name)[9]
+        assert sum(given[name] for given in summaries) == getattr(market.campaigns, name)[9]

@@ -8,7 +8,8 @@ import torch
 
 from decisionllm.datasets import windows
 from decisionllm.datasets.windows import collate
-from decisionllm.models.decision_llm import DecisionLLM, Normalizer, masked_mean
+from decisionllm.models.decision_llm import DecisionLLM, masked_mean
+from decisionllm.models.normalizer import Normalizer
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import text
@@ -44,7 +45,7 @@ def make_batch(spec, lengths, T, tasks=("",), index=None):
 
 
 @torch.no_grad()
-def said(model, batch, rows=slice(None)):
+def hidden_states(model, batch, rows=slice(None)):
     """Hidden states of these rows' observations."""
     return model.read(batch)[rows]
 
@@ -60,7 +61,7 @@ def test_padding_changes_nothing(backbone, tasks):
     model = make_model(CONTINUOUS, backbone=backbone)
     alone = make_batch(CONTINUOUS, [5], 5, tasks[:1])
     padded = make_batch(CONTINUOUS, [5, 9, 7], 10, tasks, [i % len(tasks) for i in range(3)])
-    assert same(said(model, padded)[0, :5], said(model, alone)[0])
+    assert same(hidden_states(model, padded)[0, :5], hidden_states(model, alone)[0])
 
 
 @both
@@ -84,7 +85,7 @@ def test_the_loss_weighs_every_real_step_alike():
         torch.testing.assert_close(model(batch)["nll"], (each[0].sum() + each[1, :2].sum()) / 8)
 
 
-def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
+def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
     model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
     loss_mask = batch.mask.clone()
     loss_mask[0, 2:5] = False
@@ -96,7 +97,7 @@ def test_what_is_not_to_be_imitated_has_no_weight_and_is_still_seen():
         assert nothing["nll"] == 0
 
 
-def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
+def test_dynamics_learn_from_every_step_with_a_next_one():
     model = make_model(CONTINUOUS, dynamics=True, condition_on="none")
     batch = replace(make_batch(CONTINUOUS, [3, 2], 4), rewards=torch.arange(8.0).view(2, 4))
     model.normalizer.change_scale.fill_(2.0)
@@ -113,23 +114,25 @@ def test_dynamics_learn_from_every_real_step_that_has_a_next_one():
         torch.testing.assert_close(terms["reward"], (reward - (first.rewards - 1) / 4)[first.mask].square().mean())
 
 
-def test_what_can_be_reached_is_an_expectile_of_returns_that_were_not_told():
+def test_max_return_is_an_expectile_on_rows_with_the_null_return():
     model, batch = make_model(CONTINUOUS, max_return_expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():
-        told = torch.tensor([True, False, True, False])
-        hidden, terms = model.read(batch, told), model(batch)
-        short = (batch.returns_to_go - 1) / 2 - model.reach(hidden)[..., 0]
+        given = torch.tensor([True, False, True, False])
+        hidden, terms = model.read(batch, given), model(batch)
+        short = (batch.returns_to_go - 1) / 2 - model.max_return(hidden)[..., 0]
         each = torch.where(short > 0, 0.9, 0.1) * short**2
-        torch.testing.assert_close(terms["reach"], (each[1, :2].sum() + each[3, 0]) / 3)
-        assert not torch.equal(model.read(batch, ~told), hidden)
+        torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
+        assert not torch.equal(model.read(batch, ~given), hidden)
         other = replace(batch, returns_to_go=batch.returns_to_go + 1)
-        torch.testing.assert_close(model.read(other, told)[~told], hidden[~told], rtol=0, atol=0)  # of these nothing is seen
-        assert (model.read(other, told)[told] != hidden[told]).any()
+        torch.testing.assert_close(
+            model.read(other, given)[~given], hidden[~given], rtol=0, atol=0
+        )  # their returns have no effect
+        assert (model.read(other, given)[given] != hidden[given]).any()
 
 
-def test_an_evenly_running_clock_is_predicted_as_one():
+def test_a_constant_change_is_predicted_exactly():
     model = make_model(CONTINUOUS, dynamics=True)
     changes = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     changes[:, 1] = -0.25
@@ -152,46 +155,46 @@ def after(batch, name, t):
 @both
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
-def test_an_action_sees_neither_itself_nor_the_future(backbone, spec, returns):
+def test_a_prediction_depends_on_neither_its_action_nor_the_future(backbone, spec, returns):
     """What is changed at step 3 is first seen at step 3 if it is a return or an observation, and at step 4 if an action."""
     head = "discrete" if spec.num_actions else "gaussian"
     model, batch = make_model(spec, backbone=backbone, head=head, condition_on=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
-    before = said(model, batch)
-    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "told" else [])):
-        now = said(model, after(batch, name, 3))
+    before = hidden_states(model, batch)
+    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "return_to_go" else [])):
+        now = hidden_states(model, after(batch, name, 3))
         assert same(now[:, :first], before[:, :first])
         assert not any(same(now[:, t], before[:, t]) for t in range(first, 6))
 
 
 @both
-def test_the_past_is_seen(backbone):
+def test_a_prediction_depends_on_the_past(backbone):
     model, batch = make_model(CONTINUOUS, backbone=backbone), make_batch(CONTINUOUS, [6], 6)
     for name in ("observations", "actions", "returns_to_go"):
         part = getattr(batch, name).clone()
         part[:, 0] += 1
-        assert not same(said(model, replace(batch, **{name: part}))[:, 5], said(model, batch)[:, 5])
+        assert not same(hidden_states(model, replace(batch, **{name: part}))[:, 5], hidden_states(model, batch)[:, 5])
 
 
 @both
 def test_the_text_changes_the_action(backbone):
     model, rows = make_model(CONTINUOUS, backbone=backbone), [0, 1, 2]
     batch = make_batch(CONTINUOUS, [4], 4)
-    told = [make_batch(CONTINUOUS, [4], 4, TASKS, [i]) for i in rows]
-    actions = [model.head(said(model, one)).mode for one in told]
-    assert same(said(model, told[2]), said(model, batch))  # an empty text is no text
+    batches = [make_batch(CONTINUOUS, [4], 4, TASKS, [i]) for i in rows]
+    actions = [model.head(hidden_states(model, one)).mode for one in batches]
+    assert same(hidden_states(model, batches[2]), hidden_states(model, batch))  # an empty text is no text
     assert not any(torch.allclose(actions[i], actions[j], atol=1e-3) for i in rows for j in rows if i < j)
 
 
 @both
 def test_each_row_reads_its_own_text(backbone):
     model = make_model(CONTINUOUS, backbone=backbone)
-    mixed = said(model, make_batch(CONTINUOUS, [4, 4, 4, 4], 4, TASKS, [1, 0, 1, 2]))
+    mixed = hidden_states(model, make_batch(CONTINUOUS, [4, 4, 4, 4], 4, TASKS, [1, 0, 1, 2]))
     for row, task in enumerate((1, 0, 1, 2)):
         alone = make_batch(CONTINUOUS, [4] * 4, 4, TASKS, [task] * 4)
-        assert same(said(model, alone)[row], mixed[row])
+        assert same(hidden_states(model, alone)[row], mixed[row])
 
 
-def test_without_returns_they_are_not_read():
+def test_without_conditioning_returns_have_no_effect():
     model, batch = make_model(CONTINUOUS, condition_on="none"), make_batch(CONTINUOUS, [6], 6)
     other = replace(batch, returns_to_go=batch.returns_to_go + 5)
     with torch.no_grad():
@@ -244,14 +247,14 @@ def test_observations_and_returns_are_standardised_by_hand():
     torch.testing.assert_close(units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5]))
 
 
-def test_a_return_beyond_what_training_saw_is_read_as_the_nearest():
+def test_a_return_beyond_the_training_range_is_clamped():
     units = Normalizer(CONTINUOUS)
     units.fit(np.zeros((3, 3), np.float32), np.array([10, 20, 30], np.float32))
     nearest = units.returns_to_go(torch.tensor([10.0, 30.0]))
     assert torch.equal(units.returns_to_go(torch.tensor([-1e6, 1e6])), nearest)
 
 
-def test_units_that_were_never_seen_to_vary_stay_finite():
+def test_units_of_constant_columns_stay_finite():
     units = Normalizer(CONTINUOUS)
     units.fit(np.full((4, 3), 0.1, np.float32), np.full(4, 0.1, np.float32))
     assert units.observations(torch.full((1, 3), 0.1)).abs().max() < 1e-6
@@ -263,7 +266,7 @@ def test_the_scaler_is_saved_with_the_weights():
     old.normalizer.fit(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))
     new.load_state_dict(old.state_dict())
     batch = make_batch(CONTINUOUS, [4], 4)
-    assert torch.equal(said(new, batch), said(old, batch))
+    assert torch.equal(hidden_states(new, batch), hidden_states(old, batch))
 
 
 def test_a_masked_mean_is_over_what_is_real():
@@ -293,13 +296,13 @@ def test_a_masked_action_is_never_chosen():
         assert set(chosen.flatten().tolist()) <= {1, 3}
 
 
-def test_the_loss_of_masked_actions_is_that_of_the_allowed_ones_alone():
+def test_the_loss_counts_allowed_actions_alone():
     model, batch = make_model(DISCRETE, head="discrete"), make_batch(DISCRETE, [6], 6)
     only = torch.nn.functional.one_hot(batch.actions[..., 0].long(), 4).bool()  # nothing else is allowed: nothing to learn
     with torch.no_grad():
         assert model(replace(batch, action_masks=only))["nll"] == 0 < model(batch)["nll"]
 
 
-def test_an_unknown_way_with_returns_is_refused():
-    with pytest.raises(ValueError, match="returns: expected told or none, got 'sometimes'"):
-        DecisionLLM(CONTINUOUS, None, None, returns="sometimes")
+def test_an_unknown_conditioning_is_refused():
+    with pytest.raises(ValueError, match="model.condition_on: expected return_to_go or none, got 'sometimes'"):
+        DecisionLLM(CONTINUOUS, None, None, condition_on="sometimes")

@@ -28,7 +28,7 @@ def spec_of(name):
 def answer(head, hidden):
     """What the head says, of two targets where it points at them."""
     targets = torch.randn(2, 8, generator=generator()).expand(*hidden.shape[:2], 2, 8)
-    return head(hidden, None, targets) if hasattr(head, "targets") else head(hidden)
+    return head(hidden, None, targets) if head.entities is not None else head(hidden)
 
 
 def generator(seed=0):
@@ -60,11 +60,10 @@ def test_gaussian_samples_have_its_mean_and_deviation():
     torch.testing.assert_close(drawn.std((0, 1)), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
 
 
-def test_a_squashed_mean_stays_between_the_bounds():
+def test_the_mean_stays_between_the_bounds():
     hidden = 100 * torch.randn(2, 3, 8, generator=generator())
     torch.manual_seed(0)
     assert GaussianHead(8, CONTINUOUS)(hidden).mean.abs().max() <= 1
-    assert GaussianHead(8, CONTINUOUS, squash=False)(hidden).mean.abs().max() > 1
 
 
 def test_bins_by_hand():
@@ -97,7 +96,7 @@ def test_bins_are_a_distribution(chained):
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_samples_come_as_often_as_their_probability(chained):
+def test_samples_have_their_probability(chained):
     head = made("bins", {"chained": chained, "num_bins": 3})
     with torch.no_grad():
         head.out.weight.mul_(3)
@@ -108,7 +107,7 @@ def test_samples_come_as_often_as_their_probability(chained):
     torch.testing.assert_close(frequency, expected, atol=0.015, rtol=0)
 
 
-def test_a_chained_dimension_sees_those_before_it_and_neither_itself_nor_later_ones():
+def test_a_chained_dimension_depends_on_those_before_it_alone():
     spec = Spec(observation_dim=3, action_dim=3, horizon=10, low=(-1.0,) * 3, high=(1.0,) * 3)
     torch.manual_seed(0)
     logits = BinsHead(8, spec, num_bins=5, chained=True)(torch.randn(1, 1, 8)).logits
@@ -119,7 +118,7 @@ def test_a_chained_dimension_sees_those_before_it_and_neither_itself_nor_later_o
     assert changed == [[False, True, True], [False, False, True], [False, False, False]]
 
 
-def test_the_chained_mode_takes_each_dimension_in_the_light_of_those_before():
+def test_the_chained_mode_conditions_on_the_dimensions_before():
     """The second dimension wants to be where the first is: P(b | a) is 0.8 for b = a."""
 
     def logits(chosen):
@@ -152,7 +151,7 @@ def test_discrete_by_hand():
 
 
 @pytest.mark.parametrize(("name", "options"), HEADS)
-def test_every_head_answers_alike_and_repeats_a_seed(name, options):
+def test_every_head_has_the_same_shapes_and_repeats_a_seed(name, options):
     head, A = made(name, options), spec_of(name).action_dim
     one = answer(head, torch.randn(2, 3, 8, generator=generator()))
     assert one.mode.shape == one.mean.shape == one.sample(generator()).shape == (2, 3, A)
@@ -182,7 +181,24 @@ def test_every_head_fits_a_constant(name, options):
     torch.testing.assert_close(answer(head, hidden).mode, wanted, atol=0.05, rtol=0)
 
 
-def test_a_head_for_other_actions_than_the_data_has_says_which_to_take():
+def test_the_loss_floor_is_the_loss_of_a_certain_action():
+    """Two dimensions: a normal density of deviation 0.5 at its mean; bins that are 2 / 32 wide."""
+    gaussian, binned = made("gaussian", {}), made("bins", {"num_bins": 33})
+    assert gaussian.loss_floor == pytest.approx(2 * 0.225791, abs=1e-5)
+    one = gaussian(torch.randn(1, 1, 8, generator=generator()))
+    assert -one.log_prob(one.mode).item() == pytest.approx(gaussian.loss_floor, abs=1e-5)
+    assert binned.loss_floor == pytest.approx(2 * -2.772589, abs=1e-5)
+    certain = Bins(lambda chosen: torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None], 3, 1)  # bins of width 1
+    assert -certain.log_prob(torch.zeros(1, 1, 2)).item() == pytest.approx(made("bins", {"num_bins": 3}).loss_floor) == 0
+    assert made("discrete", {}).loss_floor == made("pointer", {}).loss_floor == 0
+
+
+def test_a_head_names_the_entities_it_points_at():
+    assert [made(name, {}).entities for name in ("gaussian", "bins", "discrete")] == [None] * 3
+    assert made("pointer", {}).entities == slice(1, 3)  # after the own block
+
+
+def test_a_head_of_the_wrong_action_space_names_the_right_one():
     for name in ("gaussian", "bins"):
         with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, the data has 4 discrete ones"):
             build(node("head", name), 8, DISCRETE)
@@ -195,7 +211,7 @@ def test_a_head_for_other_actions_than_the_data_has_says_which_to_take():
         DiscreteHead(8, CONTINUOUS)
 
 
-def test_a_pointed_action_is_about_its_own_target_and_no_other():
+def test_a_pointed_action_depends_on_its_own_target_alone():
     """The last two of four actions are aimed at the first and the second target."""
     head, hidden = made("pointer", {}), torch.randn(1, 1, 8, generator=generator())
     targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()

@@ -16,8 +16,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from decisionllm.__main__ import configs
 from decisionllm.backbones.build import fingerprint
+from decisionllm.config import TrainConfig, plain
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
@@ -34,8 +34,8 @@ BACKBONES = {
 
 
 def config(backbone="nano lora", **options):
-    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
-    return defaults | {"backbone": BACKBONES[backbone], "head": node("head", "gaussian"), "seed": 3, "window": 6} | options
+    parts = {"backbone": BACKBONES[backbone], "head": node("head", "gaussian")} | options
+    return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
 def trained(path, config):
@@ -47,10 +47,10 @@ def trained(path, config):
             if weight.requires_grad:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.normalizer.fit(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))
-    facts = {"spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
+    info = {"format": 2, "spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    (path / "run.json").write_text(json.dumps(facts))
+    (path / "run.json").write_text(json.dumps(info))
     checkpoint.save(path, model, {"moment": torch.ones(3)}, {"step": 1})
     return model
 
@@ -75,7 +75,7 @@ def edit(file, change):
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("head", ["gaussian", "bins"])
-def test_saved_and_loaded_the_policy_acts_the_same(backbone, head, tmp_path):
+def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
@@ -126,15 +126,15 @@ WRONG = {  # fmt: off
     "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
     "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
     "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
-    "another embedding": ("config.yaml", lambda c: c.update(embedding="mlp"), "not this model's weights"),
-    "without returns": ("config.yaml", lambda c: c.update(condition_on="none"), "unknown: tokenizer.returns"),
+    "another embedding": ("config.yaml", lambda c: c["model"].update(embedding="mlp"), "not this model's weights"),
+    "without returns": ("config.yaml", lambda c: c["model"].update(condition_on="none"), "unknown: tokenizer.returns"),
     "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
     "another observation": (
         "run.json",
         lambda f: f["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
-    "no such target": ("config.yaml", lambda c: c.update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
+    "no such target": ("config.yaml", lambda c: c["act"].update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
     "no normaliser": (
         "checkpoint/model.safetensors",
         lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
@@ -144,7 +144,8 @@ WRONG = {  # fmt: off
     "damaged": ("checkpoint/model.safetensors", half, "model.safetensors is damaged or missing"),
     "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
-    "damaged facts": ("run.json", half, "run.json is damaged or missing"),
+    "damaged info": ("run.json", half, "run.json is damaged or missing"),
+    "another format": ("run.json", lambda f: f.pop("format"), "expected a run of format 2, got format 1; train again"),
     "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
     "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
     "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),
@@ -159,15 +160,6 @@ def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         checkpoint.load(tmp_path / "run")
     assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
-
-
-def test_a_run_older_than_a_key_does_what_it_did(tmp_path):
-    trained(tmp_path / "run", config())
-    before = checkpoint.load(tmp_path / "run")[0].act(histories())
-    edit(tmp_path / "run" / "config.yaml", lambda c: [c.pop(key) for key in checkpoint.OLDER])
-    assert np.array_equal(checkpoint.load(tmp_path / "run")[0].act(histories()), before)
-    defaults = yaml.safe_load((configs() / "train.yaml").read_text())
-    assert checkpoint.OLDER.items() <= defaults.items()  # or an old run would go on as another
 
 
 @pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
@@ -186,7 +178,7 @@ class Killed(BaseException):
     """The end of the process: nothing that runs after it may be needed."""
 
 
-def test_a_save_killed_at_any_write_and_the_next_one_too_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
     """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
     run, left = tmp_path / "run", []
     model = trained(run, config("nano full"))
@@ -254,7 +246,7 @@ def full_disk(path):
 
 @contextmanager
 def read_only(path):
-    """Nothing can be written under this folder, not even by root, who becomes nobody for the while."""
+    """Nothing can be written under this folder, not even by root, which takes another user id."""
     root = os.geteuid() == 0
     for folder in (path, *(p for p in path.rglob("*") if p.is_dir())):
         folder.chmod(0o555)
@@ -271,14 +263,14 @@ def read_only(path):
 
 @pytest.fixture
 def open_folder():
-    """A temporary folder that nobody can look into: pytest's own are closed to all but their owner."""
+    """A temporary folder open to every user: pytest's own are closed to all but their owner."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
-def test_what_cannot_be_written_is_one_clear_error_and_the_last_checkpoint_stays(trouble, open_folder):
+def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folder):
     model = trained(open_folder / "run", config("nano full"))
     before = {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
     with (
@@ -295,16 +287,16 @@ def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
     assert command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data") == 0
     with full_disk(tmp_path):
         assert command(*words) == 1
-    said = capsys.readouterr().err
-    assert "could not be written" in said and said.count("\n") == 1 and f"{tmp_path}/runs/a" in said
+    printed = capsys.readouterr().err
+    assert "could not be written" in printed and printed.count("\n") == 1 and f"{tmp_path}/runs/a" in printed
 
 
-def test_a_run_where_nobody_may_write_fails_in_one_line(capsys):
+def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
     assert command("train", *LOOP, *NANO, "run=/sys/kernel/runs/a") == 1  # closed to root too, absent on other systems
-    said = capsys.readouterr().err
-    assert "could not be written" in said and said.count("\n") == 1 and "/sys/kernel/runs/a" in said
+    printed = capsys.readouterr().err
+    assert "could not be written" in printed and printed.count("\n") == 1 and "/sys/kernel/runs/a" in printed
 
 
-def test_versions_are_told_where_there_is_no_git(monkeypatch):
+def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert checkpoint.versions()["commit"] is None and checkpoint.versions()["torch"] == torch.__version__

@@ -1,4 +1,4 @@
-"""A policy that imagines before it acts: what it imagines, which course it takes, and that imagining leaves no trace."""
+"""Planning: what is imagined, which plan is taken, and that the session stays as it was."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ MOVES = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
 
 
 class Walk(nn.Module):
-    """A known world in place of a learned one: the action is added to the place, and a place is paid by `pay`."""
+    """A known system in place of learned dynamics: the action is added to the place, and a place is paid by `pay`."""
 
     def __init__(self, pay, step=lambda actions: actions):
         super().__init__()
-        self.pay, self.step, self.asked = pay, step, []
+        self.pay, self.step, self.calls = pay, step, []
 
     def forward(self, hidden, observations, actions):
-        self.asked.append((observations.clone(), actions.clone()))
+        self.calls.append((observations.clone(), actions.clone()))
         return self.step(actions), self.pay(observations[..., 0])
 
 
@@ -43,7 +43,7 @@ def decide(policy, place=0.0, horizon=10):
     return session.decide()
 
 
-def test_the_course_that_is_paid_most_is_taken():
+def test_the_plan_with_the_highest_reward_is_taken():
     policy = walker()  # places after 0, 1, 2 steps of the policy's own 0.5: 0, 0.5, 1; of holding -1: 0, -1, -2
     policy.model.dynamics.pay = lambda place: -place
     assert decide(policy) == pytest.approx(-2.0)  # raw: the lower bound
@@ -53,7 +53,7 @@ def test_the_course_that_is_paid_most_is_taken():
     assert decide(policy) == pytest.approx(0.0)
 
 
-def test_what_nothing_tells_apart_is_left_to_the_policy():
+def test_a_plan_must_exceed_the_margin():
     policy = walker()
     assert decide(policy) == pytest.approx(1.0)  # 0.5 of bounds -2 .. 2
     for price, chosen in (
@@ -66,11 +66,20 @@ def test_what_nothing_tells_apart_is_left_to_the_policy():
         assert decide(policy) == pytest.approx(chosen)
 
 
-def test_the_policys_own_course_is_decided_at_every_step():
+def test_the_margin_is_an_option_of_the_policy():
+    """Three steps: holding 1 is paid 3 prices, the policy's own 1.5. At a price of 1 they differ by 1.5, or 0.5 deviations a step."""
+    policy = walker()
+    policy.model.dynamics.pay = lambda place: place
+    for margin, chosen in ((0.6, 1.0), (0.51, 1.0), (0.49, 2.0), (0.0, 2.0)):
+        policy.planning_margin = margin
+        assert decide(policy) == pytest.approx(chosen)
+
+
+def test_the_policys_own_plan_is_decided_at_every_step():
     policy, said = walker(), iter([1.0, -1.0, 2.0])  # raw: now, and after each imagined step
     policy.choose = lambda hidden, *_: np.full((len(hidden), 1), next(said), np.float32)
     decide(policy)
-    assert [float(actions[0]) for _, actions in policy.model.dynamics.asked] == [0.5, -0.5, 1.0]
+    assert [float(actions[0]) for _, actions in policy.model.dynamics.calls] == [0.5, -0.5, 1.0]
 
 
 def test_imagined_steps_are_in_raw_units():
@@ -80,10 +89,10 @@ def test_imagined_steps_are_in_raw_units():
     units.observation_scale.fill_(2.0)
     units.change_scale.fill_(4.0)
     decide(policy, place=7.0)
-    seen, done = policy.model.dynamics.asked[1]
+    observation, action = policy.model.dynamics.calls[1]
     own = 7.0 + 4.0 * 0.5
-    assert seen[0] == pytest.approx((own - 5.0) / 2.0)
-    np.testing.assert_allclose(done[:, 0], [0.5, -1, 0, 1], atol=1e-6)
+    assert observation[0] == pytest.approx((own - 5.0) / 2.0)
+    np.testing.assert_allclose(action[:, 0], [0.5, -1, 0, 1], atol=1e-6)
 
 
 def test_every_discrete_action_is_tried():
@@ -106,11 +115,11 @@ def test_a_session_plans_as_the_plain_policy_does(window, stride, returns):
     held = np.isclose(
         actions[:, :, :, None], np.stack([CONTINUOUS.low, np.add(CONTINUOUS.low, CONTINUOUS.high) / 2, CONTINUOUS.high], -1)
     )
-    assert held.any(-1).all(-1).any(), "no course was ever taken in place of the policy's own"
+    assert held.any(-1).all(-1).any(), "no plan ever replaced the policy's own action"
     np.testing.assert_allclose(actions[:, 14], own, atol=2e-4)  # the last step has nothing to imagine
 
 
-def test_imagining_leaves_no_trace():
+def test_planning_leaves_the_session_as_it_was():
     policy = make_policy(CONTINUOUS, dynamics=True, planning_horizon=3)
     world = World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
@@ -125,7 +134,7 @@ def test_imagining_leaves_no_trace():
         session.record_action(first)
 
 
-def test_dynamics_learn_a_known_world():
+def test_dynamics_learn_a_known_system():
     """x' = x + 0.3 a and a payment of 2 x: the unexplained share of both falls to almost nothing."""
     rng = np.random.default_rng(0)
     model = make_policy(LINE, window=1, stride=1, condition_on="none", dynamics=True, timesteps="none").model.train()

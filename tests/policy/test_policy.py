@@ -1,4 +1,4 @@
-"""A session that keeps keys and values answers what `Policy.act` answers by reading every window afresh."""
+"""A session that keeps keys and values acts as `Policy.act`, which reads every window afresh."""
 
 import numpy as np
 import pytest
@@ -34,9 +34,9 @@ class World:
         self.actions = np.zeros((N, steps, spec.action_dim), np.float32)
 
     def history(self, i, t):
-        told = {"target_return": self.targets[i], "task": self.tasks[i]}
+        fields = {"target_return": self.targets[i], "task": self.tasks[i]}
         masks = None if self.masks is None else self.masks[i, : t + 1]
-        return History(self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], action_masks=masks, **told)
+        return History(self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], action_masks=masks, **fields)
 
     def seen(self, rows, t):
         """What the rows see at step t, as `Session.act` takes it."""
@@ -62,7 +62,7 @@ def from_folder(folder, **options):
 
 def agree(policy, spec, tasks=TASKS):
     world = World(spec, tasks)
-    if policy.target_return is None:  # what can be reached, but for one who asks for a number
+    if policy.target_return is None:  # the predicted maximum return, but for one with a number
         world.targets = [None, 0.5, None, None][: len(tasks)]
     return play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(len(tasks)))
 
@@ -70,7 +70,7 @@ def agree(policy, spec, tasks=TASKS):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
-def test_the_cached_session_is_the_plain_policy(backbone, tune, returns):
+def test_the_cached_session_equals_the_plain_policy(backbone, tune, returns):
     """Episodes of 15 steps in windows of 6, of which 3 leave at once."""
     actions = agree(
         make_policy(CONTINUOUS, backbone=backbone, condition_on=returns, backbone_options={"tune": tune}), CONTINUOUS
@@ -79,12 +79,12 @@ def test_the_cached_session_is_the_plain_policy(backbone, tune, returns):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(1, 1), (6, 1), (6, 6), (5, 2), (15, 15), (40, 3)])
-def test_it_is_so_for_every_window_and_stride(window, stride):
+def test_it_does_for_every_window_and_stride(window, stride):
     agree(make_policy(CONTINUOUS, window=window, stride=stride), CONTINUOUS)
 
 
 @pytest.mark.parametrize("tasks", [["", ""], TASKS[:1] * 3, TASKS[1:2]], ids=["none", "one shared", "one alone"])
-def test_it_is_so_for_texts_that_are_shared_or_missing(tasks):
+def test_it_does_for_texts_that_are_shared_or_missing(tasks):
     agree(make_policy(CONTINUOUS), CONTINUOUS, tasks)
 
 
@@ -92,48 +92,48 @@ WAYS = [{"return_horizon": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"he
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
-def test_it_is_so_for_every_way_to_train(options):
+def test_it_does_for_every_model_option(options):
     agree(make_policy(CONTINUOUS, **options), CONTINUOUS)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(6, 3), (6, 6), (1, 1), (15, 15)])
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
-def test_it_is_so_where_what_can_be_reached_is_asked_for(window, stride, backbone):
+def test_it_does_with_the_predicted_maximum_return(window, stride, backbone):
     agree(
         make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, max_return_expectile=0.9),
         CONTINUOUS,
     )
 
 
-def test_what_can_be_reached_is_what_the_model_says_of_a_window_without_returns():
+def test_the_maximum_return_is_predicted_from_null_returns():
     policy, world = (
         make_policy(CONTINUOUS, target_return=None, max_return_expectile=0.9, window=15, stride=7),
         World(CONTINUOUS),
     )
     world.targets = [None] * 4
     policy.model.normalizer.return_range.copy_(torch.tensor([-9.0, 9.0]))
-    asked = []
+    calls = []
     tokens = policy.model.tokens
 
-    def watch(batch, told=None):
-        asked.append((batch.returns_to_go.clone(), told))
-        return tokens(batch, told)
+    def watch(batch, return_given=None):
+        calls.append((batch.returns_to_go.clone(), return_given))
+        return tokens(batch, return_given)
 
     policy.model.tokens = watch
     policy.act([world.history(i, 4) for i in range(4)])
-    (_, told), (returns, everybody) = asked
-    assert not told.any() and everybody is None
-    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)  # of no matter: it is not told
+    (_, given), (returns, none) = calls
+    assert not given.any() and none is None
+    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)  # without effect: the null return replaces it
     window = cut(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
-        wanted = policy.model.predict_max_return(policy.model.read(batch, told))
+        wanted = policy.model.predict_max_return(policy.model.read(batch, given))
     torch.testing.assert_close(returns, wanted)
     assert wanted.std() > 0.01
 
 
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
-def test_it_is_so_for_discrete_actions_and_no_forbidden_one_is_taken(backbone):
+def test_it_does_for_discrete_actions_and_takes_allowed_ones(backbone):
     policy, world = make_policy(DISCRETE, backbone=backbone, head="discrete"), World(DISCRETE)
     actions = play(policy, world, policy.begin(world.tasks, 15, world.targets), np.arange(4))
     assert np.take_along_axis(world.masks, actions.astype(int), 2).all()
@@ -142,7 +142,7 @@ def test_it_is_so_for_discrete_actions_and_no_forbidden_one_is_taken(backbone):
 
 @pytest.mark.parametrize("family", ["Qwen3", "OPT"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_is_so_for_models_from_a_folder_understood_or_not(family, dtype, tmp_path):
+def test_it_does_for_architectures_with_and_without_a_cache(family, dtype, tmp_path):
     policy = from_folder(write(tmp_path, family), dtype=dtype)
     if dtype == "float32":
         agree(policy, CONTINUOUS)
@@ -174,7 +174,7 @@ def test_samples_are_the_same_under_the_same_seed():
 
 
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-def test_episodes_that_have_begun_at_different_times_are_taken_up(spec):
+def test_episodes_at_different_steps_are_restored(spec):
     """Pasts of 0, 9, 4 and 2 steps, in windows of 6: each row is at its own place, some windows longer than others."""
     policy = make_policy(spec, head="discrete" if spec.num_actions else "gaussian")
     world, now = World(spec), np.array([0, 9, 4, 2])
@@ -206,7 +206,7 @@ def test_episodes_that_end_leave_and_the_others_go_on(family, tmp_path):
     play(policy, world, session, np.array([3]), 10, 15)
 
 
-def test_episodes_may_leave_before_anything_was_decided_and_one_may_go_on_alone():
+def test_episodes_may_end_before_the_first_decision():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
     session = policy.begin(world.tasks, 15, world.targets)
     session.select(np.array([2, 1]))
@@ -218,7 +218,7 @@ def test_episodes_may_leave_before_anything_was_decided_and_one_may_go_on_alone(
 
 @pytest.mark.parametrize(("window", "stride"), [(6, 3), (3, 3), (1, 1)])
 def test_deciding_again_changes_nothing(window, stride):
-    """A decision that is asked for twice, as after a lost answer, is the same, and so is what follows."""
+    """Deciding twice, as after a lost response, gives the same action, and the same actions after it."""
     policy, world = make_policy(CONTINUOUS, window=window, stride=stride), World(CONTINUOUS)
     session, rows = policy.begin(world.tasks, 15, world.targets), np.arange(4)
     for t in range(8):
@@ -230,28 +230,28 @@ def test_deciding_again_changes_nothing(window, stride):
         world.actions[:, t] = wanted
 
 
-def test_a_session_tells_the_histories_that_it_was_told():
+def test_a_session_returns_its_histories():
     policy, world = make_policy(DISCRETE, head="discrete"), World(DISCRETE)
     session = policy.begin(world.tasks, 15, world.targets)
     play(policy, world, session, np.arange(4), 0, 5)
     session.observe(*world.seen(np.arange(4), 5))
     again = policy.begin(world.tasks, 15, world.targets).restore(session.histories())
     again.observe(*world.seen(np.arange(4), 5))
-    for i, told in [*enumerate(session.histories()), *enumerate(again.histories())]:
+    for i, history in [*enumerate(session.histories()), *enumerate(again.histories())]:
         wanted = world.history(i, 5)
-        assert (told.task, told.target_return) == (wanted.task, wanted.target_return)
+        assert (history.task, history.target_return) == (wanted.task, wanted.target_return)
         for name in ("observations", "actions", "rewards", "action_masks"):
-            np.testing.assert_allclose(getattr(told, name), getattr(wanted, name))
+            np.testing.assert_allclose(getattr(history, name), getattr(wanted, name))
 
 
-def test_the_policy_decides_as_it_is_told_to():
+def test_each_way_to_decode_gives_other_actions():
     world = World(CONTINUOUS)
     made = {decode: make_policy(CONTINUOUS, head="bins", decode=decode) for decode in ("mode", "mean", "sample")}
     actions = {decode: policy.act([world.history(i, 3) for i in range(4)]) for decode, policy in made.items()}
     assert not any(np.allclose(actions[a], actions[b]) for a, b in (("mode", "mean"), ("mode", "sample"), ("mean", "sample")))
 
 
-def test_a_history_asks_for_its_own_return_or_for_the_policys():
+def test_a_history_has_its_own_target_return_or_the_policys():
     policy, world = make_policy(CONTINUOUS, target_return=3.0), World(CONTINUOUS)
     act = lambda target: policy.act([History(world.observations[0, :1], np.zeros((0, 2)), np.zeros(0), target)])  # noqa: E731
     np.testing.assert_array_equal(act(None), act(3.0))
@@ -260,8 +260,8 @@ def test_a_history_asks_for_its_own_return_or_for_the_policys():
     np.testing.assert_allclose(first, act(3.0), atol=2e-4)
 
 
-def test_what_was_received_is_taken_off_unless_returns_count_ahead():
-    """Having received 2 of 5 is the same as asking for 3 of nothing received, but for a return of the next steps."""
+def test_received_rewards_are_subtracted_without_a_return_horizon():
+    """A target of 5 with 2 received equals a target of 3 with nothing received, unless returns have a horizon."""
     for return_horizon, alike in ((0, True), (4, False)):
         policy, world = make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon), World(CONTINUOUS)
         past = world.observations[0, :2], np.zeros((1, 2), np.float32)
@@ -270,7 +270,7 @@ def test_what_was_received_is_taken_off_unless_returns_count_ahead():
         assert np.allclose(one, other, atol=1e-5) == alike
 
 
-def test_a_decision_is_that_of_its_row_whoever_else_decides():
+def test_a_decision_does_not_depend_on_the_other_rows():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS)
     histories = [world.history(i, t) for i, t in enumerate((7, 0, 3, 5))]
     together = policy.act(histories)
@@ -278,7 +278,7 @@ def test_a_decision_is_that_of_its_row_whoever_else_decides():
         np.testing.assert_allclose(policy.act([history]), together[[i]], atol=2e-4)
 
 
-def test_nothing_older_than_the_window_is_seen():
+def test_steps_before_the_window_have_no_effect():
     policy, world, other = make_policy(CONTINUOUS, window=6, stride=3), World(CONTINUOUS), World(CONTINUOUS)
     other.observations[:, :3] += 1
     act = lambda world, t: policy.act([world.history(0, t)])  # noqa: E731
@@ -286,7 +286,7 @@ def test_nothing_older_than_the_window_is_seen():
     np.testing.assert_array_equal(act(world, 6), act(other, 6))  # steps 3 .. 6
 
 
-def test_without_timesteps_an_episode_may_be_longer_than_any_of_training():
+def test_without_timesteps_an_episode_may_exceed_the_horizon():
     short = Spec(observation_dim=3, action_dim=2, horizon=4, low=(-2.0, 0.0), high=(2.0, 1.0))
     agree(make_policy(short, timesteps="none"), short)
 
@@ -316,7 +316,7 @@ def test_a_policy_that_cannot_act_is_refused():
 
 
 @pytest.mark.parametrize("options", [{}, {"target_return": None, "max_return_expectile": 0.9}, {"head": "discrete"}], ids=str)
-def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
+def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
     spec = DISCRETE if "head" in options else CONTINUOUS
     policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
     if policy.target_return is None:
@@ -336,7 +336,7 @@ def test_rows_that_are_asked_alone_leave_the_others_as_they_were(options):
 
 
 @pytest.mark.parametrize("family", ["ours", "OPT"])
-def test_a_row_may_be_given_to_another_episode_with_another_text(family, tmp_path):
+def test_a_row_may_be_given_to_another_episode(family, tmp_path):
     policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
     world, other = (
         World(CONTINUOUS),
@@ -347,7 +347,7 @@ def test_a_row_may_be_given_to_another_episode_with_another_text(family, tmp_pat
         session.restore([world.history(i, t) for i in rows], rows)
     other.actions[:] = 0.5
     for step in range(8):
-        if step == 3:  # row 2 is taken from one who is under way
+        if step == 3:  # row 2 is taken from an episode under way
             session.restore([other.history(0, 7)], [2])
         of = [(world, 0, step), (world, 1, 5 + step), (world, 2, step) if step < 3 else (other, 0, 4 + step)]
         wanted = policy.act([w.history(i, t) for w, i, t in of])

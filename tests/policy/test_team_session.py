@@ -1,4 +1,4 @@
-"""Teams: windows of a group, one list of tokens a team, members asked in turn, and a game that shows whether they can agree."""
+"""Teams: windows of a group, one list of tokens a team, members that decide in turn, and a game that shows whether they can agree."""
 
 import json
 from dataclasses import replace
@@ -60,7 +60,7 @@ def rows(window, wanted):
 STAYS = [[(0, 6)] * 3, [(0, 6), (2, 5), (0, 3), (0, 6)], [(0, 4), (0, 6), (1, 6), (3, 6), (0, 2)]]
 
 
-def test_a_window_holds_all_of_a_group_over_the_same_steps_of_their_world(tmp_path):
+def test_a_window_holds_a_whole_group_over_the_same_steps(tmp_path):
     draw, log = sampler(tmp_path / "s", DISCRETE, STAYS)
     seen = set()
     for step in range(8):
@@ -84,8 +84,8 @@ def test_a_window_holds_all_of_a_group_over_the_same_steps_of_their_world(tmp_pa
                 np.testing.assert_array_equal(row[here], log.episode(e).observations[t[here] - start])
                 assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]  # the team's, the dead's too
             assert len(set(members.identity)) == len(members.identity) and members.identity.max() < POOL
-            told = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
-            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(told)}, "those who are not there now, too"
+            tasks = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
+            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(tasks)}, "of absent members too"
             seen.add((int(group), begin))
         assert window.team.tolist() == sorted(window.team) and len(set(window.team)) == 16
     assert seen == {(g, t) for g in range(3) for t in range(6)}
@@ -100,7 +100,7 @@ def test_windows_of_teams_are_a_function_of_seed_and_step(tmp_path):
     assert not np.array_equal(draw(3).episodes, other(3).episodes) and not np.array_equal(draw(3).episodes, draw(4).episodes)
 
 
-def test_members_stand_in_another_order_and_have_other_names_in_each_window(tmp_path):
+def test_members_have_a_new_order_and_identity_in_each_window(tmp_path):
     draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], batch_size=200)
     window = draw(0)
     orders = {tuple(row) for row in log.agent[window.episodes].reshape(-1, 3).tolist()}
@@ -112,7 +112,7 @@ def test_members_stand_in_another_order_and_have_other_names_in_each_window(tmp_
         )
 
 
-def test_half_of_the_windows_are_parted_into_teams_of_one(tmp_path):
+def test_half_of_the_windows_are_split_into_teams_of_one(tmp_path):
     draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
     window = draw(0)
     assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
@@ -127,14 +127,14 @@ def test_members_are_left_out_at_random_but_never_all(tmp_path):
     np.testing.assert_allclose(np.bincount(sizes, minlength=4) / 2000, [0, 0.25, 0.5, 0.25], atol=0.05)
 
 
-def test_members_that_were_not_chosen_are_seen_and_not_imitated(tmp_path):
+def test_members_not_chosen_are_inputs_but_no_targets(tmp_path):
     draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], chosen=[1])
     window = draw(0)
     assert set(window.episodes) == {0, 1, 2} and window.mask.any(1).all()
     np.testing.assert_array_equal(window.loss_mask, window.mask & (window.episodes == 1)[:, None])
 
 
-def test_an_agent_that_comes_back_is_the_same_one(tmp_path):
+def test_an_agent_that_returns_keeps_its_identity(tmp_path):
     first, again, other = made(DISCRETE, [[(0, 2), (3, 6), (0, 6)]])
     log = store.write(tmp_path / "s", Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"}))
     window = TeamSampler(windows.of_store(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
@@ -143,7 +143,7 @@ def test_an_agent_that_comes_back_is_the_same_one(tmp_path):
         assert 2 in names and (len(names) < 3 or names[0] == names[1] != names[2])
 
 
-def test_teams_that_no_model_could_read_are_refused(tmp_path):
+def test_teams_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"group 1: expected at most 16 agents \(the identities there are\), got 17"):
         sampler(tmp_path / "a", DISCRETE, [[(0, 2)] * 3, [(0, 2)] * 17])
     with pytest.raises(
@@ -160,8 +160,8 @@ def test_teams_that_no_model_could_read_are_refused(tmp_path):
 def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     """A batch of one window of each group, from its beginning."""
     draw, log = sampler(path, model_spec, stays, T=6, order="given", **options)
-    everybody = np.arange(len(log.lengths))
-    window = windows.cut(draw.steps, everybody, -draw.start, 6)
+    episodes = np.arange(len(log.lengths))
+    window = windows.cut(draw.steps, episodes, -draw.start, 6)
     window = replace(
         window, timesteps=(window.timesteps + draw.start[:, None]) * window.mask, team=log.group, identity=draw.number,
         text_index=draw.team_text[log.group],
@@ -174,7 +174,7 @@ def joint(spec=DISCRETE, **options):
 
 
 @torch.no_grad()
-def test_a_step_is_a_return_what_each_sees_and_then_a_question_to_each(tmp_path):
+def test_a_step_is_a_return_then_observations_then_queries(tmp_path):
     window, log = drawn(tmp_path / "s")
     model, batch = joint(), batch_of(window, log)
     tokens, places, _ = model.team_tokens(batch)
@@ -194,7 +194,7 @@ def test_a_step_is_a_return_what_each_sees_and_then_a_question_to_each(tmp_path)
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 @torch.no_grad()
-def test_teams_of_three_four_and_five_share_a_batch_and_padding_moves_nothing(backbone, spec, tmp_path):
+def test_teams_of_different_size_share_a_batch(backbone, spec, tmp_path):
     window, log = drawn(tmp_path / "s", spec)
     model = joint(spec, backbone=backbone)
     together = model.read(batch_of(window, log))
@@ -214,20 +214,20 @@ def moved(model, batch, name, at):
     return (model.read(replace(batch, **{name: part})) - model.read(batch)).abs().amax(-1)
 
 
-def test_a_member_knows_what_all_see_and_what_those_before_it_do_and_nothing_later(tmp_path):
+def test_a_member_depends_on_all_observations_and_earlier_actions(tmp_path):
     """Three members, six steps; the second one's part of step 2 changes. Rows: members; columns: steps."""
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     model, batch = joint(), batch_of(window, log)
     seen = moved(model, batch, "observations", (1, 2))
     assert (seen[:, :2] == 0).all() and (seen[:, 2:] > 1e-5).all()
     done = moved(model, batch, "actions", (1, 2))
-    assert (done[:, :2] == 0).all() and (done[:2, 2] == 0).all()  # the first and itself, when they are asked
+    assert (done[:, :2] == 0).all() and (done[:2, 2] == 0).all()  # the first and itself, where they decide
     assert (done[2, 2] > 1e-5).all() and (done[:, 3:] > 1e-5).all()
     paid = moved(model, batch, "returns_to_go", (1, 2))
     assert (paid[:, :2] == 0).all() and (paid[:, 2:] > 1e-6).all()
 
 
-def test_alone_nobody_sees_another(tmp_path):
+def test_teams_of_one_do_not_depend_on_each_other(tmp_path):
     """Teams of one, of the same weights: whatever the others see, do or are paid, not one bit moves."""
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     model, batch = joint(), batch_of(replace(window, team=np.arange(3)), log)
@@ -237,7 +237,7 @@ def test_alone_nobody_sees_another(tmp_path):
 
 
 @torch.no_grad()
-def test_an_agent_alone_is_the_same_in_a_batch_of_teams_and_by_itself(tmp_path):
+def test_a_team_of_one_does_not_depend_on_the_batch(tmp_path):
     window, log = drawn(tmp_path / "s")
     model = joint()
     parted = replace(window, team=np.arange(len(window.team)))
@@ -249,7 +249,7 @@ def test_an_agent_alone_is_the_same_in_a_batch_of_teams_and_by_itself(tmp_path):
 
 
 @torch.no_grad()
-def test_what_was_not_acted_is_not_told_and_has_no_weight(tmp_path):
+def test_actions_outside_the_loss_mask_are_hidden(tmp_path):
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     loss_mask = window.mask.copy()
     loss_mask[1, 2] = False
@@ -262,7 +262,7 @@ def test_what_was_not_acted_is_not_told_and_has_no_weight(tmp_path):
     assert model(replace(batch, actions=other))["nll"] == model(batch)["nll"]
 
 
-def test_past_actions_can_be_hidden_from_those_who_took_them(tmp_path):
+def test_past_actions_can_be_hidden_from_their_agent(tmp_path):
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)]])
     batch = batch_of(window, log)
     assert moved(joint(), batch, "actions", (0, 2))[0, 3:].min() > 1e-6
@@ -311,8 +311,8 @@ def policy_of(model, window=5, stride=2, **options):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(5, 2), (1, 1), (3, 3), (20, 10)])
-@pytest.mark.parametrize(("backbone", "returns"), [("qwen2", "told"), ("gpt2", "none")])
-def test_cached_decoding_of_teams_is_the_plain_one(window, stride, backbone, returns):
+@pytest.mark.parametrize(("backbone", "returns"), [("qwen2", "return_to_go"), ("gpt2", "none")])
+def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone, returns):
     for spec in (DISCRETE, CONTINUOUS):
         world, played = World(spec), []
         policy = policy_of(joint(spec, backbone=backbone, condition_on=returns), window, stride)
@@ -353,7 +353,7 @@ def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
     np.testing.assert_allclose(mode[batch.mask], batch.actions[batch.mask], atol=2e-4)
 
 
-def test_alone_a_session_is_the_policy_that_reads_histories():
+def test_a_session_per_agent_equals_the_plain_policy():
     """The same weights in execution per agent: no groups are needed, and each row is a team of one."""
     for spec in (DISCRETE, CONTINUOUS):
         world = World(spec)
@@ -370,7 +370,7 @@ def test_alone_a_session_is_the_policy_that_reads_histories():
             np.testing.assert_allclose(policy.act(histories), actions[:, t], atol=2e-4)
 
 
-def test_teams_do_not_see_each_other_and_a_member_that_has_ended_is_still_remembered():
+def test_teams_are_independent_and_ended_members_stay_in_windows():
     model, world, other = joint(CONTINUOUS), World(CONTINUOUS), World(CONTINUOUS)
     other.observations[world.groups == 0] += 1
     other.observations[1, 1] += 1  # of group 2, gone from step 3 on
@@ -380,7 +380,7 @@ def test_teams_do_not_see_each_other_and_a_member_that_has_ended_is_still_rememb
     assert not changed[[4, 5, 8], 0].any() and changed[4, 3:].any()
 
 
-def test_what_cannot_act_as_a_team_is_refused():
+def test_a_policy_that_cannot_act_as_a_team_is_refused():
     with pytest.raises(ValueError, match="team.execution=joint: needs a model trained with team.execution=joint or both"):
         policy_of(make_model(DISCRETE, head="discrete"))
     with pytest.raises(ValueError, match="team.execution=joint: expected the groups of the agents, the env names none"):
@@ -389,7 +389,9 @@ def test_what_cannot_act_as_a_team_is_refused():
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(ValueError, match="execution, order: .* got 'both' and 'random'"):
         policy_of(joint(), execution="both")
-    with pytest.raises(ValueError, match="team.execution=joint: expected neither an expectile nor dynamics"):
+    with pytest.raises(
+        ValueError, match="team.execution=joint: expected neither model.max_return_expectile nor model.dynamics"
+    ):
         joint(max_return_expectile=0.9)
     with pytest.raises(ValueError, match="hide_actions: expected a share within 0 .. 1, got 2"):
         joint(hide_actions=2)
@@ -423,14 +425,14 @@ def agreed(run, out, *words):
     return row["score"], row["policy"], row["execution"]
 
 
-def test_agents_that_are_asked_in_turn_agree_and_those_that_choose_alone_cannot(games, tmp_path):
+def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path):
     score, name, execution = agreed(games / "both", tmp_path)
-    assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, unless told otherwise
+    assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, by default
     score, name, execution = agreed(games / "both", tmp_path, "team.execution=per_agent")
     assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
 
 
-def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_changed_in_training(games, tmp_path):
+def test_the_order_matters_only_if_training_had_one_order(games, tmp_path):
     scores = {
         (run, order): agreed(games / run, tmp_path, f"team.order={order}")[0]
         for run in ("both", "fixed") for order in ("given", "reverse")
@@ -439,7 +441,7 @@ def test_the_order_in_which_they_are_asked_does_not_matter_unless_it_never_chang
     assert scores["fixed", "given"] >= 97 and scores["fixed", "reverse"] < 60
 
 
-def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_taken(tmp_path):
+def test_games_of_different_size_share_a_run(tmp_path):
     words = ("+dataset.agents=2-4", "+env.agents=2-4", "+dataset.games=200", "team.execution=both", "steps=2")
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
     assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
@@ -447,7 +449,7 @@ def test_games_of_different_size_share_a_run_and_no_place_that_is_not_there_is_t
         permutation.load(agents="5-2")
 
 
-def test_micro_batches_part_no_team_and_equal_the_whole_batch(tmp_path):
+def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
     lines = []
     for parts in (1, 4):
         words = (

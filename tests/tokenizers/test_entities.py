@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decisionllm.datasets import windows
-from decisionllm.models.decision_llm import Normalizer
+from decisionllm.models.normalizer import Normalizer
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
@@ -41,7 +41,7 @@ def encoder(layers, embedding, entity_schema=LAYOUT):
 
 @ways
 @torch.no_grad()
-def test_the_order_of_entities_of_a_kind_is_not_seen(layers, embedding):
+def test_the_order_of_entities_of_a_kind_has_no_effect(layers, embedding):
     encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
     landmarks, agents = x[:, 3:15].view(-1, 4, 3), x[:, 15:].view(-1, 2, 5)
     other = torch.cat([x[:, :3], landmarks[:, [2, 0, 3, 1]].flatten(1), agents.flip(1).flatten(1)], 1)
@@ -52,7 +52,7 @@ def test_the_order_of_entities_of_a_kind_is_not_seen(layers, embedding):
 
 @ways
 @torch.no_grad()
-def test_what_is_not_there_has_no_part_whatever_it_holds(layers, embedding):
+def test_absent_entities_have_no_effect(layers, embedding):
     encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
     trash = x.clone()
     for first, width, count in ((3, 3, 4), (15, 5, 2)):
@@ -64,8 +64,8 @@ def test_what_is_not_there_has_no_part_whatever_it_holds(layers, embedding):
 
 @ways
 @torch.no_grad()
-def test_room_for_more_entities_changes_nothing(layers, embedding):
-    """The same weights on the same two landmarks with room for two and for four, and with nobody there at all."""
+def test_empty_slots_change_nothing(layers, embedding):
+    """The same weights on the same two landmarks with room for two and for four, and with no entity present."""
     wide, x = encoder(layers, embedding), torch.from_numpy(drawn(present=1.0))
     x[:, 3 + 6 : 15] = 0
     narrow = encoder(layers, embedding, (("own", 3, 1), ("landmark", 3, 2), ("agent", 5, 2)))
@@ -76,14 +76,14 @@ def test_room_for_more_entities_changes_nothing(layers, embedding):
 
 
 @ways
-def test_each_entity_that_is_there_is_seen(layers, embedding):
+def test_each_present_entity_has_an_effect(layers, embedding):
     encode, x = encoder(layers, embedding), torch.from_numpy(drawn()).requires_grad_()
     (slope,) = torch.autograd.grad(encode(x).square().sum(), x)
     seen = slope[:, 3:15].view(-1, 4, 3).abs().amax(-1) > 0
     assert torch.equal(seen, x[:, 3:15].view(-1, 4, 3)[..., 0] > 0.5)
 
 
-def test_units_are_those_of_the_entities_of_a_kind_that_are_there():
+def test_units_are_fitted_to_the_present_entities_of_a_kind():
     normalizer, x = Normalizer(SPEC), drawn(200)
     x[:, 4:15:3] = (x[:, 4:15:3] * 5 + 7) * x[:, 3:15:3]  # a number of landmarks, about 7
     normalizer.fit(x, np.arange(200.0))
@@ -100,7 +100,7 @@ def test_units_are_those_of_the_entities_of_a_kind_that_are_there():
     np.testing.assert_allclose(units[:, :3], (x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), atol=1e-4)
 
 
-def test_a_kind_that_is_never_there_keeps_its_units():
+def test_a_kind_that_is_never_present_keeps_its_units():
     normalizer, x = Normalizer(SPEC), drawn(20)
     x[:, 15:] = 0
     normalizer.fit(x, np.arange(20.0))
@@ -109,7 +109,7 @@ def test_a_kind_that_is_never_there_keeps_its_units():
     np.testing.assert_allclose(normalizer.observations(torch.from_numpy(x))[0, 15:20], [1, 2, 3, 4, 5], rtol=1e-5)
 
 
-def test_a_model_of_entities_reads_their_set():
+def test_a_model_of_entities_ignores_their_order():
     """The whole model, one layer of entities that look at each other, in normalised units."""
     model = make_model(SPEC, head="discrete", entity_layers=1)
     model.normalizer.fit(drawn(50), np.arange(50.0))
@@ -121,16 +121,16 @@ def test_a_model_of_entities_reads_their_set():
     assert (read[0] - read[1]).abs().max() < 1e-5
 
 
-def test_a_layout_without_its_own_block_is_refused():
+def test_a_schema_without_an_own_block_is_refused():
     with pytest.raises(ValueError, match="expected the one block own first, with count 1"):
         EntityEncoder((("landmark", 3, 4),), 32)
 
 
-def test_actions_aimed_at_entities_are_learned_wherever_those_stand():
+def test_aimed_actions_are_learned_in_any_order_of_entities():
     """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
     spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, entity_schema=(("own", 3, 1), ("landmark", 3, 4)))
     model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
-    assert model.head.targets == slice(1, 5)
+    assert model.head.entities == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]
     wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
     steps = windows.Steps(x, wanted[:, None].astype(np.float32), np.zeros(256, np.float32), np.arange(256), np.arange(256) + 1)

@@ -21,19 +21,19 @@ def test_the_tokenizer_is_made_from_the_corpus_byte_for_byte(tmp_path):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_every_text_comes_back(words):
+def test_every_text_is_decoded_to_itself(words):
     own = text.own_tokenizer()
     assert own.decode(own(words)["input_ids"]) == words
 
 
-def test_every_byte_is_known():
+def test_every_byte_can_be_encoded():
     """All bytes that UTF-8 can hold: of one, two, three and four."""
     words = "".join(map(chr, [*range(0x100), 0x7FF, 0x800, 0xFFFD, *range(0x10000, 0x110000, 0x8000)]))
     own = text.own_tokenizer()
     assert own.decode(own(words)["input_ids"]) == words
 
 
-def test_digits_are_read_one_by_one():
+def test_digits_are_tokens_of_their_own():
     own = text.own_tokenizer()
     assert [own.decode([i]) for i in own("2048")["input_ids"]] == ["2", "0", "4", "8"]
 
@@ -53,28 +53,28 @@ def test_texts_are_padded_on_the_right():
     assert [own.decode(row[real]) for row, real in zip(ids, mask, strict=True)] == texts
 
 
-def test_a_team_is_told_every_sentence_of_its_members_once():
+def test_a_team_text_has_every_sentence_once():
     one, other = "A team of 2. At most 8 steps. Role: scout.", "A team of 2. At most 8 steps. Role: guard."
     assert text.of_team([one, other]) == text.of_team([other, one]) == "A team of 2. At most 8 steps. Role: guard. Role: scout."
     assert text.of_team([one, one]) == one and text.of_team(["", ""]) == ""
-    assert text.of_team(["Go. Go. Stop."]) == "Go. Go. Stop.", "what all are told stays as it is"
+    assert text.of_team(["Go. Go. Stop."]) == "Go. Go. Stop.", "a common text stays as it is"
 
 
-def test_no_words_at_all_are_no_tokens():
+def test_empty_texts_have_no_tokens():
     for texts in ([""], ["", ""]):
         ids, mask = text.encode(text.own_tokenizer(), texts)
         assert ids.shape == mask.shape == (len(texts), 0)
 
 
 @pytest.mark.parametrize("K", [2, 3, 33])
-def test_a_binned_action_comes_back_within_half_a_bin(K):
+def test_a_binned_action_is_decoded_within_half_a_bin(K):
     actions = torch.linspace(-1, 1, 1001)[:, None]
     back = bins.decode(bins.encode(actions, K), K)
     assert (back - actions).abs().max() <= bins.width(K) / 2 + 1e-6
     assert bins.encode(bins.decode(torch.arange(K), K), K).tolist() == list(range(K))
 
 
-def test_both_bounds_are_bins_and_beyond_them_is_the_last():
+def test_both_bounds_are_bins_and_numbers_beyond_take_the_last():
     assert bins.encode(torch.tensor([-5.0, -1.0, -0.6, 0.0, 1.0, 5.0]), 5).tolist() == [0, 0, 1, 2, 4, 4]
     assert bins.decode(torch.arange(5), 5).tolist() == [-1, -0.5, 0, 0.5, 1]
 
@@ -100,13 +100,13 @@ def changed(tokenizer, i):
 @pytest.mark.parametrize("embedding", ["linear", "mlp"])
 @pytest.mark.parametrize("returns", [True, False])
 def test_the_order_is_return_observation_action(embedding, returns):
-    tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, condition_on=returns)
+    tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, return_conditioned=returns)
     assert [changed(tokenizer, i) for i in range(4)] == ([[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]])
     observations = {token for step in range(3) for token in [3 * step + 1 if returns else 2 * step]}
     assert set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.output_positions]) == observations
 
 
-def test_without_timesteps_a_step_is_the_same_whenever_it_comes():
+def test_without_timesteps_the_time_has_no_effect():
     assert changed(TrajectoryTokenizer(SPEC, 8, timesteps="none"), 3) == []
 
 

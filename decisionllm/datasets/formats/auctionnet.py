@@ -1,41 +1,52 @@
 """AuctionNet's files in and out: traffic and trajectory logs, plain, gzipped or Parquet, read into one record.
 
-A traffic log has a row for each opportunity and advertiser; it is streamed, and nothing is kept but the sums of each
-advertiser's step. A trajectory log has a row for each advertiser's step, the state as the text of a tuple. The header says
-which of the two a file is, and columns are found by their names. Rows are counted from 1, below the header.
+A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of each advertiser's step are kept. A
+trajectory log has a row for each advertiser's step, with the state as the text of a tuple. The header decides which of the two a file is;
+columns are found by their names. Rows are counted from 1, below the header.
+pyarrow on one thread adds rows in their order, so that a log gives the same bits everywhere; polars (streaming) does not.
 Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_generator.py`.
 """
 
 import csv
 import gzip
-import os
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
+from decisionllm.files import atomic
 
-WHO = ("deliveryPeriodIndex", "advertiserNumber")
+CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
+DAY = dict(zip(("period", "advertiser", "category", "budget", "target_cpa"), (*CAMPAIGN, *FIXED), strict=True))  # fields of Log
 KINDS = (".csv", ".csv.gz", ".parquet")
 BLOCK = 1 << 24  # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
-# What a column may hold; "" is not read.
-KNOWN = {"deliveryPeriodIndex": "count", "advertiserNumber": "count", "advertiserCategoryIndex": "count",
-         "budget": "above 0", "CPAConstraint": "above 0"}  # fmt: skip
-TRAFFIC = KNOWN | {
-    "timeStepIndex": "step", "remainingBudget": "number", "pvIndex": "", "pValue": "number", "pValueSigma": "",
-    "bid": "number", "xi": "flag", "adSlot": "", "cost": "number", "isExposed": "flag", "conversionAction": "flag",
-    "leastWinningCost": "number", "isEnd": "flag",
+Check = tuple[str, Callable[[np.ndarray], np.ndarray]]  # what a message expects, and which numbers are that
+NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)  # a remaining budget may be a rounding error below 0
+ABOVE_0: Check = ("a number above 0", lambda x: x > 0)
+COUNT: Check = ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x)))
+STEP: Check = (f"a step from 0 to {STEPS - 1}", lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)))
+FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
+Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
+KNOWN: Schema = {**dict.fromkeys((*CAMPAIGN, FIXED[0]), COUNT), **dict.fromkeys(FIXED[1:], ABOVE_0)}
+TRAFFIC: Schema = KNOWN | {
+    "timeStepIndex": STEP, "remainingBudget": NUMBER, "pvIndex": None, "pValue": NUMBER, "pValueSigma": None, "bid": NUMBER,
+    "xi": FLAG, "adSlot": None, "cost": NUMBER, "isExposed": FLAG, "conversionAction": FLAG, "leastWinningCost": NUMBER,
+    "isEnd": FLAG,
 }  # fmt: skip
-TRAJECTORIES = KNOWN | {
-    "realAllCost": "number", "realAllConversion": "number", "timeStepIndex": "step", "state": "text", "action": "number",
-    "reward": "number", "reward_continuous": "number", "done": "flag", "next_state": "",
+TRAJECTORIES: Schema = KNOWN | {
+    "realAllCost": NUMBER, "realAllConversion": NUMBER, "timeStepIndex": STEP, "state": "text", "action": NUMBER,
+    "reward": NUMBER, "reward_continuous": NUMBER, "done": FLAG, "next_state": None,
 }  # fmt: skip
 ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")  # over the opportunities of a step
+Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -53,323 +64,314 @@ class Log:
     exposed_value: np.ndarray  # (K, T)
     remaining: np.ndarray  # (K, T), before the step
     spend: np.ndarray  # (K,), of the day
-    done: np.ndarray  # (K, T) bool: on every step that began with the budget used up, and on the last
-    repairs: dict  # {what: how often}
+    done: np.ndarray  # (K, T) bool: every step that began without budget, and the last
+    repairs: dict[str, int]  # {what: how often}
+
+    def rows(self, index: np.ndarray) -> "Log":
+        """These days of the log."""
+        return replace(self, **{name: x[index] for name, x in vars(self).items() if name != "repairs"})
 
 
-def listed(path):
-    """The files that a path stands for: a file, a folder or a pattern."""
+def concatenated(logs: Sequence[Log]) -> Log:
+    """One log of all these days."""
+    arrays = {f.name: np.concatenate([vars(log)[f.name] for log in logs]) for f in fields(Log) if f.name != "repairs"}
+    counts = {what: sum(log.repairs.get(what, 0) for log in logs) for what in sorted({w for log in logs for w in log.repairs})}
+    return Log(**arrays, repairs=counts)
+
+
+def log_files(path: str | Path) -> list[Path]:
+    """The files of a path: a file, a folder or a pattern."""
     given = Path(path).expanduser()
+    found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
     if given.is_dir():
         found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
-    else:
-        found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
     if not found:
         raise FileNotFoundError(f"{path}: no log there; expected a file, a folder or a pattern of {', '.join(KINDS)}")
     return sorted(found)
 
 
-def spelled(periods):
-    """[0, 1, 2, 5] -> "0-2,5", which `chosen` reads."""
+def format_periods(periods: Any) -> str:
+    """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
     known = np.unique(periods)
     runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
     return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def chosen(periods):
-    """What `spelled` writes, as a list: "0-2,5" -> [0, 1, 2, 5]. Nothing written -> None, which stands for all."""
-    return sorted(ranges("dataset.periods", periods, nothing="all")) or None
+def parse_periods(periods: str) -> list[int]:
+    """ "0-2,5" -> [0, 1, 2, 5]; empty: none, which stands for all."""
+    return sorted(ranges("dataset.periods", periods, nothing="all"))
 
 
-def read(path, *, periods="", features="repaired"):
-    """A Log of the files there. A period must be in one file, and whole."""
-    wanted, logs, seen = chosen(periods), [], {}
-    for file in listed(path):
-        log = read_file(file, features=features)
+def read(path: str | Path, *, periods: str = "") -> Log:
+    """Read these files.
+
+    Args:
+        path: a file, a folder or a pattern. A period must be in one file, and complete.
+        periods: such as `0-6` or `7,8`; empty: all.
+
+    Raises:
+        FileNotFoundError: no log at `path`.
+        ValueError: a file is not a complete log, or a period is missing or in two files; names file, row and column.
+    """
+    wanted, logs = parse_periods(periods), []
+    seen: dict[int, Path] = {}
+    for file in log_files(path):
+        log = read_file(file)
         for period in np.unique(log.period).tolist():
             if period in seen:
                 raise ValueError(f"{file}: period {period} is in {seen[period]} too; leave one of the two out of dataset.path")
             seen[period] = file
         logs.append(log)
-    lacking = sorted(set(wanted or ()) - set(seen))
-    if lacking:
-        raise ValueError(f"dataset.periods: {path} has no period {spelled(lacking)}, only {spelled(list(seen))}")
-    arrays = {f.name: np.concatenate([getattr(log, f.name) for log in logs]) for f in fields(Log) if f.name != "repairs"}
-    order = np.lexsort((arrays["advertiser"], arrays["period"]))
-    rows = order[np.isin(arrays["period"][order], wanted or list(seen))]
-    counts = {what: sum(log.repairs.get(what, 0) for log in logs) for what in sorted({w for log in logs for w in log.repairs})}
-    return Log(**{name: array[rows] for name, array in arrays.items()}, repairs=counts)
+    if lacking := sorted(set(wanted) - set(seen)):
+        raise ValueError(f"dataset.periods: {path} has no period {format_periods(lacking)}, only {format_periods(list(seen))}")
+    log = concatenated(logs)
+    order = np.lexsort((log.advertiser, log.period))
+    return log.rows(order[np.isin(log.period[order], wanted or list(seen))])
 
 
-def read_file(file, *, features="repaired"):
-    """A Log of one file; its header says which of the two schemas it has."""
+def read_file(file: Path) -> Log:
+    """The log of one file; its header decides which of the two schemas it has."""
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
-    lacking = [name for name in schema if name not in names]
-    if lacking:
-        kind = "traffic" if schema is TRAFFIC else "trajectory"
+    if lacking := [name for name in schema if name not in names]:
         unknown = [name for name in names if name not in schema]
         raise ValueError(
-            f"{file}: expected the columns of a {kind} log, {', '.join(lacking)} not among them; "
+            f"{file}: expected the columns of a {'traffic' if schema is TRAFFIC else 'trajectory'} log, {', '.join(lacking)} not among them; "
             f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
         )
-    if schema is TRAFFIC:
-        return of_traffic(file, features)
-    if features == "original":
-        raise ValueError(f"{file}: features=original needs a traffic log; a trajectory log holds the repaired features")
-    return of_trajectories(file)
+    return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
 
 
-def header(file):
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Give an error of reading the file, and the row and column if pyarrow names them."""
     import pyarrow as pa  # pip install decisionllm[auction]
-    from pyarrow import parquet
 
     try:
-        if file.name.endswith(".parquet"):
-            return parquet.read_schema(file).names
-        with (gzip.open if file.name.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
-            names = next(csv.reader(text), [])
+        yield
     except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: not a readable log ({error}); fetch it again") from error
-    if not names:
-        raise ValueError(f"{file}: the file is empty; expected a header and rows")
-    return names
+        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)  # it counts the header too
+        place = f", row {int(found[2]) - 1}" + (f", {header(file)[int(found[1])]}" if found[1] else "") if found else ""
+        raise ValueError(f"{file}{place}: not a readable log ({found[3] if found else error}); mend it or fetch it") from error
 
 
-def batches(file, schema):
-    """What a file holds, piece by piece: (number of its first row, {name: (n,) float64, or a pyarrow array of texts})."""
+def header(file: Path) -> list[str]:
+    """Names of the columns."""
+    with readable(file):
+        if file.name.endswith(".parquet"):
+            from pyarrow import parquet
+
+            return list(parquet.read_schema(file).names)
+        with (gzip.open if file.name.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
+            if names := next(csv.reader(text), []):
+                return names
+    raise ValueError(f"{file}: the file is empty; expected a header and rows")
+
+
+def batches(file: Path, schema: Schema) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or a pyarrow array of texts})."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    types = {name: pa.string() if kind == "text" else pa.float64() for name, kind in schema.items() if kind}
-    row = 1
-    try:
+    types, row = {name: pa.string() if kind == "text" else pa.float64() for name, kind in schema.items() if kind}, 1
+    read = arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False)
+    convert = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types))
+    with readable(file):
         if file.name.endswith(".parquet"):
-            pieces = parquet.ParquetFile(file).iter_batches(batch_size=max(BLOCK // 128, 1), columns=list(types))
+            blocks = parquet.ParquetFile(file).iter_batches(batch_size=max(BLOCK // 128, 1), columns=list(types))
         else:
-            pieces = arrow_csv.open_csv(
-                file,
-                read_options=arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False),
-                convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(types)),
-            )
-        for piece in pieces:
-            columns = {name: piece.column(name).cast(type) for name, type in types.items()}
-            numbers = {n: c if types[n] == pa.string() else c.to_numpy(zero_copy_only=False) for n, c in columns.items()}
-            yield row, numbers
-            row += piece.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)  # it counts the header too
-        place = f", row {int(found[2]) - 1}" + (f", {header(file)[int(found[1])]}" if found[1] else "") if found else ""
-        raise ValueError(f"{file}{place}: not a readable log ({found[3] if found else error}); mend it or fetch it") from error
+            blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
+        for block in blocks:
+            columns = {name: block.column(name).cast(type) for name, type in types.items()}
+            columns = {n: c if types[n] == pa.string() else c.to_numpy(zero_copy_only=False) for n, c in columns.items()}
+            check(file, row, columns, schema)
+            yield row, columns
+            row += block.num_rows
     if row == 1:
         raise ValueError(f"{file}: expected rows below the header, got none")
 
 
-def check(file, row, columns, schema):
-    """Refuse numbers that no log can hold. A number that is not there passes: what it means is the caller's to say."""
-    for name, column in columns.items():
-        if schema[name] == "text":
-            continue
-        expected, allowed = {
-            "number": ("a number from 0", lambda x: x >= -1e-9),  # what is left of a budget may be a rounding error
-            "above 0": ("a number above 0", lambda x: x > 0),
-            "count": ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x))),
-            "step": (f"a step from 0 to {STEPS - 1}", lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x))),
-            "flag": ("0 or 1", lambda x: (x == 0) | (x == 1)),
-        }[schema[name]]
-        wrong = ~(allowed(column) & np.isfinite(column) | np.isnan(column))
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise ValueError(f"{file}, row {row + at}, {name}: expected {expected}, got {column[at]:g}")
+def check(file: Path, row: int, columns: dict[str, Any], schema: Schema) -> None:
+    """Refuse impossible numbers. A missing number passes: the caller decides."""
+    for name, kind in schema.items():
+        if isinstance(kind, tuple):
+            (expected, allowed), column = kind, columns[name]
+            wrong = ~(allowed(column) & np.isfinite(column) | np.isnan(column))
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise ValueError(f"{file}, row {row + at}, {name}: expected {expected}, got {column[at]:g}")
 
 
-def of_trajectories(file):
-    """A Log of a trajectory file. The budget left says what was spent, the rewards what was won."""
-    pieces = []
+def read_trajectories(file: Path) -> Log:
+    """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
+    blocks = []
     for row, columns in batches(file, TRAJECTORIES):
-        check(file, row, columns, TRAJECTORIES)
         for name, column in columns.items():
-            if TRAJECTORIES[name] != "text" and np.isnan(column).any():
+            if name != "state" and np.isnan(column).any():
                 raise ValueError(f"{file}, row {row + int(np.argmax(np.isnan(column)))}, {name}: expected a number, got none")
-        pieces.append(columns | {"state": parsed(file, row, columns["state"])})
-    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    order = whole_days(file, columns, numbered=True)
-    columns = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in columns.items()}
-    period, advertiser, category, budget, target_cpa, spend = constants(file, columns, (*WHO, *FIXED, "realAllCost"))
-    states = columns["state"]
-    remaining = budget[:, None] * states[:, :, STATE.index("budget left")]
-    falling(file, columns, remaining)
+        blocks.append(columns | {"state": parsed(file, row, columns["state"])})
+    joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    order = whole_days(file, joined, numbered=True)
+    days = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in joined.items()}
+    fixed = constants(file, days, DAY | {"spend": "realAllCost"})
+    states = days["state"]
+    remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
+    falling(file, days, remaining)
     return Log(
-        period.astype(int), advertiser.astype(int), category.astype(int), budget, target_cpa, states, columns["action"],
-        columns["reward"], columns["reward_continuous"], remaining, spend, columns["done"] > 0, {},
+        **fixed, states=states, multiplier=days["action"], conversions=days["reward"], done=days["done"] > 0,
+        exposed_value=days["reward_continuous"], remaining=remaining, repairs={},
     )  # fmt: skip
 
 
-def parsed(file, row, texts):
+def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
     """The texts of tuples -> (n, 16) float64. "(1.0, 0.5)" and "(np.float64(1.0), np.float64(0.5))" are the same."""
-    import pyarrow as pa
     import pyarrow.compute as pc
-    from pyarrow import csv as arrow_csv
 
     bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
-    sizes = pc.count_substring(bare, ",").to_numpy() + 1
-    if (sizes != len(STATE)).any():
-        at = int(np.argmax(sizes != len(STATE)))
-        raise ValueError(f"{file}, row {row + at}, state: expected {len(STATE)} numbers, got {texts[at]}")
-    lines = pc.binary_join(pa.ListArray.from_arrays([0, len(bare)], bare), "\n")[0].as_py()
-    names = [str(i) for i in range(len(STATE))]
-    try:
-        table = arrow_csv.read_csv(
-            pa.BufferReader(lines.encode()),
-            read_options=arrow_csv.ReadOptions(column_names=names, use_threads=False),
-            convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.float64())),
-        )
-        states = np.stack([table[name].to_numpy() for name in names], 1)
-    except pa.ArrowInvalid as error:
-        found = re.search(r"Row #(\d+)", str(error))
-        at = row + int(found[1]) - 1 if found else row
-        raise ValueError(f"{file}, row {at}, state: expected {len(STATE)} numbers, got {texts[at - row]}") from error
-    wrong = ~(states >= -1e-9) | np.isinf(states)
+    words = pc.split_pattern(bare, ",")
+    sizes, flat = words.value_lengths().to_numpy(), words.flatten()
+    numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
+    numbers: np.ndarray = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
+    wrong = np.logical_or.reduceat(~(numbers >= -1e-9), np.cumsum(sizes) - sizes) | (sizes != len(STATE))
     if wrong.any():
-        at = int(np.argmax(wrong.any(1)))
+        at = int(np.argmax(wrong))
         raise ValueError(f"{file}, row {row + at}, state: expected {len(STATE)} numbers from 0, got {texts[at]}")
-    return states
+    return numbers.reshape(-1, len(STATE))
 
 
-def whole_days(file, columns, *, numbered=True, remark=""):
-    """The order of rows by period and advertiser, whose steps must stand there as 0, 1, .. 47. numbered: a row is one of the file."""
+def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = "") -> np.ndarray:
+    """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47. numbered: these are rows of the file."""
     if not len(columns["timeStepIndex"]):
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
-    period, advertiser, step = (columns[name] for name in (*WHO, "timeStepIndex"))
+    period, advertiser, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
     order = np.lexsort((advertiser, period))
-    who = np.stack([period, advertiser], 1)[order]
-    first = np.flatnonzero(np.append(True, (np.diff(who, axis=0) != 0).any(1)))
-    lengths = np.diff(np.append(first, len(who)))
-    expected = np.arange(len(who)) - np.repeat(first, lengths)
+    campaign = np.stack([period, advertiser], 1)[order]
+    first = np.flatnonzero(np.append(True, (np.diff(campaign, axis=0) != 0).any(1)))
+    sizes = np.diff(np.append(first, len(campaign)))
+    expected = np.arange(len(campaign)) - np.repeat(first, sizes)
     if (step[order] != expected).any():
         at = int(np.argmax(step[order] != expected))
         place = f", row {order[at] + 1}" if numbered else ""
         raise ValueError(
-            f"{file}{place}, timeStepIndex: {named(*who[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
+            f"{file}{place}, timeStepIndex: {named(*campaign[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
         )
-    if (lengths != STEPS).any():
-        at = int(np.argmax(lengths != STEPS))
+    if (sizes != STEPS).any():
+        at = int(np.argmax(sizes != STEPS))
         raise ValueError(
-            f"{file}: {named(*who[first[at]])} has {lengths[at]} steps, expected {STEPS}{remark}; the log is cut short"
+            f"{file}: {named(*campaign[first[at]])} has {sizes[at]} steps, expected {STEPS}{remark}; the log is cut short"
         )
     return order
 
 
-def constants(file, columns, names):
-    """Columns (K, T) that are the same over an advertiser's day -> (K,) each."""
-    for name in names:
+def constants(file: Path, columns: Columns, names: dict[str, str]) -> Columns:
+    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, by the fields that have these names; counts as int."""
+    for name in names.values():
         differs = columns[name] != columns[name][:, :1]
         if differs.any():
             k, t = np.argwhere(differs)[0]
             raise ValueError(
-                f"{file}, {name}: {named(*(columns[key][k, t] for key in WHO))}: expected one value for the day, "
+                f"{file}, {name}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected one value for the day, "
                 f"got {columns[name][k, 0]:g} and, in step {t}, {columns[name][k, t]:g}"
             )
-    return [columns[name][:, 0] for name in names]
+    return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
 
 
-def named(period, advertiser):
+def named(period: float, advertiser: float) -> str:
     return f"period {period:g}, advertiser {advertiser:g}"
 
 
-def falling(file, columns, remaining):
-    """Refuse a budget (K, T) that grows over the day."""
+def falling(file: Path, columns: Columns, remaining: np.ndarray) -> None:
+    """Refuse a remaining budget (K, T) that grows over the day."""
     rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
     if rises.any():
         k, t = np.argwhere(rises)[0]
         raise ValueError(
-            f"{file}: {named(*(columns[key][k, t] for key in WHO))}: expected a remaining budget that never grows, "
+            f"{file}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected a remaining budget that never grows, "
             f"got {remaining[k, t]:g} before step {t} and {remaining[k, t + 1]:g} before step {t + 1}"
         )
 
 
-def of_traffic(file, features):
-    """A Log of a traffic file: sums over each advertiser's step, then the state numbers as Campaigns shows them live.
+def read_traffic(file: Path) -> Log:
+    """A traffic file: sums over each advertiser's step, then the state numbers of Campaigns.
 
-    What a step cost is what the logged budget fell by, and in the last step its costs. Steps where the two differ are counted.
+    A step's spend is the fall of the logged budget, in the last step its costs. Steps where the two differ are counted as repairs.
     """
-    columns, repairs = summed(file)
+    sums, repairs = summed(file)
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
-    order = whole_days(file, columns, numbered=False, remark=remark)
-    columns = {name: column[order].reshape(-1, STEPS) for name, column in columns.items()}
-    period, advertiser, category, budget, target_cpa = constants(file, columns, (*WHO, *FIXED))
-    remaining, volume, spend = columns["remainingBudget"], columns["volume"], columns["spend"]
-    falling(file, columns, remaining)
+    order = whole_days(file, sums, numbered=False, remark=remark)
+    days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
+    fixed = constants(file, days, DAY)
+    remaining, volume, spend = days["remainingBudget"], days["volume"], days["spend"]
+    falling(file, days, remaining)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
-    differ = np.abs(fell - spend) > 1e-6 * budget[:, None]
+    differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
     repairs |= {"steps whose costs are not what the budget fell by": int(differ.sum())} if differ.any() else {}
-    campaigns = Campaigns(budget, target_cpa, features=features)
+    campaigns = Campaigns(fixed["budget"], fixed["target_cpa"])
     states = np.empty((*remaining.shape, len(STATE)))
     for t in range(STEPS):
-        mean = {name: columns[name][:, t] / volume[:, t] for name in ADDED}
+        mean = {name: days[name][:, t] / volume[:, t] for name in ADDED}
         states[:, t] = campaigns.observe(mean["pValue"], volume[:, t])
         campaigns.record(
             bid=mean["bid"], market_price=mean["leastWinningCost"], value=mean["pValue"], conversion=mean["conversionAction"],
-            won=mean["xi"], volume=volume[:, t], spend=fell[:, t], conversions=columns["conversionAction"][:, t],
-            exposed_value=columns["exposed_value"][:, t],
+            won=mean["xi"], volume=volume[:, t], spend=fell[:, t], conversions=days["conversionAction"][:, t],
+            exposed_value=days["exposed_value"][:, t],
         )  # fmt: skip
-    multiplier = np.divide(columns["bid"], columns["pValue"], out=np.zeros_like(spend), where=columns["pValue"] > 0)
-    done = (columns["isEnd"] > 0) | (np.arange(STEPS) == STEPS - 1)
     return Log(
-        period.astype(int), advertiser.astype(int), category.astype(int), budget, target_cpa, states, multiplier,
-        columns["conversionAction"], columns["exposed_value"], remaining, spend.sum(1), done, repairs,
+        **fixed, states=states, remaining=remaining, spend=spend.sum(1), repairs=repairs, conversions=days["conversionAction"],
+        multiplier=np.divide(days["bid"], days["pValue"], out=np.zeros_like(spend), where=days["pValue"] > 0),
+        exposed_value=days["exposed_value"], done=(days["isEnd"] > 0) | (np.arange(STEPS) == STEPS - 1),
     )  # fmt: skip
 
 
-def summed(file):
-    """The rows of a traffic file, added up over each (period, advertiser, step): columns, and what was repaired.
+def summed(file: Path) -> tuple[Columns, dict[str, int]]:
+    """The rows of a traffic file, summed over each (period, advertiser, step): columns, and counts of repairs.
 
-    `cost` is the price of a slot, also where nothing was shown: what was paid is cost x exposed. A row in which a number is
-    missing, as in the public periods 9, 13 and 27, is left out. The numbers of opportunities (pvIndex) are not looked at: they
-    begin again with every step in the simulator's own files, and do not in the public ones.
+    `cost` is the price of a slot, exposed or not: the payment is cost x exposed. A row without one of its numbers, as in the public
+    periods 9, 13 and 27, is left out. pvIndex is not used: it restarts with every step in the simulator's own files, and not in the
+    public ones.
     """
     import pyarrow as pa
 
-    keys, parts, left_out, first = [*WHO, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0, {}
+    keys, parts, left_out = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0
+    first: dict[tuple[float, float], tuple[int, str]] = {}  # of a campaign: its first row without a number, and which number
 
-    def add_up(columns):
-        names = (*ADDED, "spend", "exposed_value", "volume")
-        table = pa.table(columns).group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+    def add_up(columns: Any) -> Any:
+        sums = [(name, "sum") for name in (*ADDED, "spend", "exposed_value", "volume")]
+        table = pa.table(columns).group_by(keys, use_threads=False).aggregate(sums)
         return table.rename_columns([name.removesuffix("_sum") for name in table.column_names])
 
     for row, columns in batches(file, TRAFFIC):
-        check(file, row, columns, TRAFFIC)
         if (lacking := np.isnan(list(columns.values()))).any():
             rows = np.flatnonzero(lacking.any(0))
             left_out += len(rows)
-            who = np.stack([columns[name][rows] for name in WHO], 1)
-            for (period, advertiser), i in zip(*np.unique(who, axis=0, return_index=True), strict=True):
+            keyed = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
+            for (period, advertiser), i in zip(*np.unique(keyed, axis=0, return_index=True), strict=True):
                 first.setdefault((period, advertiser), (row + rows[i], list(columns)[np.argmax(lacking[:, rows[i]])]))
             columns = {name: column[~lacking.any(0)] for name, column in columns.items()}
-        paid, shown = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
-        parts.append(add_up(columns | {"spend": paid, "exposed_value": shown, "volume": np.ones(len(paid))}))
+        paid, value = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
+        parts.append(add_up(columns | {"spend": paid, "exposed_value": value, "volume": np.ones(len(paid))}))
     table = add_up(pa.concat_tables(parts)).sort_by([(key, "ascending") for key in keys])
-    columns = {name: table[name].to_numpy() for name in table.column_names}
+    sums = {name: table[name].to_numpy() for name in table.column_names}
     for (period, advertiser), (row, name) in first.items():
-        known = (columns[WHO[0]] == period) & (columns[WHO[1]] == advertiser)
+        known = (sums[CAMPAIGN[0]] == period) & (sums[CAMPAIGN[1]] == advertiser)
         if not known.any() and np.isfinite([period, advertiser]).all():
             raise ValueError(
                 f"{file}, row {row}, {name}: expected a number, got none; so it is in every row of {named(period, advertiser)}"
             )
-    again = np.all([np.diff(columns[name]) == 0 for name in keys[:3]], 0)
+    again = np.all([np.diff(sums[name]) == 0 for name in keys[:3]], 0)
     if again.any():
         i = int(np.argmax(again))
-        name = next(name for name in keys[3:] if columns[name][i] != columns[name][i + 1])
+        name = next(name for name in keys[3:] if sums[name][i] != sums[name][i + 1])
         raise ValueError(
-            f"{file}, {name}: {named(*(columns[key][i] for key in WHO))}: expected one value in step "
-            f"{columns['timeStepIndex'][i]:g}, got {columns[name][i]:g} and {columns[name][i + 1]:g}"
+            f"{file}, {name}: {named(*(sums[key][i] for key in CAMPAIGN))}: expected one value in step "
+            f"{sums['timeStepIndex'][i]:g}, got {sums[name][i]:g} and {sums[name][i + 1]:g}"
         )
-    return columns, {"rows without a number, left out": left_out} if left_out else {}
+    return sums, {"rows without a number, left out": left_out} if left_out else {}
 
 
-def convert(log):
-    """A Log as the fourteen columns of a trajectory log, numbers as plain text has them: {name: list of K x 48}."""
+def convert(log: Log) -> dict[str, list[Any]]:
+    """A log as the fourteen columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     days = (log.period, log.advertiser, log.category, log.budget, log.target_cpa, log.spend, log.conversions.sum(1))
     steps = (np.arange(STEPS), log.multiplier, log.conversions, log.exposed_value)
     numbers = [np.broadcast_to(x, log.done.shape).astype(float) for x in (*(day[:, None] for day in days), *steps)]
@@ -379,8 +381,8 @@ def convert(log):
     return dict(zip(TRAJECTORIES, (*flat[:8], states, *flat[8:], after), strict=True))
 
 
-def write(path, log):
-    """Write a Log as a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name."""
+def write(path: str | Path, log: Log) -> None:
+    """Write a log as a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -390,16 +392,11 @@ def write(path, log):
     if path.exists():
         raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
     columns = convert(log)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    try:
+    with atomic(path) as partial:
         if path.name.endswith(".parquet"):
             parquet.write_table(pa.table(columns), partial)
-        else:
-            with (gzip.open if path.name.endswith(".gz") else open)(partial, "wt", encoding="utf-8", newline="") as file:
-                rows = csv.writer(file, lineterminator="\n")
-                rows.writerow(columns)
-                rows.writerows(zip(*columns.values(), strict=True))
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            return
+        with (gzip.open if path.name.endswith(".gz") else open)(partial, "wt", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(columns)
+            rows.writerows(zip(*columns.values(), strict=True))

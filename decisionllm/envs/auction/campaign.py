@@ -1,7 +1,9 @@
-"""N advertising campaigns under way: what each has seen and spent, and the numbers that a bidder is shown of it.
+"""N advertising campaigns in progress: their history, spend and conversions, and the state numbers computed from them.
 
-One place for the log converter, the market, the replay and the server, so that a feature means the same wherever it is computed.
+The log reader, the market, the replay and the server all use this class, so that a feature has one definition.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -18,62 +20,84 @@ MEANS = ("bid", "market_price", "value", "conversion", "won")  # of a step, over
 class Campaigns:
     """N campaigns of one period, step by step: `observe` before the bids of a step, `record` after its auctions.
 
-    budgets: (N,) currency; target_cpa: (N,) currency a conversion. features: `repaired`; `original` averages steps 0, 1, 2 wherever
-    the last three are meant, as the original's policies do when they run.
-    Source: AuctionNet (arXiv 2412.10798), `train_data_generator.py` for the sixteen numbers and their order.
+    Args:
+        budgets: (N,) currency for the whole period.
+        target_cpa: (N,) currency per conversion.
+        steps: of the period.
+
+    Raises:
+        ValueError: a budget or a target CPA is not above 0.
+
+    Source: AuctionNet (arXiv 2412.10798), `train_data_generator.py` for the sixteen state numbers and their order.
     """
 
-    def __init__(self, budgets, target_cpa, *, steps=STEPS, features="repaired"):
-        if features not in ("repaired", "original"):
-            raise ValueError(f"features: expected repaired or original, got {features!r}")
+    def __init__(self, budgets: Any, target_cpa: Any, *, steps: int = STEPS) -> None:
         self.budgets, self.target_cpa = np.array(budgets, np.float64), np.array(target_cpa, np.float64)
         for name, given in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
             if given.ndim != 1 or not (np.isfinite(given).all() and (given > 0).all()):
                 raise ValueError(f"{name}: expected one number above 0 a campaign, got {given.tolist()}")
         N = len(self.budgets)
-        self.steps, self.features, self.now = steps, features, 0
+        self.steps, self.now = steps, 0
         self.remaining, self.spend = self.budgets.copy(), np.zeros(N)
         self.conversions, self.exposed_value = np.zeros(N), np.zeros(N)
         self.means = np.zeros((steps, len(MEANS), N))
         self.volumes = np.zeros((steps, N))
 
-    def observe(self, value, volume, *, features=None):
-        """What is shown before a step: mean value and number of its opportunities, (N,) each -> (N, 16) float64, in the order of STATE.
+    def observe(self, value: Any, volume: Any, *, features: str = "repaired") -> np.ndarray:
+        """State numbers before a step.
 
-        features: other than the campaigns' own, for one who shares their market and was trained on the others.
+        Args:
+            value: (N,) mean value (predicted conversion probability) of the step's opportunities.
+            volume: (N,) number of these opportunities.
+            features: `repaired`; `original` averages steps 0, 1, 2 where the last three are meant, as AuctionNet's policies do when
+                they bid.
+
+        Returns:
+            (N, 16) float64 in the order of STATE.
         """
         t, N = self.now, len(self.budgets)
-        shown = np.zeros((N, len(STATE)))
+        states = np.zeros((N, len(STATE)))
         past, recent = self.means[:t], self.means[max(t - 3, 0) : t]
-        shown[:, 0] = (self.steps - t) / self.steps
-        shown[:, 1] = self.remaining / self.budgets
+        states[:, 0] = (self.steps - t) / self.steps
+        states[:, 1] = self.remaining / self.budgets
         if t:
-            last = self.means[: min(t, 3)] if (features or self.features) == "original" else recent
-            shown[:, [2, 4, 5, 6, 7]] = past.mean(0).T
-            shown[:, [3, 8, 9, 10, 11]] = last.mean(0).T
-        shown[:, 12], shown[:, 13] = value, volume
-        shown[:, 14], shown[:, 15] = self.volumes[max(t - 3, 0) : t].sum(0), self.volumes[:t].sum(0)
-        return shown
+            last = self.means[: min(t, 3)] if features == "original" else recent
+            states[:, [2, 4, 5, 6, 7]] = past.mean(0).T
+            states[:, [3, 8, 9, 10, 11]] = last.mean(0).T
+        states[:, 12], states[:, 13] = value, volume
+        states[:, 14], states[:, 15] = self.volumes[max(t - 3, 0) : t].sum(0), self.volumes[:t].sum(0)
+        return states
 
-    def context(self):
-        """What the sixteen numbers leave out: (N, 5) float64, in the order of CONTEXT."""
+    def context(self) -> np.ndarray:
+        """What the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
         return np.stack(
             [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
         )
 
-    def guarded(self, multipliers):
-        """A guard of the limit: who has paid more for a conversion than is allowed bids the limit at most, until it holds again. (N,)
+    def guarded(self, multipliers: np.ndarray) -> np.ndarray:
+        """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
 
-        A won opportunity costs at most multiplier x value, so what is bought under the guard costs no more than allowed, by the values.
+        A won opportunity costs at most multiplier x value, so purchases under the cap keep the expected CPA within its target.
         """
         over = self.spend > self.target_cpa * np.maximum(self.conversions, self.exposed_value)
         return np.where(over, np.minimum(multipliers, self.target_cpa), multipliers)
 
-    def record(self, *, bid, market_price, value, conversion, won, volume, spend, conversions, exposed_value):
-        """What the step brought, (N,) each: means over its opportunities, its number of opportunities, and totals.
+    def record(
+        self, *, bid: Any, market_price: Any, value: Any, conversion: Any, won: Any, volume: Any, spend: Any, conversions: Any,
+        exposed_value: Any,
+    ) -> None:  # fmt: skip
+        """Add the results of a step.
 
-        bid, market_price: currency; value: predicted conversion probability; conversion, won: shares of the opportunities; spend: currency;
-        conversions: counted; exposed_value: sum of the values of what was shown.
+        Args:
+            bid: (N,) mean bid, currency.
+            market_price: (N,) mean of the least winning bids, currency.
+            value: (N,) mean predicted conversion probability.
+            conversion: (N,) conversions per opportunity.
+            won: (N,) share of the opportunities that were won.
+            volume: (N,) number of opportunities.
+            spend: (N,) currency.
+            conversions: (N,) counted.
+            exposed_value: (N,) sum of the values of the exposed ads.
         """
         self.means[self.now] = np.stack(
             [np.broadcast_to(x, self.budgets.shape) for x in (bid, market_price, value, conversion, won)]
@@ -86,22 +110,21 @@ class Campaigns:
         self.now += 1
 
 
-def score(conversions, spend, target_cpa):
-    """Conversions, with a penalty where they cost more than allowed: conversions x min(1, (target / CPA)^2). Any shapes that broadcast.
+def score(conversions: Any, spend: Any, target_cpa: Any) -> np.ndarray:
+    """AuctionNet's score: conversions x min(1, (target CPA / CPA)^2). Any shapes that broadcast.
 
-    Source: AuctionNet, `getScore_neurips`; its 1e-10 guards are left out, no conversions score 0.
+    Source: AuctionNet, `getScore_neurips`, without its 1e-10 terms: no conversions score 0.
     """
     conversions, spend = np.asarray(conversions, np.float64), np.asarray(spend, np.float64)
-    allowed = np.divide(
-        target_cpa * conversions, spend, out=np.full(np.broadcast(conversions, spend).shape, np.inf), where=spend > 0
-    )
-    return conversions * np.minimum(1, allowed) ** 2
+    unlimited = np.full(np.broadcast(conversions, spend).shape, np.inf)
+    ratio = np.divide(target_cpa * conversions, spend, out=unlimited, where=spend > 0)
+    return np.asarray(conversions * np.minimum(1, ratio) ** 2)
 
 
-def offered(values):
-    """What `Campaigns.observe` is shown of a step's opportunities: their values (n,) -> mean value and number.
+def offered(values: Any) -> tuple[float, int]:
+    """Mean value and number of a step's opportunities, as `Campaigns.observe` takes them: values (n,).
 
-    The sum is taken in the order of the opportunities, as the market takes it, so that both come to the same bits.
+    The sum runs in the order of the opportunities, as in the market, so that both give the same bits.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
@@ -109,11 +132,18 @@ def offered(values):
     return _total(values) / max(len(values), 1), len(values)
 
 
-def summary(values, bids, auction, impressions, market_prices):
-    """A step of one advertiser, opportunity by opportunity, as AuctionNet tells it -> what `Campaigns.record` is told.
+def summary(values: Any, bids: Any, auction: Any, impressions: Any, market_prices: Any) -> dict[str, Any]:
+    """A step of one advertiser, given by opportunity as AuctionNet reports it -> arguments of `Campaigns.record`.
 
-    values, bids, market_prices: (n,), market_prices and bids in currency; auction: (n, 3), whether a slot was won, which, and its price;
-    impressions: (n, 2), whether it was shown, and whether it converted. Only what was shown is paid for.
+    Args:
+        values: (n,) predicted conversion probabilities.
+        bids: (n,) currency.
+        auction: (n, 3) whether a slot was won, which slot, its price in currency.
+        impressions: (n, 2) whether the ad was exposed, whether it converted. Only exposed ads are paid for.
+        market_prices: (n,) least winning bids, currency.
+
+    Raises:
+        ValueError: an array has another shape, or a number that is not finite.
     """
     value, n = offered(values)
     given = {"historyBid": (bids, ()), "historyAuctionResult": (auction, (3,)), "historyImpressionResult": (impressions, (2,)),
@@ -136,6 +166,6 @@ def summary(values, bids, auction, impressions, market_prices):
     }  # fmt: skip
 
 
-def _total(x):
-    """The sum in the order of the rows, however they lie in memory."""
+def _total(x: np.ndarray) -> float:
+    """The sum in the order of the rows, independent of the memory layout."""
     return np.cumsum(x)[-1] if len(x) else 0.0

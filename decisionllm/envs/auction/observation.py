@@ -3,7 +3,9 @@
 One saved specification serves the log readers, the market, the replay, the server, the journal and AuctionNet's simulator.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +51,7 @@ class ObservationSpec:
         one_of("text", self.text, TEXTS)
 
     @classmethod
-    def of(cls, info: dict) -> "ObservationSpec":
+    def of(cls, info: Mapping[str, Any]) -> "ObservationSpec":
         """The specification saved in a dataset's info (run.json, `dataset`).
 
         Raises:
@@ -62,7 +64,7 @@ class ObservationSpec:
             )
         return cls(**{f.name: info[f.name] for f in fields(cls)})
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, str]:
         """The four options as saved in a dataset's info."""
         return asdict(self)
 

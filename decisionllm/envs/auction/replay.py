@@ -1,44 +1,63 @@
-"""One period against market prices that do not answer: any number of campaigns at once, each as if it were alone.
+"""One period against fixed market prices: any number of campaigns at once, each as if it were alone.
 
-Who bids its multiplier times the value wins where price / value is no higher than the multiplier. Sorted by that ratio, once, the
-opportunities that any multiplier wins stand first: finding them is a bisection, and only they are looked at.
-Source of the rules: AuctionNet (arXiv 2412.10798), `offline_eval`. It draws conversions again after each of its rounds of
-taking back wins; what was drawn has no say in what is taken back, so drawing once is the same distribution.
+A campaign that bids its multiplier times the value wins where price / value is no higher than the multiplier. Opportunities are sorted
+by that ratio once; a bisection then finds how many are won, and only these are read.
+Source of the rules: AuctionNet (arXiv 2412.10798), `offline_eval`. It draws conversions again after each round in which it withdraws
+wins; the draws have no influence on what is withdrawn, so one draw gives the same distribution.
 """
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
+from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.envs.auction.market import Traffic
+
 
 @dataclass(frozen=True)
-class Offers:
-    """A period's opportunities as N advertisers may buy them."""
+class PricedPeriod:
+    """The opportunities of a period and their prices, for N advertisers."""
 
     period: int
     volume: np.ndarray  # (T,) opportunities of a step
     value: np.ndarray  # (T, N) means over them
     market_price: np.ndarray  # (T,) mean over them, currency
-    steps: list  # of T: prices (n,), values (N, n), their standard deviations (N, n), and each advertiser's order by price / value (N, n)
+    steps: Sequence[tuple[np.ndarray, ...]]  # of T: prices (n,); values, their deviations, order by price / value, (N, n) each
 
-    def won(self, step, advertisers, multipliers):
-        """How many opportunities are bought: advertisers (M,) int, multipliers (M,) -> (M,) int"""
+    def won(self, step: int, advertisers: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+        """Number of opportunities won: advertisers (M,) int, multipliers (M,) -> (M,) int"""
         prices, values, _, order = self.steps[step]
         low, high = np.zeros(len(advertisers), int), np.full(len(advertisers), len(prices))
         while (open := low < high).any():
             middle = np.minimum((low + high) // 2, len(prices) - 1)
             at = order[advertisers, middle]
-            wins = multipliers * values[advertisers, at] >= prices[at]  # float64: a price may be what this very bid once was
+            wins = multipliers * values[advertisers, at] >= prices[at]  # in float64, since a price may be this very bid
             low, high = np.where(open & wins, middle + 1, low), np.where(open & ~wins, middle, high)
         return low
 
-    def step(self, step, advertisers, multipliers, remaining, *, keys):
-        """M campaigns buy: what `Campaigns.record` is told, (M,) each.
+    def step(
+        self, step: int, advertisers: np.ndarray, multipliers: np.ndarray, remaining: np.ndarray, *, keys: np.ndarray
+    ) -> dict[str, Any]:
+        """Let M campaigns bid in a step.
 
-        A win costs the market price and is shown; its real value is N(value, deviation) cut to [0, 1], the chance of a conversion.
-        Who cannot pay keeps wins in a random order as far as the money goes. keys: (M, k) int, what a campaign's draws
-        depend on beside the step. An opportunity converts for all multipliers that buy it or for none.
+        A win costs the market price and is exposed; it converts with a probability drawn from N(value, deviation), cut to [0, 1].
+        A campaign that cannot pay keeps wins in random order as long as its budget lasts. An opportunity converts for all multipliers
+        that win it or for none.
+
+        Args:
+            step: of the period.
+            advertisers: (M,) int.
+            multipliers: (M,) currency per conversion.
+            remaining: (M,) currency.
+            keys: (M, k) int, seeds of a campaign's draws beside the step.
+
+        Returns:
+            The arguments of `Campaigns.record`, (M,) each.
         """
         n, (prices, values, sigmas, order) = max(self.volume[step], 1), self.steps[step]
         multipliers = np.maximum(multipliers, 0.0)
@@ -70,9 +89,10 @@ class Offers:
         }  # fmt: skip
 
 
-def offers(period, traffic, market_prices):
-    """Offers of a period: traffic, an iterable of a step's values and deviations (n, N); market_prices, of its prices (n,)."""
-    volume, value, market_price, steps = [], [], [], []
+def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]) -> PricedPeriod:
+    """A period with these market prices, (n,) currency for each step."""
+    volume: list[int] = []
+    value, market_price, steps = [], [], []
     for (values, sigmas), prices in zip(traffic, market_prices, strict=True):
         if len(prices) != len(values):
             raise ValueError(
@@ -86,4 +106,36 @@ def offers(period, traffic, market_prices):
         with np.errstate(divide="ignore"):
             order = np.argsort(prices / values, axis=1).astype(np.min_scalar_type(n))
         steps.append((np.asarray(prices, np.float64), values, sigmas.T.astype(np.float32, order="C"), order))
-    return Offers(period, np.array(volume), np.stack(value), np.array(market_price), steps)
+    return PricedPeriod(period, np.array(volume), np.stack(value), np.array(market_price), steps)
+
+
+def price_files(path: str, periods: Sequence[int]) -> dict[int, Path]:
+    """The market price file of each period, `lwc_period_7.parquet` and so on. path: a folder or a pattern."""
+    given = Path(path).expanduser()
+    found = sorted(given.glob("*")) if given.is_dir() else sorted(given.parent.glob(given.name))
+    names = {int(m[1]): file for file in found if (m := re.fullmatch(r"lwc_period_(\d+)\.parquet", file.name))}
+    absent = [p for p in periods if p not in names]
+    if absent:
+        raise FileNotFoundError(
+            f"env.path: expected lwc_period_{absent[0]}.parquet in {path}, a folder or a pattern; "
+            f"there are market prices of {', '.join(f'period {p}' for p in sorted(names)) or 'no period'}"
+        )
+    return {p: names[p] for p in periods}
+
+
+def read_prices(file: Path) -> list[np.ndarray]:
+    """The market prices of each of 48 steps, from a parquet file with a row an opportunity."""
+    import pyarrow.parquet  # pip install decisionllm[auction]
+
+    table = pyarrow.parquet.read_table(file)
+    columns = ("timeStepIndex", "leastWinningCost")
+    absent = [name for name in columns if name not in table.column_names]
+    if absent:
+        raise ValueError(f"expected columns {' and '.join(columns)}, got {', '.join(table.column_names)}")
+    step, price = (table[name].to_numpy() for name in columns)
+    if (np.diff(step.astype(int)) < 0).any() or len(step) and not 0 <= step[0] <= step[-1] < STEPS:
+        raise ValueError(f"timeStepIndex: expected steps from 0 to {STEPS - 1} in order")
+    wrong = np.flatnonzero(~(np.isfinite(price) & (price > 0)))
+    if len(wrong):
+        raise ValueError(f"leastWinningCost: row {wrong[0]}: expected a price above 0, got {price[wrong[0]]}")
+    return np.split(price, np.searchsorted(step, np.arange(1, STEPS)))

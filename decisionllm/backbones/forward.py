@@ -1,0 +1,353 @@
+"""A transformers model that reads embeddings, block by block: shared text prefixes, a KV cache, output positions.
+
+A text is read once for all rows that share it, the last block is computed only at the output positions, and decoding keeps keys
+and values. `Backbone.plain` is the library's own forward on the same embeddings; when a model is loaded both are compared, and
+an architecture whose blocks are not supported is read by `plain`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.backbones.lora import linear
+
+# Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
+ALL = slice(None)
+Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values that later tokens attend to: per layer (N, G, M, d), the text first, then steps if there is room."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    text_mask: Tensor  # (N, L) True where real
+    text_length: Tensor  # (N,) real tokens: the position of the first step
+
+    def rows(self, index: Tensor) -> "KVCache":
+        """The cache of these rows, a copy."""
+        return self._each(lambda x: x[index])
+
+    def shared(self, rows: int) -> "KVCache":
+        """The cache of one text for many rows, a read-only view."""
+        return self._each(lambda x: x.expand(rows, *x.shape[1:]))
+
+    def with_room(self, tokens: int) -> "KVCache":
+        """A copy with room for this many more tokens."""
+
+        def extended(x: Tensor) -> Tensor:
+            return torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)
+
+        return KVCache([*map(extended, self.keys)], [*map(extended, self.values)], self.text_mask, self.text_length)
+
+    def set_prefix(self, rows: Tensor, texts: "KVCache") -> None:
+        """Give these rows (n,) other texts, of no more tokens than there is room for: the cache of n texts."""
+        L = texts.text_mask.shape[1]
+        for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
+            mine[rows, :, :L] = new
+        self.text_mask[rows] = F.pad(texts.text_mask, (0, self.text_mask.shape[1] - L))
+        self.text_length[rows] = texts.text_length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(x.nbytes for x in (*self.keys, *self.values))
+
+    def _each(self, take: Callable[[Tensor], Tensor]) -> "KVCache":
+        return KVCache([*map(take, self.keys)], [*map(take, self.values)], take(self.text_mask), take(self.text_length))
+
+
+class Backbone(nn.Module):
+    """A transformers model with its text tokenizer, see `protocols.Backbone`.
+
+    Args:
+        model: of transformers, or wrapped by peft.
+        tokenizer: of transformers.
+        tune: `full`, `lora` or `frozen`: which weights are trained.
+    """
+
+    model: Any
+
+    def __init__(self, model: Any, tokenizer: Any, tune: str) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.tune = model, tokenizer, tune
+        self.config = self.core.config
+        self.width: int = self.config.hidden_size
+        self.layout: _Llama | _GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
+
+    @property
+    def core(self) -> Any:
+        """The transformers model itself, inside peft's wrapper where there is one."""
+        return self.model.get_base_model() if self.tune == "lora" else self.model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
+
+    def embed(self, text_ids: Tensor) -> Tensor:
+        """Word embeddings (U, L) -> (U, L, D)."""
+        return self.core.get_input_embeddings()(text_ids)  # type: ignore[no-any-return]  # of transformers
+
+    def forward(
+        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *,
+        output_positions: slice = ALL,
+    ) -> Tensor:  # fmt: skip
+        """Read embedded tokens, each row after its text.
+
+        Padding is on the right everywhere, after everything real, so that causal attention never includes it; the padding of a
+        text takes no position.
+
+        Args:
+            tokens: (B, n, D).
+            text_ids: (U, L) distinct texts; L = 0: no text.
+            text_mask: (U, L) True where real.
+            text_index: (B,) the text of each row.
+            output_positions: of the n tokens.
+
+        Returns:
+            Hidden states at the output positions (B, n', D).
+        """
+        if self.layout is None:
+            return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
+        texts = self.read_text(text_ids, text_mask)
+        cache = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
+        n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
+
+        def with_text(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            if not text_ids.shape[1]:
+                return k, v
+            return torch.cat([cache.keys[i], k], 2), torch.cat([cache.values[i], v], 2)
+
+        padded = not bool(text_mask.all())
+        text_mask, length = (cache.text_mask, cache.text_length) if padded else (cache.text_mask[:1], cache.text_length[:1])
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)
+
+    def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
+        """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
+        mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
+        x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        out = self.model(inputs_embeds=x.to(self.dtype), attention_mask=mask.long(), position_ids=positions, use_cache=False)
+        hidden: Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
+        return hidden
+
+    def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
+        """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
+        keys, values = [], []
+
+        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            keys.append(k)
+            values.append(v)
+            return k, v
+
+        slots = torch.arange(text_ids.shape[1], device=text_ids.device)[None]
+        visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
+        self._run(self.embed(text_ids), slots, visible, append, output_positions=slice(0, 0))
+        return KVCache(keys, values, text_mask, text_mask.sum(1))
+
+    def append(
+        self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *,
+        output_positions: slice = ALL,
+    ) -> Tensor:  # fmt: skip
+        """Read more tokens of some rows of a cache and write them into its room, in place.
+
+        Args:
+            tokens: (N, n, D), may be padded on the right: the next call overwrites what padding wrote.
+            cache: made `with_room`.
+            filled: (N,) tokens of steps that each row has in the cache.
+            rows: (N,) rows of the cache; None: all.
+            output_positions: of the n tokens.
+
+        Returns:
+            Hidden states at the output positions (N, n', D).
+        """
+        L, n = cache.text_mask.shape[1], tokens.shape[1]
+        rows = torch.arange(len(cache.text_mask), device=tokens.device) if rows is None else rows
+        together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
+        taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
+        slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
+        end = L + int(filled.max()) + n
+
+        def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            for buffer, new in ((cache.keys[i], k), (cache.values[i], v)):
+                if together:
+                    buffer[taken, :, end - n : end] = new
+                else:
+                    buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
+            return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
+
+        text_mask, length = cache.text_mask[rows], cache.text_length[rows]
+        if together and bool(text_mask.all()):
+            text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)
+
+    def _run(self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice) -> Tensor:
+        """All blocks in turn; the last one's queries and feed-forward only at the output positions.
+
+        visible: (B or 1, n, M) bool. store(i, k, v) keeps the new keys and values of block i and returns all to attend to.
+        """
+        assert self.layout is not None
+        layout, blocks = self.layout, self.layout.blocks(self.core)
+        x, rope = layout.enter(self.core, x.to(self.dtype), positions)
+        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
+        for i, block in enumerate(blocks):
+            out = output_positions if i == len(blocks) - 1 else ALL
+            q, k, v = layout.project(block, x, rope, out)
+            k, v = store(i, k, v)
+            x = x[:, out]
+            if out == slice(0, 0):
+                return x
+            mixed = attend(q, k, v, bias[:, :, out], layout.attention_dropout(block) if self.model.training else 0.0)
+            x = layout.finish(block, x, mixed.transpose(1, 2).flatten(2))
+        return layout.norm(self.core, x)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)."""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    B, H, n, d = q.shape  # on a CPU plain products are as fast in float32, and three times faster in bfloat16
+    G, M = k.shape[1:3]
+    scores = (q * d**-0.5).reshape(B, G, H // G * n, d) @ k.transpose(-1, -2)
+    weights = (scores.view(B, H, n, M) + bias).softmax(-1)
+    if dropout:
+        weights = drop(weights, dropout)
+    mixed: Tensor = weights.to(v.dtype).view(B, G, H // G * n, M) @ v
+    return mixed.view(B, H, n, d)
+
+
+def drop(x: Tensor, share: float) -> Tensor:
+    """Dropout of this share, in training. On a CPU from 16 random bits a number: five times faster than torch's own."""
+    if x.is_cuda or not 0 < share < 1:
+        return F.dropout(x, share)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    keep = torch.empty(x.shape, dtype=x.dtype)
+    torch.ge(bits[: x.numel()].view(x.shape), round(share * 2**16) - 2**15, out=keep)
+    return x * keep.mul_(1 / (1 - share))
+
+
+def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
+    """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N, n, L+M) bool."""
+    text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
+    steps = torch.arange(M, device=slots.device) <= slots[..., None]
+    return torch.cat([text.expand(len(steps), -1, -1) if len(text) == 1 else text, steps.expand(len(text), -1, -1)], -1)
+
+
+class _Llama:
+    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
+
+    def blocks(self, core: Any) -> Any:
+        return core.layers
+
+    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+        return x, core.rotary_emb(x, positions)
+
+    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
+        attention, h = block.self_attn, _rms(block.input_layernorm, x)
+        cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
+        if h.shape[1] == h[:, out].shape[1]:
+            q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
+        else:
+            (q,), (k, v) = linear(h[:, out], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
+        q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
+        if hasattr(attention, "q_norm"):  # Qwen3
+            q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
+        return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
+
+    def attention_dropout(self, block: Any) -> float:
+        return float(block.self_attn.attention_dropout)
+
+    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + linear(mixed, block.self_attn.o_proj)[0]
+        mlp = block.mlp
+        gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
+        return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
+
+    def norm(self, core: Any, x: Tensor) -> Tensor:
+        return _rms(core.norm, x)
+
+
+class _GPT2:
+    """How the blocks of GPT-2 are called."""
+
+    def blocks(self, core: Any) -> Any:
+        return core.h
+
+    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+        x = x + core.wpe(positions)
+        return (drop(x, core.drop.p) if core.training else x), None
+
+    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
+        attention = block.attn
+        h = block.ln_1(x)
+        if out == ALL or not hasattr(attention.c_attn, "nf"):  # an adapter wraps the map: it is called whole
+            q, k, v = attention.c_attn(h).split(attention.split_size, -1)
+            q = q[:, out]
+        else:
+            weight, bias, D = attention.c_attn.weight, attention.c_attn.bias, attention.split_size
+            q = h[:, out] @ weight[:, :D] + bias[:D]
+            k, v = (h @ weight[:, D:] + bias[D:]).split(D, -1)
+        split = partial(_split_heads, width=attention.head_dim)
+        return split(q), split(k), split(v)
+
+    def attention_dropout(self, block: Any) -> float:
+        return float(block.attn.attn_dropout.p)
+
+    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
+        attention, mlp = block.attn, block.mlp
+        mixed = attention.c_proj(mixed)
+        x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
+        out = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
+        return x + (drop(out, mlp.dropout.p) if block.training else out)
+
+    def norm(self, core: Any, x: Tensor) -> Tensor:
+        return core.ln_f(x)  # type: ignore[no-any-return]  # of transformers
+
+
+def _rms(norm: Any, x: Tensor) -> Tensor:
+    """RMS norm, in one call where the module is the library's usual one."""
+    if not hasattr(norm, "variance_epsilon"):
+        return norm(x)  # type: ignore[no-any-return]  # of transformers
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _split_heads(x: Tensor, width: int) -> Tensor:
+    heads: Tensor = x.unflatten(-1, (-1, width))
+    return heads.transpose(1, 2)  # (B, n, H d) -> (B, H, n, d)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+@torch.no_grad()
+def _matching_layout(backbone: Backbone) -> _Llama | _GPT2 | None:
+    """The layout that computes what the library does for two short texts and five tokens; None: neither does."""
+    training = backbone.model.training
+    backbone.model.eval()
+    device = next(iter(backbone.core.parameters())).device
+    x = torch.linspace(-1, 1, 2 * 5 * backbone.width, device=device, dtype=backbone.dtype).view(2, 5, -1).sin()
+    ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
+    index = torch.arange(2, device=device)
+    plain = backbone.plain(x, ids, mask, index)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(backbone.dtype, 5e-2) * plain.abs().max().item()
+    try:
+        for backbone.layout in (_Llama(), _GPT2()):
+            try:
+                if torch.allclose(backbone(x, ids, mask, index), plain, atol=tolerance, rtol=0):
+                    return backbone.layout
+            except (AttributeError, TypeError, RuntimeError):  # blocks of another kind
+                continue
+    finally:
+        backbone.model.train(training)
+    return None

@@ -1,0 +1,149 @@
+"""CQL, IQL and TD3+BC of d3rlpy: their transitions and scales from a store, and the trained actor as a policy.
+
+d3rlpy's MDPDataset, fit and save are not used: they know neither final observations of truncated episodes nor our seeded batches, and
+a saved algorithm needs the library to act.
+"""
+
+import io
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from decisionllm.schema import Spec
+
+ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"}
+
+
+def library() -> Any:
+    """d3rlpy, without the deprecation message of gym, which it imports."""
+    try:
+        with redirect_stderr(io.StringIO()):
+            import d3rlpy
+    except ImportError as error:
+        raise ImportError(f"a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]' ({error})") from error
+    return d3rlpy
+
+
+def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False) -> list[np.ndarray]:
+    """The transitions of these episodes of a store, without steps whose next observation is unknown.
+
+    A terminated episode's last step is terminal. A truncated one's leads to the final observation; without one the step is left out.
+
+    Args:
+        store: a datasets.store.Store.
+        episodes: their numbers.
+        ends: treat truncation as terminal, as for days of fixed length.
+
+    Returns:
+        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), terminal (M, 1) as 0 or 1.
+
+    Raises:
+        ValueError: discrete actions, or no transition.
+    """
+    if store.spec.num_actions:
+        raise ValueError(
+            f"{store.info['name']}: a baseline needs continuous actions, these are one of {store.spec.num_actions}"
+        )
+    last, after = store.offsets[1:] - 1, np.arange(len(store.rewards)) + 1
+    terminal, known = np.zeros(len(after), np.float32), np.ones(len(after), bool)
+    terminal[last], after[last] = store.terminated | ends, last
+    following = store.observations[after]
+    if store.final_observation is None:
+        known[last] = terminal[last] > 0
+    else:
+        following[last] = store.final_observation
+    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
+    rows = rows[known[rows]]
+    if not len(rows):
+        raise ValueError(
+            f"{store.info['name']}: expected steps with a next observation, got {len(episodes)} truncated episodes of one step"
+        )
+    columns = store.observations, store.actions, store.rewards[:, None], following, terminal[:, None]
+    return [x[rows] for x in columns]
+
+
+def scales(
+    spec: Spec, observations: np.ndarray, actions: np.ndarray, *, action_clip_quantile: float = 0.0
+) -> dict[str, np.ndarray]:
+    """`mean` and `deviation` of the observations (S,), `low` and `high` of the actions (A,), float32.
+
+    Args:
+        spec: has the bounds of the actions.
+        observations: (M, S).
+        actions: (M, A).
+        action_clip_quantile: share of the actions beyond each bound; 0: the bounds of the spec.
+    """
+    if not 0 <= action_clip_quantile < 0.5:
+        raise ValueError(f"action_clip_quantile: expected a share from 0 to less than 0.5, got {action_clip_quantile}")
+    mean, deviation = (f(observations, 0, dtype=np.float64) for f in (np.mean, np.std))
+    deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1.0)  # a constant column becomes 0
+    low, high = spec.low, spec.high
+    if action_clip_quantile:
+        low, high = np.quantile(actions, [action_clip_quantile, 1 - action_clip_quantile], axis=0)
+    if np.equal(low, high).any():
+        raise ValueError(
+            f"action_clip_quantile: expected actions that differ, at action_clip_quantile={action_clip_quantile} all are {low}; take less"
+        )
+    named = {"mean": mean, "deviation": deviation, "low": low, "high": high}
+    return {name: np.array(x, np.float32) for name, x in named.items()}
+
+
+def actor_weights(actor: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Weights of the mean of d3rlpy's actor: {"0.weight": ..., "0.bias": ..., "1.weight": ...}"""
+    linear = [m for name, m in actor.named_modules() if isinstance(m, torch.nn.Linear) and not name.endswith("logstd")]
+    return {f"{i}.{name}": x.detach().cpu() for i, m in enumerate(linear) for name, x in m.named_parameters()}
+
+
+@torch.inference_mode()
+def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np.ndarray:
+    """Observations (N, S) -> the actor's mean actions (N, A), raw units. weights: of `actor_weights` and `scales`."""
+    x = torch.as_tensor(observations, dtype=torch.float32, device=weights["mean"].device)
+    hidden, last = (x - weights["mean"]) / weights["deviation"], sum(name.endswith("weight") for name in weights) - 1
+    for i in range(last + 1):
+        hidden = torch.nn.functional.linear(hidden, weights[f"{i}.weight"], weights[f"{i}.bias"])
+        hidden = hidden.relu() if i < last else hidden.tanh()
+    return (weights["low"] + (weights["high"] - weights["low"]) * (hidden + 1) / 2).cpu().numpy()
+
+
+class Baseline:
+    """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not needed. Its sessions are itself.
+
+    Args:
+        run: a run directory of the command `baseline`.
+        info: its run.json.
+        device: of the weights.
+
+    Raises:
+        FileNotFoundError: the run has no checkpoint.
+        ValueError: the weights are damaged or missing.
+    """
+
+    return_conditioned, target_return, planning_horizon, decode, execution = False, None, 0, "mode", "per_agent"
+
+    def __init__(self, run: str | Path, info: dict[str, Any], device: str) -> None:
+        file = Path(run) / "checkpoint" / "model.safetensors"
+        if not file.parent.is_dir():
+            raise FileNotFoundError(f"{run}: expected a run with a checkpoint, found none; train it first")
+        try:
+            self.weights = {name: x.to(device) for name, x in load_file(file).items()}
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file} is damaged or missing ({error}); train again, or restore a copy") from error
+
+    def begin(
+        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
+    ) -> "Baseline":
+        return self
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        return actor_mean(self.weights, observations)
+
+    def select(self, rows: np.ndarray) -> None:
+        """There is no memory to select from."""

@@ -1,0 +1,106 @@
+"""Raw units <-> the model's units, fitted once from the training steps and saved with the weights."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decisionllm.schema import Spec
+from decisionllm.tokenizers.entities import blocks
+
+
+class Normalizer(nn.Module):
+    """Units of a model: standardised observations and returns-to-go, continuous actions within -1 .. 1 between their bounds.
+
+    A return beyond the range of training is read as the nearest within it. A constant column keeps its unit. All entities of a
+    kind share their units, fitted to those that are present; the flag of presence stays 0 or 1, and an absent entity stays zeros.
+    Discrete actions stay as they are.
+
+    Args:
+        spec: of the data.
+    """
+
+    observation_mean: Tensor
+    observation_scale: Tensor
+    return_mean: Tensor
+    return_scale: Tensor
+    return_range: Tensor
+    change_mean: Tensor  # of the observation, from one step to the next
+    change_scale: Tensor
+    reward_mean: Tensor
+    reward_scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        S, A = spec.observation_dim, spec.action_dim
+        self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.entity_schema)
+        for name, value in {
+            "observation_mean": torch.zeros(S), "observation_scale": torch.ones(S),
+            "return_mean": torch.zeros(()), "return_scale": torch.ones(()), "return_range": torch.tensor([-torch.inf, torch.inf]),
+            "change_mean": torch.zeros(S), "change_scale": torch.ones(S),
+            "reward_mean": torch.zeros(()), "reward_scale": torch.ones(()),
+            "low": torch.tensor(spec.low or [0.0] * A), "high": torch.tensor(spec.high or [1.0] * A),
+        }.items():  # fmt: skip
+            self.register_buffer(name, value)
+
+    @torch.no_grad()
+    def fit(self, observations: np.ndarray, returns_to_go: np.ndarray) -> None:
+        """Fit to all training steps: observations (n, S) and returns-to-go (n,), raw units."""
+        _standardize(self.observation_mean, self.observation_scale, observations)
+        for _, first, width, count in self.blocks[1:]:
+            columns = slice(first, first + width * count)
+            each = observations[:, columns].reshape(-1, width)
+            each = each[each[:, 0] > 0.5]
+            mean, scale = (f(each, 0, dtype="float64") if len(each) else np.zeros(width) for f in (np.mean, np.std))
+            mean[0], scale[0] = 0, 1
+            self.observation_mean[columns] = torch.from_numpy(np.tile(mean, count)).float()
+            self.observation_scale[columns] = torch.from_numpy(np.tile(_positive(scale), count)).float()
+        self.return_mean.fill_(float(returns_to_go.mean(dtype="float64")))
+        self.return_scale.fill_(float(returns_to_go.std(dtype="float64")) or 1.0)
+        self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
+
+    @torch.no_grad()
+    def fit_dynamics(self, changes: np.ndarray, rewards: np.ndarray) -> None:
+        """Fit to changes of the observation from one step to the next (n, S) and to rewards (n,), raw units."""
+        _standardize(self.change_mean, self.change_scale, changes)
+        self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
+        self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
+
+    def observations(self, x: Tensor) -> Tensor:
+        """Raw observations (..., S) in the model's units."""
+        units = (x - self.observation_mean) / self.observation_scale
+        if not self.blocks:
+            return units
+        parts = [units[..., : self.blocks[0][2]]]
+        for _, first, width, count in self.blocks[1:]:
+            each = units[..., first : first + width * count].unflatten(-1, (count, width))
+            parts.append((each * (each[..., :1] > 0.5)).flatten(-2))
+        return torch.cat(parts, -1)
+
+    def returns_to_go(self, x: Tensor) -> Tensor:
+        """Raw returns-to-go (...) in the model's units."""
+        return (x.clamp(*self.return_range) - self.return_mean) / self.return_scale
+
+    def raw_returns_to_go(self, x: Tensor) -> Tensor:
+        """Returns-to-go (...) in the model's units in raw units, within the range of training."""
+        return (x * self.return_scale + self.return_mean).clamp(*self.return_range)
+
+    def actions(self, x: Tensor) -> Tensor:
+        """Raw actions (..., A) in the model's units."""
+        return x if self.discrete else (x - self.low) / (self.high - self.low) * 2 - 1
+
+    def raw_actions(self, x: Tensor) -> Tensor:
+        """Actions (..., A) in the model's units in raw units, within their bounds."""
+        return x if self.discrete else (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
+
+
+def _standardize(mean: Tensor, scale: Tensor, values: np.ndarray) -> None:
+    """Fill mean and scale (S,) from values (n, S)."""
+    mean.copy_(torch.from_numpy(values.mean(0, dtype="float64")))
+    scale.copy_(torch.from_numpy(_positive(values.std(0, dtype="float64"))))
+
+
+def _positive(deviation: np.ndarray) -> np.ndarray:
+    """A constant column has scale 1, so that it stays in its unit."""
+    return np.asarray(deviation.clip(min=1e-6) + (deviation < 1e-6))

@@ -1,0 +1,63 @@
+"""Planning with a learned dynamics model: imagine what candidate actions bring, and take the best."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decisionllm.schema import Spec
+
+if TYPE_CHECKING:
+    from decisionllm.policy.session import Rows, Session
+
+
+def candidate_actions(spec: Spec) -> Tensor:
+    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at a bound or in the middle."""
+    if spec.num_actions:
+        return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
+    if spec.action_dim > 2:
+        raise ValueError(
+            "act.planning_horizon: expected at most two action dimensions, or discrete actions, "
+            f"got {spec.action_dim}; take act.planning_horizon=0"
+        )
+    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
+
+
+def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:
+    """Choose the first action of the imagined trajectory with the highest predicted reward.
+
+    The first trajectory continues with the policy's own actions; each other one holds a candidate action. A plan replaces the
+    policy's action only if its predicted reward is higher by `planning_margin` standard deviations of a reward per step.
+
+    Args:
+        session: that has observed the current step; it stays as it is.
+        hidden: (N, D) at the current observations.
+        rows: the N episodes.
+
+    Returns:
+        (N, A) actions, raw units.
+    """
+    policy, model, each = session.policy, session.policy.model, np.arange(len(session.now))[rows]
+    N, C, steps = len(hidden), 1 + len(policy.candidate_actions), policy.planning_horizon
+    if model.tokenizer.timesteps is not None:
+        steps = min(steps, model.spec.horizon - 1 - int(session.now[each].max()))
+    own = policy.choose(hidden, None, session.observations[each, session.now[each]])
+    imagined = session.branch(np.repeat(each, C), policy.planning_horizon)
+    hidden = hidden.repeat_interleave(C, 0)
+    actions = np.tile(np.concatenate([own[:1], policy.candidate_actions]), (N, 1))
+    actions[::C] = own
+    observations = torch.from_numpy(imagined.observations[np.arange(N * C), imagined.now]).to(policy.device)
+    total = rewards = torch.zeros(N * C, device=policy.device)
+    for step in range(steps):
+        if step:  # the observation after the last step is not read
+            imagined.record_action(actions)
+            imagined.observe(observations.cpu().numpy(), rewards.cpu().numpy())
+            hidden = imagined.read()[0]
+            actions[::C] = policy.choose(hidden[::C], None, observations[::C].cpu().numpy())
+        observations, rewards = model.imagine(hidden, observations, torch.from_numpy(actions).to(policy.device))
+        total = total + rewards
+    total = total.view(N, C)
+    better = total.amax(1) > total[:, 0] + policy.planning_margin * steps * model.normalizer.reward_scale
+    best = actions.reshape(N, C, -1)[np.arange(N), total.argmax(1).cpu().numpy()]
+    return np.where(better.cpu().numpy()[:, None], best, own)

@@ -1,0 +1,286 @@
+"""Episodes under way: what a policy observed and did, and the keys and values of what it read."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decisionllm.backbones.forward import KVCache
+from decisionllm.datasets.windows import Steps, collate, cut, rollout_returns_to_go, window_start
+from decisionllm.policy.planner import plan
+from decisionllm.schema import History
+from decisionllm.tokenizers import text
+
+if TYPE_CHECKING:
+    from decisionllm.policy.policy import Policy
+
+NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)  # ids and mask, where only steps are read
+Rows = slice | np.ndarray | Sequence[int]
+ALL = slice(None)
+
+
+class EpisodeBuffer:
+    """Observations, actions, rewards and masks of N episodes under way, and their target returns.
+
+    Args:
+        policy: that acts.
+        N: episodes.
+        horizon: most steps of an episode.
+        target_returns: one for all or (N,), raw reward units; None: the policy's own.
+        room: further steps, for plans.
+
+    Raises:
+        ValueError: the model cannot read that many steps.
+    """
+
+    def __init__(self, policy: "Policy", N: int, horizon: int, target_returns: Any = None, room: int = 0) -> None:
+        spec, H = policy.model.spec, horizon + room
+        policy.check_horizon(horizon)
+        self.policy, self.horizon = policy, horizon
+        self.targets = policy.resolve_targets(  # NaN: the predicted maximum return
+            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
+        )
+        self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
+        self.actions = np.zeros((N, H, spec.action_dim), np.float32)
+        self.rewards = np.zeros((N, H))
+        self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
+        self.now = np.zeros(N, int)  # the step to decide next
+        self.active: Rows = ALL  # the episodes that continue
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Choose the next actions of the episodes that continue.
+
+        Args:
+            observations: (M, S) current observations, raw units.
+            rewards: (M,) rewards of the previous step; None at the first step.
+            action_masks: (M, C) True where a discrete action is allowed; None: all.
+
+        Returns:
+            (M, A) actions, raw units.
+
+        Raises:
+            ValueError: an observation is not finite, or the horizon is exceeded.
+        """
+        self.observe(observations, rewards, action_masks, self.active)
+        actions = self.decide(self.active)
+        self.record_action(actions, self.active)
+        return actions
+
+    def decide(self, rows: Rows = ALL) -> np.ndarray:
+        """Actions (M, A) for the current observations, raw units."""
+        raise NotImplementedError
+
+    def observe(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None,
+        rows: Rows = ALL,
+    ) -> None:  # fmt: skip
+        """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
+        now, each = self.now[rows], np.arange(len(self.now))[rows]
+        if (now >= self.horizon).any():
+            raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
+        if not np.isfinite(observations).all():
+            raise ValueError(
+                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
+            )
+        self.observations[each, now] = observations
+        if rewards is not None:
+            self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
+        if action_masks is not None and self.masks is not None:
+            self.masks[each, now] = action_masks
+
+    def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
+        """Take in the actions (M, A) that were taken at the current step of these rows."""
+        self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
+        self.now[rows] += 1
+
+    def allowed(self, each: np.ndarray) -> Tensor | None:
+        """Which actions are allowed at the current step of these rows, (M, C) or None."""
+        return None if self.masks is None else torch.from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
+
+
+class Session(EpisodeBuffer):
+    """N episodes, each with its own KV cache.
+
+    Methods with `rows`, (M,) int, act on these episodes alone, so that episodes need not be in lock-step. A row can be given to
+    another episode, see `restore`.
+
+    Args:
+        policy: that acts.
+        tasks: N task texts.
+        horizon: most steps of an episode.
+        target_returns: one for all or (N,), raw reward units; None: the policy's own.
+        text_room: tokens reserved for texts, for episodes that come later.
+    """
+
+    def __init__(
+        self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None, *, text_room: int = 0
+    ) -> None:
+        super().__init__(policy, len(tasks), horizon, target_returns, policy.planning_horizon)
+        self.tasks = list(tasks)
+        self.predicted_returns = np.zeros(self.rewards.shape, np.float32)  # maximum return-to-go at each step, where predicted
+        self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of each row's last decision
+        tokenizer = policy.model.backbone.tokenizer
+        self.text_room = max(text_room, text.encode(tokenizer, sorted(set(self.tasks)))[0].shape[1])  # tokens
+        self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
+        self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
+
+    @property
+    def predicts_return(self) -> np.ndarray:
+        """(N,) bool: which episodes condition on their predicted maximum return."""
+        return np.asarray(np.isnan(self.targets))
+
+    def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
+        """Take over episodes that have begun; `observe` is next.
+
+        Args:
+            histories: their pasts; the last observation is not used.
+            rows: replace these episodes, with other texts and target returns; None: the episodes that the session began with.
+
+        Returns:
+            The session.
+        """
+        for i, h in zip(range(len(self.now)) if rows is None else rows, histories, strict=True):
+            if rows is not None:
+                self.tasks[i], self.start[i], self.targets[i] = h.task, -1, self.policy.resolve_targets([h.target_return])[0]
+                self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
+                if self.masks is not None:
+                    self.masks[i] = True
+            self.now[i] = t = len(h.actions)
+            self.observations[i, :t], self.actions[i, :t], self.rewards[i, :t] = h.observations[:t], h.actions, h.rewards
+            if h.action_masks is not None and self.masks is not None:
+                self.masks[i, :t] = h.action_masks[:t]
+        return self
+
+    def histories(self, rows: Rows = ALL) -> list[History]:
+        """The episodes up to the current observation, as records."""
+        return [
+            History(
+                self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t],
+                None if np.isnan(self.targets[i]) else float(self.targets[i]), self.tasks[i],
+                action_masks=None if self.masks is None else self.masks[i, : t + 1],
+            )
+            for i, t in zip(np.arange(len(self.now))[rows], self.now[rows], strict=True)
+        ]  # fmt: skip
+
+    @torch.inference_mode()
+    def decide(self, rows: Rows = ALL) -> np.ndarray:
+        """Actions (M, A) for the current observations of these rows, raw units."""
+        hidden, masks = self.read(rows)
+        if self.policy.planning_horizon:
+            return plan(self, hidden, rows)
+        return self.policy.choose(hidden, masks, self.observations[np.arange(len(self.now))[rows], self.now[rows]])
+
+    @torch.inference_mode()
+    def read(self, rows: Rows = ALL) -> tuple[Tensor, Tensor | None]:
+        """Hidden states at the current observations of these rows (M, D), and the allowed actions, (M, C) or None."""
+        policy, now, each = self.policy, self.now[rows], np.arange(len(self.now))[rows]
+        if policy.model.backbone.layout is None:  # an architecture without a cache
+            hidden, masks, self.conditioned_on[rows] = policy.read(self.histories(rows))
+            return hidden, masks
+        start = window_start(now, policy.window, policy.stride)
+        N, H = len(now), self.rewards.shape[1]
+        first = np.arange(N) * H
+        targets, offsets = np.nan_to_num(self.targets[rows]), np.arange(N + 1) * H
+        togo = rollout_returns_to_go(self.rewards[rows].ravel(), targets, offsets, return_horizon=policy.return_horizon)
+        steps = Steps(
+            observations=self.observations[rows].reshape(N * H, -1), actions=self.actions[rows].reshape(N * H, -1),
+            returns_to_go=togo.astype(np.float32), first=first, end=first + now + 1,
+            action_masks=None if self.masks is None else self.masks[rows].reshape(N * H, -1),
+        )  # fmt: skip
+        hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
+        whole = (start != self.start[rows]) | (start == now)  # a window of one step continues nothing
+        for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
+            predicted = part[self.predicts_return[each[part]]]
+            if len(predicted):
+                self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
+            if len(part):
+                hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
+        self.start[rows], self.conditioned_on[rows] = start, steps.returns_to_go[first + now]
+        return hidden, self.allowed(each)
+
+    def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
+        """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
+        hidden = self._extend(steps, part, rows, start, again, return_given=False)
+        predicted = self.policy.model.predict_max_return(hidden).cpu().numpy()
+        now = self.now[rows, None]
+        at = start[:, None] + np.arange(predicted.shape[1]) if again else now
+        row, real = np.nonzero(at <= now)[0], at <= now  # later steps are padding
+        self.predicted_returns[rows[row], at[real]] = predicted[real]
+        steps.returns_to_go.reshape(-1, self.rewards.shape[1])[part] = self.predicted_returns[rows]  # of a view
+
+    def _extend(
+        self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool, return_given: bool = True
+    ) -> Tensor:
+        """Read these rows, which are this part of the steps, into the cache of windows that begin at `start`.
+
+        again: read the whole window, not only the last action, the current return and the current observation. Returns hidden
+        states of the current step (rows, D), or, with the null return, of every step read (rows, n, D).
+        """
+        model, device, k = self.policy.model, self.policy.device, self.policy.model.tokenizer.tokens
+        self._read_texts(rows[self.start[rows] < 0], return_given)
+        begin = start if again else self.now[rows] - 1
+        counts = self.now[rows] - begin + 1
+        batch = collate(cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)).to(device)
+        null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
+        tokens = model.tokens(batch, null)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
+        cached = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1  # tokens; the last one is an observation
+        one = not again or (return_given and (counts == counts[0]).all())  # only the last observation is an output
+        hidden = model.backbone.append(
+            tokens, self.caches[return_given], torch.from_numpy(cached).to(device), torch.from_numpy(rows).to(device),
+            output_positions=slice(-1, None) if one else model.tokenizer.output_positions,
+        ).float()  # fmt: skip
+        if not return_given:
+            return hidden
+        return hidden[:, -1] if one else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
+
+    def _read_texts(self, rows: np.ndarray, return_given: bool) -> None:
+        """Read the texts of these rows, each distinct one once, into the cache."""
+        backbone, device, N = self.policy.model.backbone, self.policy.device, len(self.now)
+        if return_given not in self.caches:
+            blank = torch.zeros(1, self.text_room, dtype=torch.long, device=device)
+            shape = backbone.read_text(blank, torch.ones_like(blank, dtype=torch.bool))
+            room = self.policy.model.tokenizer.tokens * self.policy.window
+            self.caches[return_given] = shape.rows(torch.zeros(N, dtype=torch.long, device=device)).with_room(room)
+        if len(rows):
+            distinct = sorted({self.tasks[i] for i in rows})
+            ids, mask = text.encode(backbone.tokenizer, distinct)
+            texts = backbone.read_text(ids.to(device), mask.to(device))
+            index = torch.tensor([distinct.index(self.tasks[i]) for i in rows], device=device)
+            self.caches[return_given].set_prefix(torch.from_numpy(rows).to(device), texts.rows(index))
+
+    @torch.inference_mode()
+    def allocate(self) -> Self:
+        """Allocate the caches now, not at the first decision. Returns the session."""
+        if self.policy.model.backbone.layout is not None:
+            for return_given in (True,) if self.policy.model.max_return is None else (True, False):
+                self._read_texts(np.zeros(0, int), return_given)
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the episodes and the caches."""
+        known = [part for part in vars(self).values() if isinstance(part, np.ndarray)]
+        return sum(x.nbytes for x in known) + sum(cache.nbytes for cache in self.caches.values())
+
+    def select(self, rows: Rows) -> None:
+        """Continue with these episodes alone: (M,) int or (N,) bool."""
+        rows = np.arange(len(self.now))[rows]
+        self.tasks = [self.tasks[i] for i in rows]
+        self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
+        self.masks = None if self.masks is None else self.masks[rows]
+        self.targets, self.predicted_returns = self.targets[rows], self.predicted_returns[rows]
+        self.now, self.start, self.conditioned_on = self.now[rows], self.start[rows], self.conditioned_on[rows]
+        index = torch.from_numpy(rows).to(self.policy.device)
+        self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
+
+    def branch(self, rows: np.ndarray, room: int) -> "Session":
+        """A copy of these episodes (M,) int that may last this many steps longer; the session stays as it is."""
+        other = copy(self)
+        other.select(rows)
+        other.horizon += room
+        return other
