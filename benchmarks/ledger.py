@@ -1,6 +1,6 @@
-"""What the ledger of studies costs: 10,000 runs planned and looked at, and 60 short ones whose driver and a worker are killed.
+"""The cost of the ledger: planning and listing 10,000 runs; 60 short runs while a driver and a worker are killed.
 
-`taskset -c 0 python -m benchmarks.ledger [local|ray|slurm]` prints one line a check and appends a row to ledger.jsonl.
+`taskset -c 0 python -m benchmarks.ledger [local|ray|slurm]` prints one line for each check and appends a row to ledger.jsonl.
 """
 
 import argparse
@@ -13,52 +13,52 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from decisionllm import scale
 from decisionllm.policy import checkpoint
-from decisionllm.scaling import executors, ledger
+from decisionllm.scaling import executors, grid, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2
 CONFIG = {"workers": WORKERS, "processes": 1, "gpus": 0.0, "address": "", "slurm": {"cluster": "local"}}
 
 
-def nap(folder, job):
-    """A run, which notes its name in a book that all share."""
+def nap(folder: Path, job: Any) -> dict[str, Any]:
+    """A run that sleeps and adds its name to a file that all runs share."""
     time.sleep(SECONDS)
-    with (folder.parent.parent / "book").open("a") as book:
-        book.write(f"{folder.name}\n")
+    with (folder.parent.parent / "names").open("a") as file:
+        file.write(f"{folder.name}\n")
     return {}
 
 
-def drive(folder, executor, progress=lambda states: None):
-    """A study of short runs: their names."""
+def drive(folder: str, executor: str, progress: Any = lambda states: None) -> tuple[Path, list[str]]:
+    """Do a study of short runs. Returns its ledger and their names."""
     root = Path(folder) / "study"
     names = ledger.plan(root, [{"i": i} for i in range(RUNS)])
-    with executors.opened(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
+    with executors.from_config(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
         ledger.drive(root, names, nap, start, workers, progress=progress)
     return root, names
 
 
-def killed(folder, executor):
-    """The same with the driver killed after a third of the runs and, in the second call, a worker."""
-    book, victims = Path(folder) / "book", []
+def killed(folder: str, executor: str) -> dict[str, int]:
+    """Kill the driver after a third of the runs, start another, and kill one of its workers."""
+    file, victims = Path(folder) / "names", list[int]()
     first = subprocess.Popen([sys.executable, "-m", "benchmarks.ledger", executor, "--drive", folder])
-    while not book.exists() or len(book.read_text().splitlines()) < RUNS // 3:
+    while not file.exists() or len(file.read_text().splitlines()) < RUNS // 3:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
 
-    def strike(states):
+    def kill(states: dict[str, str]) -> None:
         running = [name for name, state in states.items() if state == "running"]
         if not victims and running and sum(state == "done" for state in states.values()) > RUNS // 2:
             victims.append(int((Path(folder) / "study" / running[0] / "begun").read_text().split()[0]))
             os.kill(victims[0], signal.SIGKILL)
 
-    root, names = drive(folder, executor, strike)
-    states, noted = ledger.status(root, names), book.read_text().split()
+    root, names = drive(folder, executor, kill)
+    states, noted = ledger.status(root, names), file.read_text().split()
     return {
         "done": sum(state == "done" for state in states.values()),
         "twice": len(noted) - len(set(noted)),
@@ -67,15 +67,15 @@ def killed(folder, executor):
     }
 
 
-def overhead(folder, executor):
-    """Seconds a run beyond what it sleeps, the workers' start not counted: from the first that ends to the last."""
+def overhead(folder: str, executor: str) -> float:
+    """Seconds per run beyond its sleep, from the first end to the last, so that the start of the workers is not counted."""
     root, names = drive(folder, executor)
     ends = sorted((root / name / "done.json").stat().st_mtime for name in names)
     return (ends[-1] - ends[WORKERS - 1]) * WORKERS / (RUNS - WORKERS) - SECONDS
 
 
-def large(folder, count=10_000):
-    """CPU seconds to plan so many runs of the study smoke and write them down, and to tell their states."""
+def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str, float]:
+    """CPU seconds to plan so many runs of study=smoke and write their folders, and to list their states."""
     import hydra
     import yaml
 
@@ -89,14 +89,14 @@ def large(folder, count=10_000):
     study["lr"] = {"rule": "fixed"}
     root, began = Path(folder) / "large", time.process_time()
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-        grid = scale.Grid(scale.check(study), Path(folder) / "data")
-        names = ledger.plan(root, grid.everything(root))
+        runs = grid.Grid(grid.check(study), Path(folder) / "data")
+        names = ledger.plan(root, runs.all_jobs(root).values())
         planned, began = time.process_time() - began, time.process_time()
-        scale.tell(root, scale.named(grid.everything(root)), lambda text: None)
-    return {"runs": len(names), "planning_horizon": planned, "status": time.process_time() - began}
+        ledger.Progress(root, lambda text: None)(ledger.status(root, runs.all_jobs(root)))
+    return {"runs": len(names), "plan": planned, "status": time.process_time() - began}
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=sys.modules[__name__].__doc__)
     parser.add_argument("executor", nargs="?", default="local", choices=("local", "ray", "slurm"))
     parser.add_argument("--drive", help=argparse.SUPPRESS)
@@ -109,7 +109,7 @@ def main():
     for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):
         folder = tempfile.mkdtemp()
         try:
-            row[name] = measure(folder, given.executor) if name != "large" else measure(folder)
+            row[name] = measure(folder, given.executor)
         finally:
             shutil.rmtree(folder)
     with given.out.open("a") as file:

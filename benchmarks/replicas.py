@@ -1,8 +1,9 @@
-"""Two replicas by Ray Serve: whichever is asked, a campaign has the answers that one process gives.
+"""Two replicas by Ray Serve: a campaign has the same answers from either replica as from one process.
 
-`python -m benchmarks.replicas runs/auction/nano-0` (needs `decisionllm[ray]`) starts the verb with replicas=2, plays campaigns over its
-port, of which half always ask by their own id and half by another with each tick, holds the answers against a desk in this process,
-appends a row to serve.jsonl and prints it. A minute, most of it Ray's start, so that it is no test.
+`python -m benchmarks.replicas runs/auction/nano-0` (needs `decisionllm[ray]`) starts the command with replicas=2, plays
+campaigns over its port, half of them with their own id as session and half with another one at each tick, compares the answers
+with a manager in this process, appends a row to serve.jsonl and prints it. A minute, most of it Ray's start, so that it is no
+test.
 """
 
 import argparse
@@ -19,8 +20,9 @@ import httpx
 import numpy as np
 
 from benchmarks.serve import ROWS, drawn
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
-from decisionllm.serving.campaigns import Desk
+from decisionllm.serving.campaigns import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
 
@@ -29,8 +31,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     run = parser.parse_args().run
-    policy, _, facts = checkpoint.load(run)
-    desk = Desk(policy, facts["dataset"])
+    policy, _, run_info = checkpoint.load(run)
+    manager = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]))
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         door.close()
@@ -49,7 +51,7 @@ def main():
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 wait(client, server)
-                row |= {"start_s": round(time.monotonic() - began, 1)} | play(client, desk)
+                row |= {"start_s": round(time.monotonic() - began, 1)} | play(client, manager)
         finally:
             server.send_signal(signal.SIGTERM)
             row["exit"] = server.wait(60)
@@ -70,21 +72,21 @@ def wait(client, server):
         time.sleep(0.5)
 
 
-def play(client, desk):
+def play(client, manager):
     refused = client.get("/v1/campaigns").status_code
     client.headers["authorization"] = "Bearer secret"
     opening = {"budget": 900.0, "target_cpa": 60.0, "horizon": TICKS}
     ids = [client.post("/v1/campaigns", json=opening).raise_for_status().json()["id"] for _ in range(CAMPAIGNS)]
-    alone = [desk.open(**opening) for _ in range(CAMPAIGNS)]
+    alone = [manager.open(**opening) for _ in range(CAMPAIGNS)]
     seconds, apart = {"own": [], "any": []}, 0.0
     for step in range(TICKS):
         for i, id in enumerate(ids):
-            asked, how = drawn(i, step), "any" if i % 2 else "own"
+            tick, how = drawn(i, step), "any" if i % 2 else "own"
             began = time.perf_counter()
             session = {"x-session-id": id if how == "own" else f"{id}{step}"}
-            answer = client.post(f"/v1/campaigns/{id}/tick", json=asked, headers=session).raise_for_status().json()
+            answer = client.post(f"/v1/campaigns/{id}/tick", json=tick, headers=session).raise_for_status().json()
             seconds[how].append(time.perf_counter() - began)
-            expected = desk.tick(alone[i], **asked)
+            expected = manager.tick(alone[i], **tick)
             assert (
                 answer["fallback"] is None
                 and answer["guards"] == expected["guards"]
@@ -92,7 +94,7 @@ def play(client, desk):
             )
             apart = max(apart, abs(answer["multiplier"] / expected["multiplier"] - 1))
     rebuilt = set()
-    for session in range(20):  # whichever replica that is
+    for session in range(20):  # of either replica
         lines = client.get("/metrics", headers={"x-session-id": str(session)}).text.splitlines()
         rebuilt |= {float(line.split()[-1]) for line in lines if line.startswith("decisionllm_rebuilt_total")}
     return {

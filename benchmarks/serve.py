@@ -1,8 +1,9 @@
-"""Ticks of campaigns through the server's own service, journal on the disk included: a warm cache against every window read again.
+"""Ticks of campaigns through the server's service, journal on the disk included: a warm cache against full windows.
 
-`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the true shapes, the window the whole day,
-a task text, both paths the same requests in turn, wall time, and where it says so CPU time, which the neighbours do not disturb. Rows: a tick of one campaign by itself; 48 campaigns that tick at once
-against one at a time; for the smallest, the same over HTTP on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
+`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the true shapes, the window the
+whole day, a task text, both paths the same requests in turn, wall time, and where it says so CPU time, which the neighbours do
+not disturb. Rows: a tick of one campaign by itself; 48 campaigns that tick at once against one at a time; for the smallest,
+the same over HTTP on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
 """
 
 import argparse
@@ -21,19 +22,20 @@ import torch
 
 from benchmarks import measure
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
-from decisionllm.serving.campaigns import Desk
+from decisionllm.serving.campaigns import CampaignManager
 from decisionllm.serving.service import Service
 
 ROWS = Path(__file__).parent / "serve.jsonl"
-OPTIONS = {"show": "lean", "facts": "numbers", "returns": "value", "features": "repaired", "text": "informative"}
+OBSERVED = ObservationSpec("minimal", "budget_and_cpa", "expected_value", "informative")
 SPEC = Spec(observation_dim=7, action_dim=1, horizon=48, low=(0.0,), high=(300.0,))
-CARD = {"run": "random", "model": "random", "dataset": "none", "fingerprint": "none"}
+MODEL_INFO = {"run": "random", "model": "random", "dataset": "none", "fingerprint": "none"}
 CAMPAIGNS = 48
 
 
@@ -58,40 +60,41 @@ def drawn(campaign, step):
     return {"index": step, "key": f"{campaign}-{step}", "result": result if step else None, "coming": coming}
 
 
-def facts(campaign):
+def settings(campaign):
     return {"budget": 3000.0, "target_cpa": 60.0 + campaign, "category": campaign % 6, "horizon": 48, "text": None}
 
 
 class Side:
-    """A desk with its journal, and campaigns that are asked about in one way; how long each answer took, in seconds."""
+    """A campaign manager with its journal, campaigns ticked in one way, and the seconds of each answer."""
 
     def __init__(self, policy, folder, name, cache):
-        self.desk = Desk(policy, OPTIONS, Journal(Path(folder) / f"{name}.sqlite"), cache=cache, kept=CAMPAIGNS)
-        self.decided, decide = [], self.desk.decide  # CPU time of the model's thread
+        journal = Journal(Path(folder) / f"{name}.sqlite")
+        self.manager = CampaignManager(policy, OBSERVED, journal, cache_bytes=cache, max_campaigns=CAMPAIGNS)
+        self.decided, decide = [], self.manager.decide  # CPU time of the model's thread
 
-        def timed(asked):
+        def timed(requests):
             began = time.thread_time()
-            made = decide(asked)
+            made = decide(requests)
             self.decided.append(time.thread_time() - began)
             return made
 
-        self.desk.decide = timed
-        self.service = Service(policy, self.desk, deadline=60)
+        self.manager.decide = timed
+        self.service = Service(policy, self.manager, deadline=60)
         self.ids, self.now, self.took, self.bids = [], [], [], {}
 
     async def open(self, count, steps):
         """Campaigns of which so many steps are over, their answers given."""
         for i in range(count):
-            id = (await self.service.open(facts(i)))["id"]
+            id = (await self.service.open(settings(i)))["id"]
             entries = []
-            campaign = self.desk._rebuilt(id)
+            campaign = self.manager._replay(id)
             for t in range(steps):
                 request, answer = drawn(i, t), {"index": t, "multiplier": 50.0 + t}
                 entries.append(
                     ("INSERT INTO ticks VALUES (?, ?, ?, ?)", (id, t, json.dumps(request, sort_keys=True), json.dumps(answer)))
                 )
-            self.desk.journal.write(entries)
-            self.desk.campaigns.pop(campaign.id, None)
+            self.manager.journal.write(entries)
+            self.manager.campaigns.pop(campaign.id, None)
             self.ids.append(id)
             self.now.append(steps)
 
@@ -180,7 +183,9 @@ def over_http(policy, folder, name, ticks):
     clients, servers = {}, []
     for kind, cache in (("cached", 10**9), ("plain", 0)):
         journal = Journal(Path(folder) / f"{name}-http-{kind}.sqlite")
-        app = create_app(policy, CARD, OPTIONS, journal, desk={"cache": cache, "kept": CAMPAIGNS}, deadline=60.0)
+        app = create_app(
+            policy, MODEL_INFO, OBSERVED, journal, campaigns={"cache_bytes": cache, "max_campaigns": CAMPAIGNS}, deadline=60.0
+        )
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -189,7 +194,7 @@ def over_http(policy, folder, name, ticks):
         servers.append((server, thread))
         clients[kind] = Client("127.0.0.1", server.servers[0].sockets[0].getsockname()[1])
     try:
-        ids = {kind: client.post("/v1/campaigns", facts(0))["id"] for kind, client in clients.items()}
+        ids = {kind: client.post("/v1/campaigns", settings(0))["id"] for kind, client in clients.items()}
         took = {kind: [] for kind in clients}
         for t in range(ticks):
             for kind, client in clients.items():
@@ -199,7 +204,7 @@ def over_http(policy, folder, name, ticks):
                 assert answer["fallback"] is None
         yield row(f"{name}, HTTP, a tick, cache warm", "ms/tick", *(x[ticks // 4 :] for x in took.values()), target=3)
         client, one, many = clients["cached"], [], []
-        ids = [client.post("/v1/campaigns", facts(i))["id"] for i in range(CAMPAIGNS)]
+        ids = [client.post("/v1/campaigns", settings(i))["id"] for i in range(CAMPAIGNS)]
         for t in range(0, 16, 2):
             began = time.perf_counter()
             answers = client.post("/v1/ticks", {"ticks": {id: drawn(i, t) for i, id in enumerate(ids)}})

@@ -1,9 +1,9 @@
-"""Days of traffic against `decisionllm serve`: all that can go wrong between a bidder and a server, and no bid may change for it.
+"""Hours of traffic against `decisionllm serve` with faulty clients and killed servers: no bid may change by them.
 
-`python -m benchmarks.soak runs/auction/nano-0 [--campaigns 200] [--ticks 20000] [--kills 3]`. Clients tick campaigns at random and, between
-ticks, repeat some, send others out of order or malformed, and hang up on others; memory is too small for all, so that campaigns are
-forgotten and rebuilt all the time; the server is killed with -9 in mid-air and started again. Then each campaign's bids are held
-against those of a desk in this process that nothing happened to. A row goes to serve.jsonl.
+`python -m benchmarks.soak runs/auction/nano-0 [--campaigns 200] [--ticks 20000] [--kills 3]`. Clients tick campaigns at random
+and, between ticks, repeat some, send others out of order or malformed, and hang up on others; memory is too small for all, so
+that campaigns are evicted and replayed all the time; the server is killed with -9 and started again. Then each campaign's bids
+are compared with those of an undisturbed manager in this process. A row goes to serve.jsonl.
 """
 
 import argparse
@@ -24,8 +24,9 @@ import numpy as np
 
 from benchmarks.serve import ROWS, drawn
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
-from decisionllm.serving.campaigns import Desk
+from decisionllm.serving.campaigns import CampaignManager
 
 CLIENTS = 4
 MALFORMED = (
@@ -41,7 +42,7 @@ MALFORMED = (
 )
 
 
-def facts(campaign, horizon):
+def settings(campaign, horizon):
     return {
         "budget": 3000.0,
         "target_cpa": 60.0 + campaign % 70,
@@ -62,7 +63,7 @@ class Server:
             "serve",
             f"run={run}",
             f"journal={folder}/journal.sqlite",
-            "deadline=60000",
+            "deadline_ms=60000",
             *words,
         ]
         self.log, self.process, self.port = Path(folder) / "log", None, 0
@@ -135,7 +136,7 @@ class Client(threading.Thread):
 
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=60)
         for campaign in self.now:
-            self.ids[campaign] = self.send("/v1/campaigns", facts(campaign, self.steps)).json()["id"]
+            self.ids[campaign] = self.send("/v1/campaigns", settings(campaign, self.steps)).json()["id"]
         while left := [campaign for campaign, step in self.now.items() if step < self.steps]:
             campaign = self.rng.choice(left)
             step, path = self.now[campaign], f"/v1/campaigns/{self.ids[campaign]}/tick"
@@ -171,14 +172,14 @@ def main():
     parser.add_argument("--cache", type=float, default=None, help="MB; by default room for a third of the campaigns, 0: none")
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
-    policy, _, known = checkpoint.load(options.run)
+    policy, _, run_info = checkpoint.load(options.run)
     steps, campaigns = options.ticks // options.campaigns, options.campaigns
-    alone = Desk(policy, known["dataset"], horizon=steps)
+    alone = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]), horizon=steps)
     kept = max(options.campaigns // 3, 1)
     cache = options.cache if options.cache is not None else 1000
     counts, memory, began = Counter(), [], time.time()
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
-        server = Server(options.run.resolve(), folder, [f"kept={kept}", f"cache={cache}", f"horizon={steps}"])
+        server = Server(options.run.resolve(), folder, [f"max_campaigns={kept}", f"cache_mb={cache}", f"horizon={steps}"])
         clients = [Client(server, range(i, campaigns, CLIENTS), steps, counts, i) for i in range(CLIENTS)]
         for client in clients:
             client.start()
@@ -201,7 +202,7 @@ def main():
         ids = {campaign: id for client in clients for campaign, id in client.ids.items()}
         for client in clients:
             for campaign in client.now:
-                mine = alone.open(**facts(campaign, steps))
+                mine = alone.open(**settings(campaign, steps))
                 kept_ticks = list(journal.ticks(ids[campaign]))
                 assert [tick["index"] for tick in kept_ticks] == list(range(steps))
                 for t, tick in enumerate(kept_ticks):

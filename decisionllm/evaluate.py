@@ -113,8 +113,8 @@ def targets(
     given: dict[float | None, Any] = {headline(policy): headline(policy)}  # as a row names it: one for all, or one each
     if policy.return_conditioned:
         for quantile in config["target_quantiles"]:
-            each = env.target_returns(info["dataset"], quantile)
-            each = checkpoint.target(info, quantile) if each is None else each
+            similar = env.target_returns(info["dataset"], quantile)
+            each = checkpoint.target(info, quantile) if similar is None else similar
             given.setdefault(float(np.mean(each)), each)
         given |= {float(target): float(target) for target in config["target_returns"]}
     name = run_config["name"] + f"+plan{policy.planning_horizon}" * bool(policy.planning_horizon)
@@ -122,8 +122,9 @@ def targets(
     for target, each in given.items():
         suffix = "+max-return" if policy.return_conditioned and target is None else ""
 
-        def begin(tasks: Sequence[str], each: Any = each) -> Player:
-            return policy.begin(tasks, horizon=env.horizon, target_returns=each, groups=env.groups)  # a reset may change groups
+        def begin(tasks: Sequence[str], each: Any = each) -> Player:  # a reset may change groups
+            player: Player = policy.begin(tasks, horizon=env.horizon, target_returns=each, groups=env.groups)
+            return player
 
         yield Contender(name + suffix, target, begin, False)
 

@@ -16,7 +16,7 @@ from decisionllm.schema import Episode, Spec
 
 
 class Player(Protocol):
-    """Whoever acts in a rollout: a policy's session, a baseline or a scripted controller."""
+    """A policy's session, a baseline or a scripted controller in a rollout."""
 
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None

@@ -1,85 +1,91 @@
-"""The verb `serve`: a trained run behind HTTP, with a journal of what it was asked and what it answered."""
+"""`decisionllm serve`: a trained run behind HTTP, with a journal of requests and answers."""
 
 import os
 import socket
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
+from decisionllm.policy.policy import Policy
 from decisionllm.serving import replicas
-from decisionllm.serving.app import create_app
-from decisionllm.serving.middleware import loopback
 
 
-def serve(config):
-    """Answer until interrupted (see configs/serve.yaml)."""
+def serve(config: dict[str, Any]) -> None:
+    """Serve until interrupted (see configs/serve.yaml)."""
     try:
         import uvicorn
+
+        from decisionllm.serving.middleware import loopback
     except ImportError as error:
         raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
-    host, port, token = config["host"], config["port"], os.environ.get("DECISIONLLM_TOKEN")
-    if not loopback(host) and not token:
+    host, port = config["host"], config["port"]
+    if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
         raise ValueError(
             f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
         )
-    if config["replicas"] != 1:
-        return replicated(config, host, port)
-    app = application(config, token=token)
-    try:
-        door = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise OSError(f"host={host} port={port}: cannot listen there ({error.strerror}); choose another port=...") from error
-    with door:
-        print(f"serving {config['run']} on http://{host}:{door.getsockname()[1]}, journal {journal_of(config)}", flush=True)
-        options = {"log_level": "warning", "access_log": False, "server_header": False, "timeout_graceful_shutdown": 10}
-        uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[door])
-
-
-def replicated(config, host, port):
-    """Answer until interrupted, in several processes."""
-    if config["replicas"] < 1 or port == 0:
-        raise ValueError(f"replicas, port: expected numbers from 1, got {config['replicas']} and {port}")
-    config = config | {"run": str(Path(config["run"]).resolve()), "journal": str(Path(journal_of(config)).resolve())}
-    checkpoint.read(config["run"])  # or an error, before anything is started
-    build = lambda: application(config, token=os.environ.get("DECISIONLLM_TOKEN"))  # noqa: E731  nor is the token sent about
-    print(
-        f"serving {config['run']} on http://{host}:{port} by {config['replicas']} replicas, journal {config['journal']}",
-        flush=True,
-    )
-    replicas.run(build, host=host, port=port, replicas=config["replicas"], queue=config["queue"])
-
-
-def application(config, *, token=None):
-    """The app of this config, which needs no server to be asked."""
-    for name in ("deadline", "batch", "queue", "body"):
+    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
-    acting = config["act"]
-    policy, trained, facts = checkpoint.load(config["run"], device=config["device"], **acting)
-    auction = facts["dataset"].get("env") in ("auction", "journal")
+    if config["replicas"] != 1:
+        return serve_replicas(config)
+    app = application(config)
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OSError(f"host={host} port={port}: cannot listen there ({error.strerror}); choose another port=...") from error
+    with listener:
+        print(
+            f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
+        )
+        options: dict[str, Any] = {"access_log": False, "server_header": False, "timeout_graceful_shutdown": 10}
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)).run(sockets=[listener])
+
+
+def serve_replicas(config: dict[str, Any]) -> None:
+    """Serve until interrupted, in several processes."""
+    host, port, count = config["host"], config["port"], config["replicas"]
+    if count < 1 or port == 0:
+        raise ValueError(f"replicas, port: expected numbers from 1, got {count} and {port}")
+    config = config | {"run": str(Path(config["run"]).resolve()), "journal": str(Path(journal_path(config)).resolve())}
+    checkpoint.read(config["run"])  # an unreadable run is an error before anything starts
+    print(f"serving {config['run']} on http://{host}:{port} by {count} replicas, journal {config['journal']}", flush=True)
+    replicas.run(lambda: application(config), host=host, port=port, replicas=count, max_queue=config["max_queue"])
+
+
+def application(config: dict[str, Any]) -> Any:
+    """The FastAPI app of this config; a token is read from the environment of its process."""
+    from decisionllm.serving.app import create_app
+
+    run = config["run"]
+    policy, run_config, run_info = checkpoint.load(run, device=config["device"], **config["act"])
+    auction = run_info["dataset"].get("env") in ("auction", "journal")
+    cache_bytes = int(config["cache_mb"] * 1e6)
     return create_app(
-        policy, card(config["run"], policy, trained, facts), ObservationSpec.of(facts["dataset"]) if auction else None,
-        Journal(journal_of(config)) if auction else None, token=token, body=config["body"],
-        exchange={"currency": config["currency"], "seat": config["seat"]},
-        desk={"cache": int(config["cache"] * 1e6), "kept": config["kept"], "horizon": config["horizon"], "pacing": config["pacing"]},
-        size=config["batch"], queue=config["queue"], wait=config["wait"] / 1000, deadline=config["deadline"] / 1000,
+        policy, model_info(run, policy, run_config, run_info), ObservationSpec.of(run_info["dataset"]) if auction else None,
+        Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
+        campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
+        exchange={k: config[k] for k in ("currency", "seat")}, batch_wait=config["batch_wait_ms"] / 1000,
+        deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
     )  # fmt: skip
 
 
-def journal_of(config):
-    return config["journal"] or Path(config["run"]) / "journal.sqlite"
+def journal_path(config: dict[str, Any]) -> Path:
+    return Path(config["journal"] or Path(config["run"]) / "journal.sqlite")
 
 
-def card(run, policy, trained, facts):
-    """What /v1/model says."""
-    weights = checkpoint.find(checkpoint.weights_folder(run, trained)) / "model.safetensors"
+def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]) -> dict[str, Any]:
+    """The answer of /v1/model."""
+    folder, backbone = checkpoint.find(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
+    assert folder is not None, "its weights were just loaded"
     return {
-        "run": Path(run).name, "model": blake2b(weights.read_bytes(), digest_size=6).hexdigest(), "dataset": facts["dataset"]["name"],
-        "fingerprint": facts["fingerprint"], "spec": facts["spec"], "window": policy.window, "stride": policy.stride,
+        "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
+        "dataset": run_info["dataset"]["name"],
+        "fingerprint": run_info["fingerprint"], "spec": run_info["spec"], "window": policy.window, "stride": policy.stride,
         "decode": policy.decode, "target_return": policy.target_return, "return_conditioned": policy.return_conditioned,
-        "backbone": trained["backbone"] | {"folder": None} if "folder" in trained["backbone"] else trained["backbone"],
-        "text": facts["dataset"].get("text", "none"), "parameters": sum(p.numel() for p in policy.model.parameters()),
-        "versions": facts["versions"],
+        "backbone": backbone | {"folder": None} if "folder" in backbone else backbone,
+        "text": run_info["dataset"].get("text", "none"), "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "versions": run_info["versions"],
     }  # fmt: skip

@@ -180,7 +180,7 @@ def open_data(c: TrainConfig, store: Store) -> Data:
         )
     temperature = d.return_weighting_temperature
     weights = windows.return_weights(store.returns, temperature) if temperature else None
-    shape = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
+    shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, steps, **shape)
     if c.team.execution != "per_agent":
         single = 0.5 * (c.team.execution == "both")
@@ -328,7 +328,7 @@ def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[s
 
 def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
-    names = {weight: name for name, weight in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     moments = ((weight, key, value) for weight, state in optimizer.state.items() for key, value in state.items())
     return {f"{names[weight]}/{key}": value.detach().cpu() for weight, key, value in moments}
 
@@ -336,7 +336,7 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
 def resume(run: Path, model: Any, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> tuple[int, float]:
     """Load weights and optimiser of the last checkpoint. Returns its step and the seconds spent."""
     checkpoint.restore(run, model, info)
-    folder = checkpoint.find(run)
+    folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")

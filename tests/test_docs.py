@@ -181,6 +181,15 @@ def test_every_option_is_documented_with_its_meaning():
         assert row and len(row[1].split("|")[-1].strip()) > 5, option
 
 
+def test_every_route_of_the_server_is_documented():
+    sources = "".join(path.read_text() for path in (ROOT / "decisionllm" / "serving").glob("*.py"))
+    paths = set(re.findall(r"@routes?r?\.(?:get|post|delete)\(\s*\"(/[^\"]+)\"", sources))
+    page = (ROOT / "docs" / "serve.md").read_text()
+    assert len(paths) > 8
+    for path in paths:
+        assert f"{path}`" in page, path
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(re.findall(r": (\w+\.md)$", text, re.M))

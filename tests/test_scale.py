@@ -1,4 +1,4 @@
-"""The verb scale: a study is planned, run once, fitted and reported; what is wrong is said before anything is written."""
+"""The command scale: a study is planned, run once, fitted and reported; a fault is reported before anything is written."""
 
 import json
 import math
@@ -11,10 +11,14 @@ import pytest
 import torch
 import yaml
 
-from decisionllm import registry, scale
+from decisionllm import registry
 from decisionllm.__main__ import configs
+from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
-from decisionllm.scaling import ledger
+from decisionllm.models.heads import DiscreteHead
+from decisionllm.scaling import grid, ledger
+from decisionllm.scaling import run as scaling_run
+from decisionllm.tokenizers import text
 from tests.conftest import command, make_model, make_policy, node
 
 STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))
@@ -27,7 +31,7 @@ def listed(key, words):
 
 SMALL = (  # two sizes, two volumes, two qualities, one seed; two learning rates a size
     "study=smoke", "~study.axes.size.w64", "study.axes.fraction=[1.0,0.25]", "study.seeds=[3]", "study.budget.steps=4",
-    "study.lr.values=[1e-3,1e-2]", "study.windows=64", "executor=here", "device=cpu", listed("evaluate", "episodes=3"),
+    "study.lr.values=[1e-3,1e-2]", "study.windows=64", "executor=inline", "device=cpu", listed("evaluate", "episodes=3"),
     listed("train", "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 optim.batch_size=8 "
            "optim.warmup=1 log.every=2 log.validation_batches=1 optim.precision=no data.held_out=0.2"),
     listed("axes.size.w16", "backbone.width=16 backbone.layers=1 backbone.inner=16"),
@@ -58,7 +62,7 @@ def runs(out):
     return json.loads((out / "study.json").read_text())["runs"]
 
 
-def test_every_cell_of_the_grid_is_run_and_what_tuned_is_not_run_again(finished):
+def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
     found = runs(finished)
     assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {
         "done"
@@ -71,14 +75,14 @@ def test_every_cell_of_the_grid_is_run_and_what_tuned_is_not_run_again(finished)
         }
 
 
-def test_a_tuned_rate_is_that_of_the_backbone_too(finished):
-    """What is tuned is how fast all learns; lr_backbone is lr unless said otherwise."""
+def test_tuning_scales_the_rate_of_the_backbone_too(finished):
+    """lr_backbone is lr by default."""
     for run in runs(finished):
         train = ledger.job(finished / run["run"])["train"]
-        assert train["lr"] == run["lr"] == pytest.approx(train["lr_backbone"])
+        assert train["optim"]["lr"] == run["lr"] == pytest.approx(train["optim"]["lr_backbone"])
 
 
-def test_the_same_command_runs_nothing_again_and_a_new_seed_only_what_is_new(finished, tmp_path):
+def test_a_second_command_runs_only_what_is_new(finished, tmp_path):
     out = tmp_path / "small"
     shutil.copytree(finished, out)
     cache_dir, before = f"cache_dir={finished.parent}/data", stamps(out)
@@ -88,7 +92,7 @@ def test_the_same_command_runs_nothing_again_and_a_new_seed_only_what_is_new(fin
     assert before.items() <= after.items() and len(after) == len(before) + 4
 
 
-def test_a_run_records_what_it_cost_and_what_came_of_it(finished):
+def test_a_run_records_its_cost_and_its_results(finished):
     for run in runs(finished):
         assert run["steps"] == 4 and run["tokens"] == 4 * 8 * 3 * 3 and [point[0] for point in run["curve"]] == [2, 4]
         assert run["held_out"] > run["floor"] == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
@@ -100,27 +104,27 @@ def test_a_run_records_what_it_cost_and_what_came_of_it(finished):
     assert by["w32", 1.0, "0"]["data_episodes"] == 48 and by["w32", 0.25, "0"]["data_episodes"] == 12
 
 
-def test_the_loss_of_a_run_is_that_of_the_model_on_what_was_held_out(finished):
-    """The held-out groups are those of the whole log, whatever part of it was trained on."""
+def test_held_out_groups_do_not_depend_on_the_fraction(finished):
     name = next(run["run"] for run in runs(finished) if run["fraction"] == 0.25)
     job = ledger.job(finished / name)
     store = prepare(job["reference"], finished.parent / "data")
-    _, held_out = scale.windows.select(store, held_out=0.2, seed=job["train"]["data_seed"])
-    _, of_run = scale.windows.select(store, fraction=0.25, held_out=0.2, seed=job["train"]["data_seed"])
+    seed = job["train"]["data"]["seed"]
+    _, held_out = windows.select(store, held_out=0.2, seed=seed)
+    _, of_run = windows.select(store, fraction=0.25, held_out=0.2, seed=seed)
     assert held_out.tolist() == of_run.tolist() and len(held_out) == 12
 
 
-def test_what_is_measured_is_the_mean_over_all_steps_held_out(finished):
+def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy, config = (
         make_policy(store.spec, timesteps="none"),
-        {"held_out": 0.02, "data_seed": 3, "return_horizon": 0, "window": 1, "dynamics": False},
+        {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0, "dynamics": False}, "window": 1},
     )
-    found, (_, held_out) = scale.measure(policy, config, store, 2**14), scale.windows.select(store, held_out=0.02, seed=3)
+    found, (_, held_out) = scaling_run.measure(policy, config, store, 2**14), windows.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
-    window = scale.windows.cut(scale.windows.of_store(store), episodes, starts, 1)
-    batch = scale.collate(window, scale.text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes])
+    window = windows.cut(windows.of_store(store), episodes, starts, 1)
+    batch = windows.collate(window, text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes])
     with torch.no_grad():
         distribution = policy.model.distribution(policy.model.read(batch), batch.action_masks, batch.observations)
     actions = policy.model.normalizer.actions(batch.actions)
@@ -129,35 +133,46 @@ def test_what_is_measured_is_the_mean_over_all_steps_held_out(finished):
 
 
 @pytest.mark.parametrize(
-    ("part", "message"), [("data", "the data is .*, this run was planned for 0"), ("trunk", "other weights than")]
+    ("part", "message"), [("data", "the data is .*, this run was planned for 0"), ("backbone", "other weights than")]
 )
-def test_a_run_that_was_planned_for_something_else_is_not_made(finished, tmp_path, part, message):
+def test_a_run_planned_for_other_data_or_weights_is_refused(finished, tmp_path, part, message):
     job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
     job["train"]["backbone"]["folder"] = ""
     with pytest.raises(ValueError, match=message):
-        scale.execute(tmp_path, job, cache_dir=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
+        scaling_run.execute(tmp_path, job, cache_dir=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
     assert not list(tmp_path.iterdir())
 
 
-def test_only_what_is_asked_for_is_kept(finished):
+def test_checkpoints_are_not_kept_by_default(finished):
     assert not list(finished.rglob("*.safetensors")) and list(finished.rglob("metrics.jsonl"))
 
 
-def test_a_floor_is_what_a_head_says_of_an_action_it_is_sure_of(finished):
+def test_the_floor_is_the_least_loss_of_the_head(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
-    assert scale.floor(make_model(store.spec, head="bins", head_options={"num_bins": 5})) == pytest.approx(2 * math.log(0.5))
-    discrete = prepare(node("dataset", "synthetic-discrete"), finished.parent / "data")
-    assert scale.floor(make_model(discrete.spec, head="discrete")) == 0
+    bins = make_model(store.spec, head="bins", head_options={"num_bins": 5}).head
+    assert bins.loss_floor == pytest.approx(2 * math.log(0.5))
+    assert make_model(store.spec, head="gaussian").head.loss_floor == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
+    assert DiscreteHead.loss_floor == 0
 
 
-def test_a_study_is_reported_again_from_its_json_alone(finished, tmp_path):
+def test_a_head_without_a_floor_is_refused(finished):
+    """A floor of 0 in its place would give a wrong law."""
+    store = prepare(node("dataset", "synthetic"), finished.parent / "data")
+    policy = make_policy(store.spec)
+    del policy.model.head.loss_floor
+    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0, "dynamics": False}, "window": 1}
+    with pytest.raises(AttributeError, match="loss_floor"):
+        scaling_run.measure(policy, config, store, 1)
+
+
+def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
     shutil.copy(finished / "study.json", tmp_path)
     assert command("scale", "action=report", f"read={tmp_path}/study.json") == 0
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads((finished / "study.json").read_text())
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) >= 6 and 'src="data:' in page
     assert 'src="http' not in page and "No law is fitted" in page  # four steps show nothing
-    assert "the edge of what was tried" in page and all(run["run"] in page for run in runs(finished))
+    assert "the edge of the values tried" in page and all(run["run"] in page for run in runs(finished))
 
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
@@ -169,36 +184,35 @@ def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
     assert "The learning rate was not tuned per size" in (out / "report.html").read_text()
 
 
-def test_a_plan_says_what_it_takes_and_begins_nothing(tmp_path, capsys):
+def test_a_plan_prints_the_cost_and_starts_nothing(tmp_path, capsys):
     assert small(tmp_path / "out", "action=plan", "probe=2") == 0
-    said = capsys.readouterr().out
-    assert (
-        "10 runs" in said and "hours" in said and "FLOPs" in said and "MB on disk" in said and not (tmp_path / "out").exists()
-    )
+    printed = capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert "10 runs" in printed and "hours" in printed and "FLOPs" in printed and "MB on disk" in printed
 
 
-def test_a_failed_run_is_named_with_its_error_and_taken_again(tmp_path, capsys, monkeypatch):
-    train, broken = scale.train, [True]
+def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monkeypatch):
+    train, broken = scaling_run.train, [True]
 
     def unlucky(config):
-        if broken[0] and config["fraction"] == 1.0 and config["name"] == "w32":
+        if broken[0] and config["data"]["fraction"] == 1.0 and config["name"] == "w32":
             raise FloatingPointError("loss is not finite")
         return train(config)
 
-    monkeypatch.setattr(scale, "train", unlucky)
+    monkeypatch.setattr(scaling_run, "train", unlucky)
     words = ("study.axes.quality=[0.0]", "study.lr.rule=fixed")
     assert small(tmp_path / "out", *words) == 0
-    said = capsys.readouterr().out
-    assert said.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in said
+    printed = capsys.readouterr().out
+    assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
     assert small(tmp_path / "out", *words, "action=status") == 0
-    said = capsys.readouterr().out
-    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in said and "loss is not finite" in said
+    printed = capsys.readouterr().out
+    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in printed and "loss is not finite" in printed
     broken[0], before = False, stamps(tmp_path / "out")
     assert small(tmp_path / "out", *words, "action=retry") == 0
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
 
 
-def test_a_grid_leaves_out_the_cells_that_fit_a_line(tmp_path, capsys):
+def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
     assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
     runs = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]
@@ -207,13 +221,16 @@ def test_a_grid_leaves_out_the_cells_that_fit_a_line(tmp_path, capsys):
 
 
 WRONG = {
-    "+study.axes.depth=[1]": "study.axes: no axis 'depth'; there are size, fraction, quality",
+    "+study.axes.depth=[1]": "study.axes: expected axes among size, fraction, quality, got 'depth'",
     "study.seeds=[]": "study: an empty grid, seeds has no values",
     "study.axes.fraction=[]": "study: an empty grid, fraction has no values",
     "study.axes.fraction=[0.01,1.0]": "study.axes.fraction: 0.01 of 48 groups is less than one; the least is 0.0208",
     "study.axes.fraction=[1.5]": "study.axes.fraction: expected shares within 0 .. 1",
     shlex.quote(
-        listed("train", "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2")
+        listed(
+            "train",
+            "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2",
+        )
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
         listed("train", "dataset=spread dataset.groups=20 team.execution=both data.held_out=0.2")
@@ -226,25 +243,25 @@ WRONG = {
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
     "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
-    "executor=moon": "executor: expected one of local, here, ray, slurm, got 'moon'",
-    "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), nobody answers",
+    "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
+    "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer",
     "executor=ray address=auto": "address=auto: Ray did not answer",
     "executor=slurm workers=1": "expected Slurm's sbatch on this machine, found none",
     "executor=slurm +slurm.cluster=local": "expected workers=<jobs at once> and whole gpus, got 0 and 0",
     "executor=slurm +slurm.cluster=local workers=1 gpus=0.5": "expected workers=<jobs at once> and whole gpus, got 1 and 0.5",
     "executor=slurm +slurm.cluster=local workers=1 +slurm.tiem=3": "slurm: submitit does not take {'timeout_min': 240, 'name': 'decisionllm', 'tiem': 3}",
-    "gpus=1": "gpus=1: executor=ray and executor=slurm deal out GPUs",
+    "gpus=1": "gpus=1: expected executor=ray or slurm, which assign GPUs",
     "processes=0": "processes, workers, gpus: expected at least 1, 0, 0, got [0, 0, 0.0]",
     "read=/nowhere/study.json": "/nowhere/study.json: expected the study.json of a study",
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_is_wrong_is_said_in_one_line_and_the_ledger_is_untouched(words, tmp_path, capsys):
+def test_a_fault_is_one_line_and_leaves_the_ledger_untouched(words, tmp_path, capsys):
     assert small(tmp_path / "out", *shlex.split(words)) in (1, 2)
-    said = capsys.readouterr().err
-    assert said.startswith("decisionllm: ") and said.count("\n") == 1
-    assert WRONG[words] in said or "no key 'study.axes.depth'" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("decisionllm: ") and printed.count("\n") == 1
+    assert WRONG[words] in printed or "no key 'study.axes.depth'" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -260,14 +277,14 @@ def test_an_edited_run_folder_is_one_clear_error(finished, tmp_path, capsys):
     assert sorted(path.name for path in out.rglob("*")) == before
 
 
-def test_a_worker_process_gets_the_same_loss_as_this_one(tmp_path):
+def test_a_worker_process_has_the_same_loss_as_this_process(tmp_path):
     words = (*ONE, "study.lr.rule=fixed", "~study.axes.size.w32")
-    for executor in ("here", "local"):
+    for executor in ("inline", "local"):
         assert small(tmp_path / executor, *words, f"executor={executor}", "workers=1") == 0
-    (here,), (local,) = runs(tmp_path / "here"), runs(tmp_path / "local")
-    assert here["run"] == local["run"]
+    (inline,), (local,) = runs(tmp_path / "inline"), runs(tmp_path / "local")
+    assert inline["run"] == local["run"]
     for measured in ("held_out", "score"):  # one has a single thread, the other all cores
-        assert local[measured] == pytest.approx(here[measured], rel=1e-5)
+        assert local[measured] == pytest.approx(inline[measured], rel=1e-5)
 
 
 def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
@@ -279,7 +296,7 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
 
 
 @pytest.mark.parametrize(("tolerance", "steps", "converged"), [(1e9, 8, True), (1e-9, 16, False)])
-def test_a_run_to_convergence_doubles_its_steps_until_that_gains_little(tolerance, steps, converged, tmp_path):
+def test_rule_converged_doubles_the_steps_until_the_gain_is_small(tolerance, steps, converged, tmp_path):
     words = (
         "study.budget.rule=converged",
         f"study.budget.tolerance={tolerance}",
@@ -291,7 +308,7 @@ def test_a_run_to_convergence_doubles_its_steps_until_that_gains_little(toleranc
     assert (run["steps"], run["converged"]) == (steps, converged)
 
 
-def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp_path):
+def test_all_mixtures_are_measured_on_the_data_of_the_first(tmp_path):
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
                     "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
@@ -299,7 +316,7 @@ def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp
     mine["train"] += ["dataset.episodes=60", "optim.batch_size=8"]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
-    words = ("--config-dir", tmp_path, "study=mine", "executor=here", "device=cpu", f"out={tmp_path}/out")
+    words = ("--config-dir", tmp_path, "study=mine", "executor=inline", "device=cpu", f"out={tmp_path}/out")
     assert command("scale", *words) == 0
     found = {run["mixture"]: run for run in runs(tmp_path / "out")}
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
@@ -307,40 +324,35 @@ def test_a_study_of_ones_own_has_mixtures_that_are_all_measured_on_the_first(tmp
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
 
 
-def test_quality_is_the_mean_return_above_the_worst_or_where_all_have_one_how_soon_it_was_had():
+def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     log = SimpleNamespace(returns=np.array([1.0, 2.0, 3.0]), lengths=np.array([10, 20, 30]))
     same = SimpleNamespace(returns=np.ones(3), lengths=log.lengths)
     later = SimpleNamespace(returns=np.array([1.0, 1.0, 0.0]), lengths=2 * log.lengths)
     everything = np.arange(3)
-    assert scale.goodness(log, everything, log, everything) == 1
-    assert scale.goodness(log, [1, 2], log, everything) == 1.5
-    assert scale.goodness(log, [0], log, everything) == 1e-3
-    assert scale.goodness(later, everything, same, everything) == 0.5
+    assert scaling_run.data_quality(log, everything, log, everything) == 1
+    assert scaling_run.data_quality(log, [1, 2], log, everything) == 1.5
+    assert scaling_run.data_quality(log, [0], log, everything) == 1e-3
+    assert scaling_run.data_quality(later, everything, same, everything) == 0.5
 
 
-def test_a_run_on_a_trunk_is_another_once_the_trunk_is(tmp_path):
-    loop, here = (
-        "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2",
-        f"cache_dir={tmp_path}",
-    )
-    sizes = {
-        "w32": "backbone=nano backbone.width=16",
-        "w16": f"backbone=pretrained backbone.folder={tmp_path}/a backbone.lora_rank=2",
-    }
-    words = [listed("train", loop), *(listed(f"axes.size.{size}", chosen) for size, chosen in sizes.items()), *ONE, here]
+def test_new_weights_of_a_backbone_make_a_new_run(tmp_path):
+    loop = "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2"
+    cache_dir, scratch = f"cache_dir={tmp_path}", "backbone=nano backbone.width=16"
+    pretrained = f"backbone=pretrained backbone.folder={tmp_path}/a backbone.lora_rank=2"
+    sizes = (listed("axes.size.w32", scratch), listed("axes.size.w16", pretrained))
     found = []
     for steps in (2, 3):
-        trunk = (
+        first = (
             *loop.split(),
-            *sizes["w32"].split(),
+            *scratch.split(),
             f"run={tmp_path}/a",
             f"steps={steps}",
             "fresh=true",
             "log.tracker=none",
-            here,
+            cache_dir,
         )
-        assert command("train", *trunk) == 0
-        assert small(tmp_path / "out", *words) == 0
+        assert command("train", *first) == 0
+        assert small(tmp_path / "out", listed("train", loop), *sizes, *ONE, cache_dir) == 0
         found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
     assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, "w16 is run again, on the new weights"
 
@@ -353,10 +365,10 @@ def test_a_shipped_study_composes_and_has_a_note(name, capsys):
     for group, choices in registry.discover().items():
         for choice, content in choices.items():
             ConfigStore.instance().store(group=group, name=choice, node=content)
-    text = (configs() / "study" / f"{name}.yaml").read_text()
-    study = scale.check(yaml.safe_load(text))
+    note = (configs() / "study" / f"{name}.yaml").read_text()
+    study = grid.check(yaml.safe_load(note))
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        found = scale.configs(study)
-        scale.compose("evaluate", ["run=x", *study["evaluate"]])
+        found = grid.train_configs(study)
+        grid.compose("evaluate", ["run=x", *study["evaluate"]])
     assert study["name"] == name and len(found) == len(study["axes"]["size"]) * len(study["axes"]["quality"])
-    assert text.startswith("# ") and f"decisionllm scale study={name}" in text
+    assert note.startswith("# ") and f"decisionllm scale study={name}" in note

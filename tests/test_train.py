@@ -20,7 +20,7 @@ from decisionllm.datasets import store, windows
 from decisionllm.datasets.synthetic import load
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
-from decisionllm.serve import card
+from decisionllm.serve import model_info
 from decisionllm.train import POSITIVE, parameter_groups, trim
 from tests.conftest import DT, LOOP, NANO, PATIENCE, command, interrupt, make_model, metrics
 
@@ -77,7 +77,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     loaded = checkpoint.load(tmp_path / "straight")
     acting = loaded[0].model.state_dict()
     weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
-    assert card(tmp_path / "straight", *loaded)["model"] == blake2b(weights, digest_size=6).hexdigest()
+    assert model_info(tmp_path / "straight", *loaded)["model"] == blake2b(weights, digest_size=6).hexdigest()
     best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")
     assert all(torch.equal(acting[name], tensor) for name, tensor in best.items())
     assert not same_bits(best, load_file(tmp_path / "straight/checkpoint/model.safetensors"))

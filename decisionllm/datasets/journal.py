@@ -1,16 +1,17 @@
-"""A server's journal as a dataset: an episode is a campaign that was served, its observations to the bit what the policy was shown.
+"""A server's journal as a dataset: one episode per served campaign, its observations bit by bit those the policy acted on.
 
-A step is an episode's if it is known what it brought, which the tick after it said. Each campaign is a group by itself.
+A step belongs to the episode once its result is known, which the next tick reports. Each campaign is a group of its own.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.envs.auction.campaign import Campaigns
+from decisionllm.envs.auction.campaign_history import Campaign
 from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -18,68 +19,75 @@ from decisionllm.schema import Episode, Spec
 
 @register("dataset", "journal", text="${text}")
 def load(
-    *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
-    unfinished: bool = False,
+    *, path: str, text: str = "none", observation: str = "auctionnet", context_features: str = "none",
+    reward: str = "conversions", unfinished: bool = False,
 ) -> Source:  # fmt: skip
-    """The campaigns of a journal.
+    """Read the campaigns of a journal.
 
-    text: `none`; `served`, the text each policy was given; `constant`, `informative`, as of an auction. observation, context_features, reward: as of an auction;
-    what the policy was shown is what its run was trained with. unfinished: also campaigns that go on, with what came so far.
+    Args:
+        path: a journal that a server wrote.
+        text: `none`; `served`, the text each campaign was served with; `constant` or `informative`, as of dataset=auction.
+        observation: as of dataset=auction, like `context_features` and `reward`; take those of the served run.
+        unfinished: also read campaigns that have not ended.
+
+    Returns:
+        Episodes of bid multipliers. Steps without opportunities, without budget or answered by a fallback have loss mask 0.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: an unknown option, or no campaign has ended.
     """
     one_of("dataset.text", text, ("none", "served", "constant", "informative"))
-    shown = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
-    (file, *_), episodes, table = files(path=path), [], []
+    spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
+    file, episodes, table = files(path=path)[0], [], []
     journal = Journal(file)
-    served = list(journal.campaigns())
+    served = journal.campaigns()
     for number, campaign in enumerate(served):
-        ticks = list(journal.ticks(campaign["id"]))
+        ticks = journal.ticks(campaign["id"])
         finished = campaign["ended"] or len(ticks) >= campaign["horizon"]
         if len(ticks) < 2 or not (finished or unfinished):
             continue
-        who = campaign["budget"], campaign["target_cpa"], campaign["category"]
-        task = campaign["text"] if text == "served" else shown.task(*who)
-        episodes.append(episode(campaign, ticks, task, number, shown))
-        earned = float(f"{episodes[-1].rewards.sum():.4g}")
-        table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], earned])
+        settings = campaign | {"text": campaign["text"] if text == "served" else None}
+        episodes.append(episode(Campaign.begin(settings, spec), ticks, number))
+        total = float(f"{episodes[-1].rewards.sum():.4g}")
+        table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], total])
     journal.close()
     if not episodes:
         raise ValueError(
-            f"{path}: expected campaigns that have ended, got {len(served)} of which none has; dataset.unfinished=true takes what came so far"
+            f"{path}: expected campaigns that have ended, got none among {len(served)}; "
+            "dataset.unfinished=true reads open ones too"
         )
     high = max(float(e.actions.max()) for e in episodes) or 1.0
     horizon = max(campaign["horizon"] for campaign in served)
-    spec = Spec(observation_dim=episodes[0].observations.shape[1], action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
     info = {
-        "name": f"journal@{file.stem}", "env": "journal", **shown.info(),
-        "unfinished": unfinished, "path": path, "campaigns": table,
+        "name": f"journal@{file.stem}", "env": "journal", **spec.info(), "unfinished": unfinished, "path": path,
+        "campaigns": table,
     }  # fmt: skip
-    return Source(spec, episodes, info)
+    return Source(Spec(observation_dim=spec.size, action_dim=1, horizon=horizon, low=(0.0,), high=(high,)), episodes, info)
 
 
-def episode(campaign, ticks, task, group, spec):
-    """A campaign and its ticks, as the journal has them, as an Episode. What was answered in place of the policy is not to be imitated."""
-    world = Campaigns([campaign["budget"]], [campaign["target_cpa"]], steps=campaign["horizon"])
-    rows, earned = [], [0.0]
-    for tick in ticks:
-        result, coming, answer = tick["request"]["result"], tick["request"]["coming"], tick["answer"]
-        if result is not None:
-            world.record(**result)
-            earned.append(spec.total_reward(world)[0])
-        if coming is not None:
-            seen = spec.observe(world, coming["value"], coming["volume"])[0]
-            meant = world.remaining[0] >= MIN_REMAINING and coming["value"] > 0 and answer["fallback"] is None
-            rows.append((seen, [answer["multiplier"]], meant))
-    n = len(earned) - 1  # what the last step brought may not be known
-    seen, done, meant = (np.array(column[:n]) for column in zip(*rows, strict=True))
-    spent = bool(world.remaining[0] < MIN_REMAINING)
+def episode(campaign: Campaign, ticks: list[dict[str, Any]], group: int) -> Episode:
+    """The Episode of a campaign, replayed from its ticks. Answers of a fallback are not imitated."""
+    loss_mask = []
+    for request, answer in ((tick["request"], tick["answer"]) for tick in ticks):
+        campaign = campaign.advance(request["result"], request["coming"])
+        value = 0.0 if request["coming"] is None else request["coming"]["value"]
+        loss_mask.append(campaign.can_bid and value > 0 and answer["fallback"] is None)
+        campaign = campaign.record_action(answer["multiplier"])
+    n = campaign.totals.now  # steps whose result is known
     return Episode(
-        seen.astype(np.float32), done.astype(np.float32), np.diff(earned).astype(np.float32), terminated=spent, truncated=not spent, task=task,
-        group=group, loss_mask=meant,
+        campaign.observations[:n], campaign.actions[:n], campaign.rewards[:n].astype(np.float32),
+        terminated=not campaign.can_bid, truncated=campaign.can_bid, task=campaign.task, group=group,
+        loss_mask=np.array(loss_mask[:n]),
     )  # fmt: skip
 
 
-def files(*, path, **options):
-    """What `load` would read with these options: the journal, and what was last written to it, which stands beside it."""
+def files(*, path: str, **options: Any) -> list[Path]:
+    """The files that `load` reads with these options: the journal, and SQLite's write-ahead log beside it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"dataset.path: expected a journal that a server wrote, got {path}: there is no such file")

@@ -200,7 +200,7 @@ def save(path: str | Path, store: Store) -> None:
             f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
             f"got {store.info['name']} with text={store.info.get('text')}"
         )
-    log = {name: getattr(store, name) for name in ("observations", "actions", "rewards")}
+    log = {name: vars(store)[name] for name in ("observations", "actions", "rewards")}
     log["ends"] = np.zeros(len(store.rewards), bool)
     log["ends"][store.offsets[1:] - 1] = True
     cut = store.info["cut"]

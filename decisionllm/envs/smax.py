@@ -153,7 +153,7 @@ class Teacher:
         cost = np.where(np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None], health, distance)
         target = np.where(in_range, cost, np.inf).argmin(-1)
         nearest = np.take_along_axis(enemies, distance.argmin(-1)[..., None, None], 2)[..., 0, 1:3]
-        way = np.where(np.isfinite(distance).any(-1)[..., None], nearest, self.goal - self.place(world))
+        way = np.where(np.isfinite(distance).any(-1, keepdims=True), nearest, self.goal - self.place(world))
         proposed = np.where(in_range.any(-1), STOP + 1 + target, (way @ MOVES.T).argmax(-1))
         random = self.rng.random((E, N)) < self.noise[:, None]
         proposed = np.where(random, np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1), proposed)

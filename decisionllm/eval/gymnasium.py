@@ -44,7 +44,8 @@ class GymnasiumEnv(EnvDefaults):
         if reference and (len(reference) != 2 or reference[0] == reference[1]):
             raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
-        self.reference, self.unit, self.tasks = tuple(reference), "" if reference else "return", [task] * len(envs)
+        self.reference = (reference[0], reference[1]) if reference else None
+        self.unit, self.tasks = "" if reference else "return", [task] * len(envs)
         self.action = minari.action_spec(self.space)
         self.flatten = flatten or (lambda observations: minari.flatten(observations, space))
 

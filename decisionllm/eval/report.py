@@ -1,114 +1,128 @@
-"""Scores with intervals, a table over seeds, and one HTML file with pictures in it that needs nothing else."""
+"""Scores with intervals, a table over seeds, and one HTML file with its pictures that needs no other file."""
 
 import base64
 import io
 import json
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
-# what makes rows of several seeds one result
+from decisionllm.schema import Episode
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
+
+# rows that agree in these are one result, over seeds
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
+COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
+LINE = "{:34s} {:16s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s}  {}"
+NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
-def interval(values, seed=0):
+def interval(values: Any, seed: int = 0) -> tuple[float, float]:
     """The 95 % bootstrap interval of a mean: (low, high). Percentile method, 10,000 resamples."""
     values = np.asarray(values, np.float64)
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
     found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed))
-    return tuple(map(float, found.confidence_interval))
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def normalised(episodes, reference):
-    """The normalised score of each episode, reference: (random, expert) returns: 100 (return - random) / (expert - random)."""
+def normalised(episodes: Sequence[Episode], reference: tuple[float, float]) -> np.ndarray:
+    """(M,) normalised scores, 100 (return - random) / (expert - random). reference: (random, expert) returns."""
     low, high = reference
     return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
 
 
-def interquartile_mean(values):
-    """The mean of the middle half: less moved by one lucky seed than the mean, by one bad one less than the median."""
+def interquartile_mean(values: Sequence[float]) -> float:
+    """The mean of the middle half: one lucky seed moves it less than the mean, one bad seed less than the median."""
     return float(stats.trim_mean(values, 0.25))
 
 
-def read_rows(folder):
+def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl; of rows about the same run and protocol, the last."""
     rows = {}
     for line in (Path(folder) / "results.jsonl").read_text().splitlines():
         row = json.loads(line)
-        rows[tuple(map(str, [*(row.get(key) for key in KEYS), row["seed"], row.get("run")]))] = row
+        rows[tuple(str(row.get(key)) for key in (*KEYS, "seed", "run"))] = row
     return list(rows.values())
 
 
-def summarise(rows):
-    """Rows of several seeds -> one result each: mean, interquartile mean and interval over seeds, or over the episodes of one."""
-    groups = {}
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One result for the rows of several seeds: mean, interquartile mean, interval over seeds, or over the episodes of one seed."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        groups.setdefault(tuple(str(row.get(key)) for key in KEYS), []).append(row)
+        groups[tuple(str(row.get(key)) for key in KEYS)].append(row)
     results = []
     for members in groups.values():
-        scores = [row["score"] for row in members]
-        low, high = interval(scores) if len(members) > 1 else (members[0]["low"], members[0]["high"])
-        shared = {key: members[0].get(key) for key in KEYS}
-        results.append(
-            shared
-            | {
-                "score": float(np.mean(scores)),
-                "iqm": interquartile_mean(scores),
-                "low": low,
-                "high": high,
-                "return": float(np.mean([r["return"] for r in members])),
-            }
-            | {"seeds": len(members), "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members)}
-        )
+        first, scores = members[0], [row["score"] for row in members]
+        low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
+        results.append({
+            **{key: first.get(key) for key in KEYS}, "score": float(np.mean(scores)), "iqm": interquartile_mean(scores),
+            "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
+            "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),
+        })  # fmt: skip
     return sorted(results, key=lambda r: (r["dataset"], not r["headline"], -r["score"]))
 
 
-def table(results):
-    """Results as lines of text, one each."""
-    lines = [
-        f"{'dataset':34s} {'protocol':16s} {'policy':24s} {'target':>7s} {'score':>7s}  {'95 % interval':>16s} {'return':>8s}  seeds x episodes"
-    ]
+def table(results: Sequence[Row]) -> str:
+    """Results as text, one line for each."""
+    lines = [LINE.format("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "seeds x episodes")]
     for r in results:
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
-        lines.append(
-            f"{r['dataset']:34s} {r['protocol']:16s} {r['policy']:24s} {target:>7s} {r['score']:7.1f}  "
-            f"{r['low']:7.1f} .. {r['high']:5.1f} {r['return']:8.1f}  {r['seeds']} x {r['n'] // r['seeds']}{'' if r['headline'] else '  (sweep)'}"
-        )
+        scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}"
+        count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
+        lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], target, *scores, count))
     return "\n".join(lines)
 
 
-def write_report(folder, published, unit=""):
-    """folder/report.html and its pictures as PNG. published: {name: score} on other data, or {}. unit: of scores that are not normalised. -> path"""
+def write_report(folder: str | Path, published: Published, units: Mapping[str, str]) -> Path:
+    """Write report.html of results.jsonl, with its pictures as PNG beside it.
+
+    Args:
+        folder: of results.jsonl.
+        published: scores of other work, on other data: {dataset: {name: score}}.
+        units: of the scores: {dataset: unit}; empty for normalised scores. A dataset that is missing has an unknown unit.
+
+    Returns:
+        The path of report.html.
+    """
     folder = Path(folder)
     rows = read_rows(folder)
     results = summarise(rows)
-    pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published, unit)}
+    datasets = list(dict.fromkeys(r["dataset"] for r in results))
+    labels = {name: units[name] or NORMALISED if name in units else "score" for name in datasets}
+    published = {name: scores for name, scores in published.items() if name in labels and scores}
+    pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published, labels)}
     curves = {row["run"]: row["policy"] for row in rows if row.get("run") and (Path(row["run"]) / "metrics.jsonl").is_file()}
     if curves:
         pictures["learning.png"] = draw_curves(curves)
-    for name, figure in pictures.items():
-        save(folder / name, figure)
-    images = [*pictures, *sorted(p.name for p in folder.glob("rollout-*.png"))]
-    columns = [*KEYS[:5], "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
+    for name, made in pictures.items():
+        save(folder / name, made)
 
     from jinja2 import Template
 
-    template = Template((Path(__file__).parent / "report.html").read_text(), autoescape=True)
-    page = template.render(
-        title=f"decisionllm: {', '.join(sorted({r['dataset'] for r in results}))}", columns=columns, results=results, published=published, unit=unit,
+    images = [*pictures, *sorted(path.name for path in folder.glob("rollout-*.png"))]
+    page = Template((Path(__file__).parent / "report.html").read_text(), autoescape=True).render(
+        columns=COLUMNS, results=results, published=published, labels=labels, rows=[json.dumps(row) for row in rows],
         images=[(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images],
-        facts=sorted({json.dumps(row.get("versions", {})) for row in rows}), rows=[json.dumps(row) for row in rows],
+        versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
     )  # fmt: skip
     path = folder / "report.html"
     path.write_text(page)
     return path
 
 
-def figure(width=7.0, height=4.0):
-    """A figure that needs no display and leaves no global state."""
+def figure(width: float = 7.0, height: float = 4.0) -> "Figure":
+    """A figure that needs no display and changes no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,51 +131,49 @@ def figure(width=7.0, height=4.0):
     return made
 
 
-def save(path, made):
+def save(path: Path, made: "Figure") -> None:
+    """Write a figure as PNG."""
     buffer = io.BytesIO()
     made.savefig(buffer, format="png", dpi=110)
     path.write_bytes(buffer.getvalue())
 
 
-def draw_conditions(axis, scores, title):
-    """Scores by what disturbed the world: {words: score}, in their order."""
+def draw_conditions(axis: "Axes", scores: Mapping[str, float], title: str) -> None:
+    """Scores by the condition of the environment: {label: score}, in their order."""
     axis.plot(list(scores.values()), "o-", color="black", markersize=3)
-    axis.set_xticks(range(len(scores)), scores, rotation=60, ha="right", fontsize=6)
+    axis.set_xticks(range(len(scores)), list(scores), rotation=60, ha="right", fontsize=6)
     axis.set_title(title, fontsize=8)
 
 
-def draw_scores(results, published, unit=""):
-    """A line a policy, the best in the mean on top, and on it a dot with its interval for each protocol; published scores in grey below."""
-    pairs = Counter(
-        (r["policy"], r["protocol"]) for r in {(r["policy"], r["protocol"], r["score"]): r for r in results}.values()
-    )
-    named = lambda r: r["policy"] if pairs[r["policy"], r["protocol"]] == 1 else f"{r['policy']}\n{r['dataset']}"  # noqa: E731
-    scores = {}
+def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[str, str]) -> "Figure":
+    """One panel for each dataset: the policies, best mean on top, with a dot and interval for each protocol; published scores in grey."""
+    rows: dict[str, dict[str, list[float]]] = {r["dataset"]: defaultdict(list) for r in results}
     for r in results:
-        scores.setdefault(named(r), []).append(r["score"])
-    names = [*sorted(scores, key=lambda name: -np.mean(scores[name])), *(f"{name}, elsewhere" for name in published)]
+        rows[r["dataset"]][r["policy"]].append(r["score"])
     protocols = list(dict.fromkeys(r["protocol"] for r in results))
-    made = figure(8, 0.35 * len(names) + 1.2)
-    axis, row = made.subplots(), {name: y for y, name in enumerate(names)}
-    for k, protocol in enumerate(protocols):
-        members = [r for r in results if r["protocol"] == protocol]
-        y = [row[named(r)] + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
-        axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
-        axis.plot([r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol)
-    axis.plot(published.values(), range(len(scores), len(names)), "o", color="lightgrey")
-    axis.set_yticks(range(len(names)), names, fontsize=7)
-    axis.invert_yaxis()
-    axis.grid(axis="x", linewidth=0.3)
-    axis.axvline(0, color="black", linewidth=0.5)
-    if not unit:
-        axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
-    axis.set_xlabel(unit or "normalised score (0: random policy, 100: reference controller)")
-    axis.legend(fontsize=7)
+    heights = [0.35 * (len(policies) + len(published.get(name, {}))) + 1.2 for name, policies in rows.items()]
+    made = figure(8, sum(heights))
+    panels = made.subplots(len(rows), squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (dataset, policies) in zip(panels, rows.items(), strict=True):
+        names, other = sorted(policies, key=lambda name: -np.mean(policies[name])), published.get(dataset, {})
+        for k, protocol in enumerate(protocols):
+            if members := [r for r in results if (r["dataset"], r["protocol"]) == (dataset, protocol)]:
+                y = [names.index(r["policy"]) + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
+                axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
+                axis.plot([r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol)
+        axis.plot(list(other.values()), range(len(names), len(names) + len(other)), "o", color="lightgrey")
+        axis.set_yticks(range(len(names) + len(other)), [*names, *(f"{name}, published" for name in other)], fontsize=7)
+        axis.invert_yaxis()
+        axis.grid(axis="x", linewidth=0.3)
+        for at in (0, 100) if labels[dataset] == NORMALISED else (0,):
+            axis.axvline(at, color="black", linewidth=0.5, linestyle=":" if at else "-")
+        axis.set(xlabel=labels[dataset], title=dataset)
+        axis.legend(fontsize=7)
     return made
 
 
-def draw_curves(runs):
-    """The loss of each run over its steps, training and held out."""
+def draw_curves(runs: Mapping[str, str]) -> "Figure":
+    """The loss of each run over its steps, on training data and held out."""
     made = figure(8, 3.5)
     axis = made.subplots()
     for i, (run, policy) in enumerate(sorted(runs.items())):
@@ -170,7 +182,6 @@ def draw_curves(runs):
         axis.plot(steps, [line["nll"] for line in lines], color=f"C{i % 10}", alpha=0.35)
         held_out = [line.get("held_out_nll", np.nan) for line in lines]
         axis.plot(steps, held_out, color=f"C{i % 10}", label=f"{policy} ({Path(run).name})")
-    axis.set_xlabel("step")
-    axis.set_ylabel("negative log-likelihood, nats an action\n(faint: training, full: held out)")
+    axis.set(xlabel="step", ylabel="negative log-likelihood, nats an action\n(faint: training, full: held out)")
     axis.legend(fontsize=7)
     return made

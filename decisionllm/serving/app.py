@@ -1,240 +1,283 @@
-"""The HTTP routes over a policy and its desk: what is asked for is checked, handed on, and answered in JSON."""
+"""HTTP routes of a policy and its campaigns: requests are checked, passed to the service, and answered in JSON."""
 
 import asyncio
 import contextlib
 import json
-from typing import Annotated
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from fastapi import APIRouter, FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
 from decisionllm.envs.auction.campaign import offered, summary
-from decisionllm.serving import openrtb, page
-from decisionllm.serving.campaigns import Desk, Refused
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.policy.policy import Policy
+from decisionllm.schema import History
+from decisionllm.serving import openrtb, schemas
+from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.metrics import Metrics
-from decisionllm.serving.middleware import Door, refusal
-from decisionllm.serving.schemas import models
-from decisionllm.serving.service import Service, history
+from decisionllm.serving.middleware import RequestGuard, error_response
+from decisionllm.serving.service import Service
 
-LISTED = 200  # campaigns, at most
+LISTED = 200  # most campaigns of a list
+STATIC = Path(__file__).parent / "static"
+PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+BIDDING = ("historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost")
+MEANING = {
+    400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
+    413: "body too long", 422: "a field is wrong", 503: "busy or late",
+}  # fmt: skip
+Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]
 
 
-def create_app(policy, card, observation=None, journal=None, *, token=None, body=4_000_000, desk=None, exchange=None, **limits):
-    """The FastAPI app. card: what /v1/model says, a dict with run, model, dataset, fingerprint; observation: the ObservationSpec that the
-    policy was trained with, or None: then it has no campaigns. journal: a Journal. token: see Door; body: bytes. desk: options of Desk;
-    exchange: of openrtb.router; limits: of Service. `app.state.service` is the Service."""
-    from fastapi import FastAPI, Header, Request, Response
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException as Fault
+def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
+    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (400, 401, 413, 422, 503, *codes)}
 
-    m = models()
-    at = Desk(policy, observation, journal, name=card["model"], **desk or {}) if observation is not None else None
-    service = Service(policy, at, watch=lambda n: metrics.batches.observe(n), **limits)
-    metrics = Metrics(service, card)
+
+def create_app(
+    policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
+    token: str | None = None, max_body_bytes: int = 4_000_000, campaigns: dict[str, Any] | None = None,
+    exchange: dict[str, Any] | None = None, **limits: Any,
+) -> FastAPI:  # fmt: skip
+    """The FastAPI app of a policy.
+
+    Args:
+        model_info: answer of /v1/model; run, model, dataset, fingerprint and more.
+        observation: what the policy was trained to observe; None: the app has no campaigns.
+        journal: by default one in memory.
+        token: see RequestGuard, like `max_body_bytes`.
+        campaigns: options of CampaignManager.
+        exchange: options of openrtb.router.
+        limits: of Service.
+    """
+    manager = None
+    if observation is not None:
+        manager = CampaignManager(policy, observation, journal, name=model_info["model"], **campaigns or {})
+    service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
+    metrics = Metrics(service, model_info)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app):
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with service.run():
-            await asyncio.to_thread(warm, policy)
+            await asyncio.to_thread(warm_up, policy)
             app.state.ready = True
             yield
             app.state.ready = False
 
-    said = {
-        400: "not JSON",
-        401: "no token, or a wrong one", 404: "no such campaign", 409: "out of order, or ended, or asked otherwise before",
-        413: "too long a body", 422: "a field is wrong", 503: "busy, or late",
-    }  # fmt: skip
-
-    def errors(*codes):
-        return {code: {"model": m.Error, "description": said[code]} for code in (400, 401, 413, 422, 503, *codes)}
-
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="A trained policy, for bidders: campaigns with a journal, and the stateless truth at /v1/act.",
+        description="A trained policy for bidders: campaigns with a journal, and stateless actions at /v1/act.",
     )  # fmt: skip
-    app.state.service, app.state.ready, app.state.metrics = service, False, metrics
-    app.add_middleware(Door, token=token, limit=body, watch=metrics.watch)
-
-    def refused(status, where, message, **more):
-        headers = {"Retry-After": "1"} if status == 503 else None
-        return JSONResponse(refusal(where, message) | {k: v for k, v in more.items() if k == "expected"}, status, headers)
-
-    @app.exception_handler(Refused)
-    async def _(request: Request, error: Refused):
-        where = "path" if error.field == "id" else "server" if error.status == 503 else "body"
-        return refused(error.status, [where, error.field], error.message, **error.more)
-
-    @app.exception_handler(RequestValidationError)
-    async def _(request: Request, error: RequestValidationError):
-        wrong = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()[:20]]
-        return JSONResponse({"detail": wrong}, 422)
-
-    @app.exception_handler(Fault)
-    async def _(request: Request, error: Fault):
-        where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
-        answer = refused(error.status_code, where, str(error.detail))
-        answer.headers.update(error.headers or {})
-        return answer
-
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception):
-        return refused(500, ["server"], "an error that is ours; it was logged")
-
-    Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, where it is sooner than the server's own")]
-
-    def seconds(ms):
-        return ms and ms / 1000
-
-    def given(text):
-        return Response(text, media_type="application/json")
-
-    @app.get("/healthz", tags=["server"])
-    async def healthz() -> dict[str, str]:
-        """The process is alive."""
-        return {"status": "ok"}
-
-    @app.get("/readyz", tags=["server"], responses={503: {"model": m.Error, "description": "not yet"}})
-    async def readyz() -> dict[str, str]:
-        """The model is loaded and has made a decision."""
-        if not app.state.ready:
-            raise Refused(503, "model", "is being loaded")
-        return {"status": "ready"}
-
-    @app.get(
-        "/metrics",
-        tags=["server"],
-        responses={200: {"content": {"text/plain": {}}}, 401: errors()[401]},
-        response_class=Response,
-    )
-    async def prometheus():
-        """For Prometheus."""
-        text, kind = await asyncio.to_thread(metrics.text)
-        return Response(text, headers={"content-type": kind})
-
-    @app.get("/v1/model", tags=["policy"], responses={401: errors()[401]})
-    async def model() -> dict:
-        """What is served: the run, its data, and what it sees and answers."""
-        return card
-
-    @app.post("/v1/act", tags=["policy"], response_model=m.Action, responses=errors())
-    async def act(asked: m.Act, x_deadline_ms: Deadline = None):
-        """An action for a history: the truth, to which every other way to ask must come."""
-        action, togo = await service.act(history(policy, asked.model_dump()), seconds(x_deadline_ms))
-        if not np.isfinite(action).all():
-            raise Refused(422, "observations", "the policy has no finite answer to these numbers")
-        return {"action": action.tolist(), "return_to_go": togo}
-
-    if at is None:
-        return app
-    app.include_router(page.router())
-    app.include_router(openrtb.router(at.journal, metrics.registry, **exchange or {}), responses=errors(404))
-
-    def summarised(known, last):
-        last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
-        return known | {
-            "status": "ended" if known["ended"] else "open", "step": last["index"] + 1, "spend": last["spend"],
-            "conversions": last["conversions"],
-        }  # fmt: skip
-
-    def whole(id):
-        known = at.journal.campaign(id)
-        if known is None:
-            raise Refused(404, "id", "no such campaign")
-        ticks = [tick["answer"] for tick in at.journal.ticks(id)]
-        return summarised(known, ticks[-1] if ticks else None) | {"ticks": ticks}
-
-    @app.post("/v1/campaigns", tags=["campaigns"], status_code=201, response_model=m.Campaign, responses=errors(409))
-    async def begin(asked: m.Open):
-        """Open a campaign."""
-        facts = asked.model_dump(exclude={"key"})
-        return summarised(await service.open(facts, asked.key), None)
-
-    @app.get("/v1/campaigns", tags=["campaigns"], response_model=m.Campaigns, responses={401: errors()[401]})
-    async def campaigns():
-        """The last campaigns to be opened, newest first."""
-        return {"campaigns": [summarised(*row) for row in await asyncio.to_thread(at.journal.latest, LISTED)]}
-
-    @app.get("/v1/campaigns/{id}", tags=["campaigns"], response_model=m.Whole, responses=errors(404))
-    async def campaign(id: str):
-        """A campaign and its ticks."""
-        return await asyncio.to_thread(whole, id)
-
-    @app.delete("/v1/campaigns/{id}", tags=["campaigns"], response_model=m.Whole, responses=errors(404))
-    async def end(id: str):
-        """End a campaign. It stays in the journal."""
-        await service.close(id)
-        return await asyncio.to_thread(whole, id)
-
-    @app.post("/v1/campaigns/{id}/tick", tags=["campaigns"], response_model=m.Answer, responses=errors(404, 409))
-    async def tick(id: str, asked: m.Tick, x_deadline_ms: Deadline = None):
-        """What to bid in a step. The same request again has the same answer, to the byte."""
-        return given(await service.tick(id, asked.model_dump(), seconds(x_deadline_ms)))
-
-    @app.post("/v1/ticks", tags=["campaigns"], response_model=dict[str, m.Answer | m.Error], responses=errors())
-    async def ticks(asked: m.Many, x_deadline_ms: Deadline = None):
-        """Ticks of many campaigns, decided together; each has its answer, or why it was refused."""
-        made = await asyncio.gather(
-            *(service.tick(id, tick.model_dump(), seconds(x_deadline_ms)) for id, tick in asked.ticks.items()),
-            return_exceptions=True,
-        )
-        for error in made:
-            if isinstance(error, BaseException) and not isinstance(error, Refused):
-                raise error
-        told = (
-            refused(x.status, ["ticks", x.field], x.message, **x.more).body.decode() if isinstance(x, Refused) else x
-            for x in made
-        )
-        return given("{" + ", ".join(f"{json.dumps(id)}: {text}" for id, text in zip(asked.ticks, told, strict=True)) + "}")
-
-    @app.post("/v1/bid", tags=["campaigns"], response_model=m.Bids, responses=errors(404, 409))
-    async def bid(asked: m.Bid, x_deadline_ms: Deadline = None):
-        """A tick in the shape of AuctionNet's `bidding`: a bid for each opportunity."""
-        values, answer = await as_tick(service, asked.model_dump(), seconds(x_deadline_ms))
-        bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
-        return answer | {"bids": bids.tolist()}
-
+    app.state.service, app.state.ready = service, False
+    app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
+    handle_errors(app)
+    app.include_router(policy_routes(app, policy, service, metrics, model_info))
+    if manager is not None:
+        for path, (name, media_type) in PAGE.items():
+            page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
+            app.add_route(f"/{path}", page, include_in_schema=False)
+        app.include_router(campaign_routes(service, manager.journal))
+        app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
     return app
 
 
-async def as_tick(service, asked, deadline):
-    """AuctionNet's arguments as a tick -> the values of its opportunities, and the answer."""
-    result = None
-    if asked["timeStepIndex"]:
-        names = (
-            "historyPValueInfo",
-            "historyBid",
-            "historyAuctionResult",
-            "historyImpressionResult",
-            "historyLeastWinningCost",
-        )
-        for name in names:
-            if not asked[name]:
-                raise Refused(422, name, f"expected what step {asked['timeStepIndex'] - 1} was, got no step")
+def refused(error: RequestError, where: str) -> JSONResponse:
+    return error_response(error.status, [where, error.field], error.message, expected=error.expected)
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Answer every error in one form: where the fault is and what was expected."""
+
+    @app.exception_handler(RequestError)
+    async def _(request: Request, error: RequestError) -> Response:
+        return refused(error, "path" if error.field == "id" else "server" if error.status == 503 else "body")
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: RequestValidationError) -> Response:
+        faults = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()[:20]]
+        return JSONResponse({"detail": faults}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def _(request: Request, error: HTTPException) -> Response:
+        where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
+        return error_response(error.status_code, where, str(error.detail), headers=dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def _(request: Request, error: Exception) -> Response:
+        return error_response(500, ["server"], "internal server error; see the server log")
+
+
+def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
+    """Routes that every policy has: its health, its metrics, its description and its actions."""
+    routes = APIRouter()
+
+    @routes.get("/healthz", tags=["server"])
+    async def healthz() -> dict[str, str]:
+        """Whether the process is alive."""
+        return {"status": "ok"}
+
+    @routes.get("/readyz", tags=["server"], responses={503: {"model": schemas.Error, "description": "not yet"}})
+    async def readyz() -> dict[str, str]:
+        """Whether the model is loaded and has made a decision."""
+        if not app.state.ready:
+            raise RequestError(503, "model", "the model is being loaded")
+        return {"status": "ready"}
+
+    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors()[401]}
+
+    @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
+    async def metrics_text() -> Response:
+        """Metrics in the format of Prometheus."""
+        text, media_type = await asyncio.to_thread(metrics.text)
+        return Response(text, headers={"content-type": media_type})
+
+    @routes.get("/v1/model", tags=["policy"], responses={401: errors()[401]})
+    async def model() -> dict[str, Any]:
+        """The served model: its run, its data, its observations and its actions."""
+        return model_info
+
+    @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
+    async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> dict[str, Any]:
+        """An action for a history, without state: the reference for every other route."""
+        action, togo = await service.act(parse_history(policy, request.model_dump()), seconds(x_deadline_ms))
+        if not np.isfinite(action).all():
+            raise RequestError(422, "observations", "the policy has no finite action for these numbers")
+        return {"action": action.tolist(), "return_to_go": togo}
+
+    return routes
+
+
+def campaign_routes(service: Service, journal: Journal) -> APIRouter:
+    routes = APIRouter(tags=["campaigns"])
+
+    def with_ticks(id: str) -> dict[str, Any]:
+        known = journal.campaign(id)
+        if known is None:
+            raise RequestError(404, "id", "no such campaign")
+        ticks = [tick["answer"] for tick in journal.ticks(id)]
+        return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
+
+    @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
+    async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
+        """Open a campaign."""
+        return with_status(await service.open(request.model_dump(exclude={"key"}), request.key), None)
+
+    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses={401: errors()[401]})
+    async def campaigns() -> dict[str, Any]:
+        """The campaigns opened last, newest first."""
+        return {"campaigns": [with_status(*row) for row in await asyncio.to_thread(journal.latest, LISTED)]}
+
+    @routes.get("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    async def campaign(id: str) -> dict[str, Any]:
+        """A campaign and its ticks."""
+        return await asyncio.to_thread(with_ticks, id)
+
+    @routes.delete("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    async def close(id: str) -> dict[str, Any]:
+        """End a campaign. It stays in the journal."""
+        await service.close(id)
+        return await asyncio.to_thread(with_ticks, id)
+
+    @routes.post("/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409))
+    async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
+        """What to bid in a step. A repeated request has the same answer, byte for byte."""
+        return json_text(await service.tick(id, request.model_dump(), seconds(x_deadline_ms)))
+
+    @routes.post("/v1/ticks", response_model=dict[str, schemas.TickAnswer | schemas.Error], responses=errors())
+    async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
+        """Ticks of many campaigns, decided together; each has its answer or its error."""
+
+        async def one(id: str, tick: schemas.Tick) -> str:
+            try:
+                return await service.tick(id, tick.model_dump(), seconds(x_deadline_ms))
+            except RequestError as error:
+                return bytes(refused(error, "ticks").body).decode()
+
+        answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
+        pairs = zip(request.ticks, answers, strict=True)
+        return json_text("{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}")
+
+    @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
+    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> dict[str, Any]:
+        """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
+        tick = parse_bidding(request.model_dump())
+        answer: dict[str, Any] = json.loads(await service.tick(request.campaign, tick, seconds(x_deadline_ms)))
+        bids = np.minimum(np.asarray(request.pValues, np.float64) * answer["multiplier"], answer["max_bid"])
+        return answer | {"bids": bids.tolist()}
+
+    return routes
+
+
+def with_status(known: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any]:
+    """What the journal has of a campaign, and its status after the answer to its last tick."""
+    last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
+    status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
+    return known | status | {"spend": last["spend"], "conversions": last["conversions"]}
+
+
+def seconds(ms: int | None) -> float | None:
+    return ms and ms / 1000
+
+
+def json_text(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
+def parse_bidding(request: dict[str, Any]) -> dict[str, Any]:
+    """AuctionNet's arguments -> the request of a tick."""
+    result, step = None, request["timeStepIndex"]
+    if step:
+        for name in BIDDING:
+            if not request[name]:
+                raise RequestError(422, name, f"expected step {step - 1}, got no step")
         try:
-            info, *rest = (asked[name][-1] for name in names)
+            info, *rest = (request[name][-1] for name in BIDDING)
             result = summary(np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest)
         except (ValueError, IndexError) as error:
-            name = next((name for name in names if name in str(error)), "historyPValueInfo")
-            raise Refused(422, name, "expected rows of numbers, one an opportunity of the last step") from error
-    value, volume = offered(asked["pValues"])
-    request = {
-        "index": asked["timeStepIndex"], "key": "bid", "result": result and {name: float(x) for name, x in result.items()},
-        "coming": {"value": float(value), "volume": float(volume)},
+            name = next((name for name in BIDDING if name in str(error)), BIDDING[0])
+            raise RequestError(422, name, "expected rows of numbers, one per opportunity of the last step") from error
+        result = {name: float(x) for name, x in result.items()}
+    value, volume = offered(request["pValues"])
+    return {"index": step, "key": "bid", "result": result, "coming": {"value": float(value), "volume": float(volume)}}
+
+
+def parse_history(policy: Policy, request: dict[str, Any]) -> History:
+    """observations, actions, rewards, target_return, text and action_masks of a request -> History."""
+    spec, masks = policy.model.spec, request["action_masks"]
+    t = len(request["observations"]) - 1
+    shapes: dict[str, tuple[int, ...]] = {
+        "observations": (t + 1, spec.observation_dim), "actions": (t, spec.action_dim), "rewards": (t,)
     }  # fmt: skip
-    return asked["pValues"], json.loads(await service.tick(asked["campaign"], request, deadline))
+    if masks is not None:
+        shapes["action_masks"] = t + 1, spec.num_actions
+    if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
+        raise RequestError(422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}")
+    if masks is not None and not spec.num_actions:
+        raise RequestError(422, "action_masks", "expected none: this policy's actions are continuous")
+    arrays: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        dtype = {"action_masks": bool, "rewards": np.float64}.get(name, np.float32)
+        try:
+            array = np.array(request[name], dtype)
+        except ValueError:  # rows of different lengths
+            array = np.zeros(0)
+        arrays[name] = array if request[name] else np.zeros((0, *shape[1:]), dtype)
+        if arrays[name].shape != shape:
+            raise RequestError(422, name, f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations")
+    if masks is not None and not arrays["action_masks"].any(1).all():
+        raise RequestError(422, "action_masks", "expected an allowed action in every step")
+    return History(**arrays, target_return=request["target_return"], task=request["text"])
 
 
-def warm(policy):
-    """Make one decision, so that the first request does not wait for what is made once."""
+def warm_up(policy: Policy) -> None:
+    """Make one decision, so that the first request does not wait for one-time work."""
     spec = policy.model.spec
-    asked = {
-        "observations": [[0.0] * spec.observation_dim],
-        "actions": [],
-        "rewards": [],
-        "target_return": None,
-        "text": "",
-        "action_masks": None,
-    }
-    policy.act([history(policy, asked)])
+    observations, actions = np.zeros((1, spec.observation_dim), np.float32), np.zeros((0, spec.action_dim), np.float32)
+    policy.act([History(observations, actions, np.zeros(0))])

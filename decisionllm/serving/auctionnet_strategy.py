@@ -1,110 +1,142 @@
-"""A trained policy as a bidder of AuctionNet's simulator: its constructor, its `bidding(...)`, no server and none of its code.
+"""A trained policy as a bidder of AuctionNet's simulator: its constructor and its `bidding(...)`.
 
 Source of the interface: AuctionNet (arXiv 2412.10798), `BaseBiddingStrategy`.
 """
 
 import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from decisionllm.envs.auction.campaign import STEPS, Campaigns, offered, summary
-from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.envs.auction.campaign import STEPS, offered, summary
+from decisionllm.envs.auction.campaign_history import Campaign
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 
+Arrays = list[np.ndarray]
 
-class Bidder:
-    """What AuctionNet's simulator sees of a bidder, whoever decides for it, in `_bids(timeStepIndex, pValues, history)`.
 
-    budget, remaining_budget: currency, of the period; cpa: currency a conversion; category: the advertiser's. They may be set anew before
-    a period; `remaining_budget` is what the simulator lowers.
+class BiddingStrategy:
+    """AuctionNet's interface of a bidder; a subclass has `_bids(timeStepIndex, pValues, history)`.
+
+    budget, remaining_budget: currency, of the period; cpa: currency per conversion; category: of the advertiser. They may be
+    set before a period; the simulator lowers `remaining_budget`.
     """
 
-    def __init__(self, budget, name, cpa, category):
+    remaining_budget: float
+    campaign: Any  # of the period that was begun
+
+    def __init__(self, budget: float, name: str, cpa: float, category: int) -> None:
         self.budget, self.name, self.cpa, self.category = budget, name, cpa, category
         self.reset()
 
-    def reset(self):
-        """Begin a period, with the whole budget."""
+    def reset(self) -> None:
+        """Begin a period with the whole budget."""
         self.remaining_budget, self.campaign = self.budget, None
 
     def bidding(
-        self, timeStepIndex, pValues, pValueSigmas, historyPValueInfo, historyBid, historyAuctionResult,
-        historyImpressionResult, historyLeastWinningCost,
-    ):  # fmt: skip
-        """What to bid for the opportunities of a step: pValues (n,) -> (n,) currency. The histories hold an array for each step before it:
-        values and deviations (n, 2), bids (n,), slots (n, 3), impressions (n, 2), market prices (n,); see campaign.summary."""
+        self, timeStepIndex: int, pValues: np.ndarray, pValueSigmas: np.ndarray, historyPValueInfo: Arrays, historyBid: Arrays,
+        historyAuctionResult: Arrays, historyImpressionResult: Arrays, historyLeastWinningCost: Arrays,
+    ) -> np.ndarray:  # fmt: skip
+        """Bids (n,) in currency for the opportunities of a step.
+
+        Args:
+            pValues: (n,) predicted conversion probabilities.
+            historyPValueInfo: (n, 2) values and deviations of each step before this one.
+            historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and market prices (n,), see
+                campaign.summary.
+        """
         history = {
             "historyPValueInfo": historyPValueInfo, "historyBid": historyBid, "historyAuctionResult": historyAuctionResult,
             "historyImpressionResult": historyImpressionResult, "historyLeastWinningCost": historyLeastWinningCost,
         }  # fmt: skip
         return self._bids(timeStepIndex, pValues, history)
 
+    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
+        raise NotImplementedError
 
-class DecisionLLMBiddingStrategy(Bidder):
-    """Bids for one advertiser, a period after the other: multiplier x value for each opportunity.
+    def _settings(self) -> dict[str, Any]:
+        return {"budget": float(self.budget), "target_cpa": float(self.cpa), "category": int(self.category)}
 
-    What `remaining_budget` says is believed.
-    run: a run directory of an auction, or what checkpoint.load makes of one; by default the directory that the environment variable
-    DECISIONLLM_RUN names. target_return: other than the run's own, in its raw reward units.
+
+class DecisionLLMBiddingStrategy(BiddingStrategy):
+    """Bids multiplier x value for one advertiser, one period after the other; `remaining_budget` overrides the results.
+
+    Args:
+        run: a run directory of an auction, or the result of checkpoint.load; by default the directory in DECISIONLLM_RUN.
+        target_return: instead of the run's own, in raw reward units.
+        text: the task text; by default from the run's text template, which a run trained with text=served does not have.
+
+    Raises:
+        ValueError: no run, a run of another dataset, or no text for a run trained with text=served.
     """
 
-    def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, run=None, target_return=None):
+    def __init__(
+        self, budget: float = 100, name: str = "DecisionLLM", cpa: float = 2, category: int = 1, *,
+        run: str | Path | tuple[Any, Any, Any] | None = None, target_return: float | None = None, text: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(budget, name, cpa, category)
         run = run or os.environ.get("DECISIONLLM_RUN")
         if not run:
             raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
-        self.policy, _, facts = run if isinstance(run, tuple) else checkpoint.load(run)
-        self.spec, self.target_return = ObservationSpec.of(facts["dataset"]), target_return
+        self.policy, _, run_info = run if isinstance(run, tuple) else checkpoint.load(run)
+        self.spec, self.target_return, self.text = ObservationSpec.of(run_info["dataset"]), target_return, text
+        if text is None:
+            self.spec.task(budget, cpa, category)  # raises if there is no template
 
-    def _bids(self, timeStepIndex, pValues, history):
+    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
         for name, steps in history.items():
             if len(steps) != timeStepIndex:
                 raise ValueError(f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got {len(steps)}")
-        if self.campaign is None or timeStepIndex < self.session.now[0]:
-            self._begin()
-        for step in range(self.campaign.now, timeStepIndex):
-            told, bids, *results = (steps[step] for steps in history.values())
-            values = np.asarray(told, np.float64).reshape(-1, 2)[:, 0]
-            if self.session.now[0] == step:  # nobody asked us then: what was bid is what was done, as in a log
-                self._see(values)
-                self.session.record_action(np.sum(bids) / (np.sum(values) or 1))
-            self.campaign.record(**summary(values, bids, *results))
-        self._believe()
-        self._see(pValues)
+        if self.campaign is None or timeStepIndex < self.campaign.step:
+            settings = self._settings() | {"horizon": STEPS, "target_return": self.target_return, "text": self.text}
+            self.campaign = Campaign.begin(settings, self.spec)
+            self.session = self.policy.begin([self.campaign.task], STEPS, self.target_return)
+        for step in range(self.campaign.step, timeStepIndex):  # steps without a call: the bids that were made, as in a log
+            values = values_of(history, step)
+            self._observe(step, values, history)
+            self._record(np.sum(history["historyBid"][step]) / (np.sum(values) or 1))
+        self._observe(timeStepIndex, pValues, history, self.remaining_budget)
         multiplier = self.session.decide()
-        self.session.record_action(multiplier)
-        bidder = max(float(multiplier[0, 0]), 0.0) if self.remaining_budget >= MIN_REMAINING else 0.0
+        self._record(multiplier)
+        bidder = max(float(multiplier[0, 0]), 0.0) if self.campaign.can_bid else 0.0
         return np.asarray(pValues, np.float64) * bidder
 
-    def _begin(self):
-        self.campaign = Campaigns([self.budget], [self.cpa])
-        task = self.spec.task(self.budget, self.cpa, self.category)
-        self.session = self.policy.begin([task], STEPS, self.target_return)
-        self.earned = 0.0
+    def _observe(self, step: int, values: np.ndarray, history: dict[str, Arrays], remaining: float | None = None) -> None:
+        """Advance the campaign by the last result and the coming step, and the policy's session by reward and observation."""
+        _, *results = history.values()
+        last, (value, volume) = step - 1, offered(values)
+        result = summary(values_of(history, last), *(steps[last] for steps in results)) if step else None
+        self.campaign = self.campaign.advance(result, {"value": value, "volume": volume}, remaining)
+        self.session.observe(self.campaign.observations[step : step + 1], self.campaign.rewards[max(last, 0) : max(step, 1)])
 
-    def _see(self, values):
-        """Show the policy what is known before a step, and what the last one brought."""
-        c, before = self.campaign, self.earned
-        self.earned = self.spec.total_reward(c)
-        seen = self.spec.observe(c, *offered(values))
-        self.session.observe(seen, self.earned - before)
-
-    def _believe(self):
-        """What the simulator says is left, is left. Where the results do not explain it, the difference was spent too."""
-        c = self.campaign
-        unexplained = c.remaining - self.remaining_budget
-        c.spend = c.spend + np.where(np.abs(unexplained) > 1e-6 * c.budgets, unexplained, 0)
-        c.remaining = np.array([self.remaining_budget], np.float64)
+    def _record(self, multiplier: Any) -> None:
+        self.session.record_action(multiplier)
+        self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
 
 
-class DecisionLLMRemoteStrategy(Bidder):
-    """The same bidder, whose policy is behind a server: a campaign a period, a request a step.
+def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:
+    """(n,) predicted conversion probabilities of a step."""
+    return np.asarray(history["historyPValueInfo"][step], np.float64).reshape(-1, 2)[:, 0]
 
-    url: of the server, such as http://127.0.0.1:8080; token: its token, by default what DECISIONLLM_TOKEN says. more: of a campaign, such as
-    bid_cap. What was spent is what the results say, since they are all that is sent. The simulator must ask before every step.
+
+class DecisionLLMRemoteStrategy(BiddingStrategy):
+    """The same bidder with its policy behind a server: one campaign per period, one request per step.
+
+    Spend is taken from the results, since only they are sent. The simulator must call it in every step.
+
+    Args:
+        url: of the server, such as http://127.0.0.1:8080.
+        token: by default the one in DECISIONLLM_TOKEN.
+        timeout: seconds.
+        more: further settings of a campaign, such as bid_cap.
     """
 
-    def __init__(self, budget=100, name="DecisionLLM", cpa=2, category=1, *, url, token=None, timeout=5.0, **more):
+    def __init__(
+        self, budget: float = 100, name: str = "DecisionLLM", cpa: float = 2, category: int = 1, *, url: str,
+        token: str | None = None, timeout: float = 5.0, **more: Any,
+    ) -> None:  # fmt: skip
         import httpx  # pip install decisionllm[serve]
 
         super().__init__(budget, name, cpa, category)
@@ -112,17 +144,16 @@ class DecisionLLMRemoteStrategy(Bidder):
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
 
-    def _bids(self, timeStepIndex, pValues, history):
-        """An answer that is no bid is a ValueError that says what the server said."""
+    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
         if self.campaign is None:
-            facts = {"budget": float(self.budget), "target_cpa": float(self.cpa), "category": int(self.category)}
-            self.campaign = self._ask("/v1/campaigns", facts | {"name": self.name} | self.more)["id"]
+            self.campaign = self._post("/v1/campaigns", self._settings() | {"name": self.name} | self.more)["id"]
         last = {name: [np.asarray(step, np.float64).tolist() for step in steps[-1:]] for name, steps in history.items()}
-        asked = {"campaign": self.campaign, "timeStepIndex": int(timeStepIndex), "pValues": np.asarray(pValues).tolist()}
-        return np.array(self._ask("/v1/bid", asked | last)["bids"])
+        step = {"campaign": self.campaign, "timeStepIndex": int(timeStepIndex), "pValues": np.asarray(pValues).tolist()}
+        return np.array(self._post("/v1/bid", step | last)["bids"])
 
-    def _ask(self, path, body):
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = self.client.post(path, json=body)
         if answer.is_error:
             raise ValueError(f"{self.client.base_url}{path}: {answer.status_code} {answer.text}")
-        return answer.json()
+        result: dict[str, Any] = answer.json()
+        return result

@@ -1,38 +1,46 @@
-"""Calls that come at about the same time, done together by one thread: at most so many wait, and none waits for company for long."""
+"""Calls that come at about the same time, executed together by one thread, with a bounded queue and a bounded wait."""
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
-QUIET = 8  # turns of the loop in which nobody joins, after which nobody is waited for: a request on its way takes two or three
+QUIET = 8  # turns of the event loop without a new call after which a batch starts; a request on its way takes two or three
 
 
-class Full(Exception):
-    """As many are waiting as may wait."""
+class QueueFullError(Exception):
+    """The queue has its most calls."""
 
 
 class Batcher:
-    """`await batcher(item)` is `work([item, ...])[i]`, called in a thread of its own; a result that is an exception is raised.
+    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a resulting exception is raised.
 
-    size: most items of a call; queue: most that wait for one, beyond which Full is raised at once; wait: seconds that a call may be held
-    back for others to join it. It goes sooner when nobody joins, and while one call runs the next one fills anyway. Who gives up
-    waiting, or is cancelled, is not worked for. watch(n): told the size of each call.
+    Args:
+        work: list of items -> list of results or exceptions.
+        size: most items of a batch.
+        queue: most calls that wait; beyond it a call raises QueueFullError at once.
+        wait: most seconds that a batch waits for further calls; it starts sooner if none come. Cancelled calls are dropped.
+        on_batch: called with the size of each batch.
     """
 
-    def __init__(self, work, *, size, queue, wait=0.0, watch=lambda n: None):
-        self.work, self.size, self.queue, self.wait, self.watch = work, size, queue, wait, watch
-        self.waiting, self.arrived = deque(), asyncio.Event()
-        self.thread = ThreadPoolExecutor(1)
+    def __init__(
+        self, work: Callable[[list[Any]], list[Any]], *, size: int, queue: int, wait: float = 0.0,
+        on_batch: Callable[[int], object] = lambda n: None,
+    ) -> None:  # fmt: skip
+        self.work, self.size, self.queue, self.wait, self.on_batch = work, size, queue, wait, on_batch
+        self.waiting: deque[tuple[Any, asyncio.Future[Any]]] = deque()
+        self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
 
-    async def __call__(self, item):
+    async def __call__(self, item: Any) -> Any:
         if len(self.waiting) >= self.queue:
-            raise Full
-        future = asyncio.get_running_loop().create_future()
+            raise QueueFullError
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting.append((item, future))
         self.arrived.set()
         return await future
 
-    async def run(self):
+    async def run(self) -> NoReturn:
         """Work until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
@@ -40,22 +48,18 @@ class Batcher:
             end, quiet, before = loop.time() + self.wait, 0, 0
             while quiet < QUIET and len(self.waiting) < self.size and loop.time() < end:
                 quiet, before = (0 if len(self.waiting) > before else quiet + 1), len(self.waiting)
-                await asyncio.sleep(0)  # not a time, which ends late where the machine is busy
+                await asyncio.sleep(0)  # a timer would fire late on a busy machine
             taken = [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]
             taken = [(item, future) for item, future in taken if not future.done()]
             if not self.waiting:
                 self.arrived.clear()
             if not taken:
                 continue
-            self.watch(len(taken))
+            self.on_batch(len(taken))
             try:
-                made = await loop.run_in_executor(self.thread, self.work, [item for item, _ in taken])
+                results = await loop.run_in_executor(self.thread, self.work, [item for item, _ in taken])
             except Exception as error:
-                made = [error] * len(taken)
-            for (_, future), result in zip(taken, made, strict=True):
-                if future.done():
-                    continue
-                if isinstance(result, Exception):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+                results = [error] * len(taken)
+            for (_, future), result in zip(taken, results, strict=True):
+                if not future.done():
+                    (future.set_exception if isinstance(result, Exception) else future.set_result)(result)

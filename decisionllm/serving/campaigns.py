@@ -1,322 +1,304 @@
-"""A campaign's life without a network: results -> features -> policy -> guard rails -> answer, each tick in the journal before it leaves.
+"""Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal of every tick.
 
-`Desk.tick` does it all, for one who has the policy in the process. A server takes the same steps one by one: `admit`, `decide`,
-`settle`, `write`, `commit`. A campaign that is not in memory is rebuilt from the journal, by the function that made it.
+A tick is a generator (`tick_steps`) that yields what takes time, a decision or a write, so that one code serves callers in
+this process (`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
 """
 
 import json
-import logging
 import math
 import secrets
 from collections import Counter, OrderedDict
-from copy import copy
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from decisionllm.envs.auction import journal as journals
-from decisionllm.envs.auction.campaign import STEPS, Campaigns
-from decisionllm.envs.auction.observation import MIN_REMAINING
-from decisionllm.schema import History
-from decisionllm.serving.kv_cache import Cache
+from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
+from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.policy.policy import Policy
+from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 
-FACTS = (
-    "name",
-    "budget",
-    "target_cpa",
-    "category",
-    "horizon",
-    "text",
-    "target_return",
-    "bid_cap",
-)  # what is said of a campaign
-log = logging.getLogger(__name__)
-STEADY = (0.5, 2.0)  # how far a fallback may move from the last multiplier
+PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
+T = TypeVar("T")
+Steps = Generator[
+    DecisionRequest | list[journals.Entry], Any, T
+]  # receives a Decision or its exception; whether a write was new
 
 
-class Refused(ValueError):
-    """A request that cannot be served: an HTTP status, the field at fault, what was expected, and what else to tell."""
+class RequestError(ValueError):
+    """A request that cannot be served. status: of HTTP; field: the one at fault; expected: the tick index that is expected."""
 
-    def __init__(self, status, field, message, **more):
+    def __init__(self, status: int, field: str, message: str, *, expected: int | None = None) -> None:
         super().__init__(f"{field}: {message}")
-        self.status, self.field, self.message, self.more = status, field, message, more
+        self.status, self.field, self.message, self.expected = status, field, message, expected
 
 
 @dataclass
-class Campaign:
-    """A campaign as it stands. It is never changed: `told` makes the next one, and their arrays have their past in common."""
+class PendingTick:
+    """A valid tick that is not answered yet."""
 
-    id: str
-    facts: dict  # FACTS
-    world: Campaigns  # of this one alone
-    task: str
-    observations: np.ndarray  # (H, S), of which `step` are of the past
-    actions: np.ndarray  # (H, 1) multipliers as they were answered
-    rewards: np.ndarray  # (H,) what steps brought
-    step: int = 0  # that is to be asked about next
-    earned: float = 0.0  # the return so far
-    paid: float = 0.0  # currency, in the last step
-    ended: str | None = None  # how
-
-    def told(self, request, spec):
-        """After what the last step brought, and before what is coming, as a request says: the next Campaign, its step not yet decided."""
-        after = replace(self, world=copy(self.world))
-        if request["result"] is not None:
-            after.world.record(**request["result"])
-            after.earned = float(spec.total_reward(after.world)[0])
-            after.rewards[self.step - 1], after.paid = after.earned - self.earned, request["result"]["spend"]
-        if request["coming"] is not None:
-            coming = request["coming"]
-            after.observations[self.step] = spec.observe(after.world, coming["value"], coming["volume"])[0]
-        return after
-
-    def record_action(self, multiplier):
-        """After this multiplier was answered. The answer to the last results is of no step."""
-        if self.step < len(self.actions):
-            self.actions[self.step] = multiplier
-        return replace(self, step=self.step + 1)
-
-    def history(self):
-        t = self.step
-        return History(self.observations[: t + 1], self.actions[:t], self.rewards[:t], self.facts["target_return"], self.task)
+    campaign: Campaign  # advanced by the request
+    request: dict[str, Any]
+    text: str  # of the request, as the journal keeps it
+    answer: str | None = None  # JSON; set from the start if the same request was answered before
 
     @property
-    def remaining(self):
-        return float(self.world.remaining[0])  # currency
-
-
-@dataclass
-class Pending:
-    """A tick that was admitted and is not yet answered."""
-
-    campaign: Campaign  # told what the request says
-    request: dict
-    text: str  # of the request, as it will be written
-    answer: str | None = None  # in JSON; there from the beginning if it was given before
+    def last(self) -> bool:
+        return self.request["coming"] is None
 
     @property
-    def return_conditioned(self):
-        """Whether the policy is to be asked."""
-        return self.answer is None and self.request["coming"] is not None and self.campaign.remaining >= MIN_REMAINING
+    def needs_decision(self) -> bool:
+        return not self.last and self.campaign.can_bid
 
 
-class Desk:
-    """Campaigns of one policy.
+class CampaignManager:
+    """Campaigns of one policy, kept in memory and in a journal.
 
-    observation: the ObservationSpec that the policy was trained with. journal: a Journal; by
-    default one that is forgotten with the process. name: of the policy, told with each answer. cache: bytes for keys and values; 0: every window is read afresh and alone, so
-    that answers are those of Policy.act to the last bit; otherwise within rounding. kept: campaigns in memory, the others are
-    rebuilt. horizon: most steps of a campaign; None: the policy's. pacing: guard, see `guarded`.
+    Args:
+        policy: deterministic (decode mode or mean), so that a restart gives the same answers.
+        observation: what the policy was trained to observe.
+        journal: by default one in memory.
+        name: of the model, part of every answer.
+        cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that answers equal Policy.act to
+            the last bit; otherwise within rounding.
+        max_campaigns: in memory; others are replayed from the journal.
+        horizon: most steps of a campaign; None: the policy's.
+        pacing: see `guard_multiplier`.
+
+    Raises:
+        ValueError: a policy that samples, or a horizon above the longest training episode.
     """
 
-    def __init__(self, policy, observation, journal=None, *, name="", cache=0, kept=1000, horizon=None, pacing=None):
+    def __init__(
+        self, policy: Policy, observation: ObservationSpec, journal: journals.Journal | None = None, *, name: str = "",
+        cache_bytes: int = 0, max_campaigns: int = 1000, horizon: int | None = None, pacing: float | None = None,
+    ) -> None:  # fmt: skip
         if policy.decode == "sample":
+            raise ValueError("decode: expected mode or mean, got sample: a sampled answer would be another one after a restart")
+        model = policy.model
+        self.policy, self.observation, self.journal = policy, observation, journal or journals.Journal()
+        self.name, self.horizon, self.pacing, self.max_campaigns = name, horizon or model.spec.horizon, pacing, max_campaigns
+        if model.tokenizer.timesteps is not None and self.horizon > model.spec.horizon:
             raise ValueError(
-                "decode: expected mode or mean, got sample: an answer that is drawn would be another after a restart"
+                f"horizon: expected at most {model.spec.horizon}, the longest training episode, got {self.horizon}"
             )
-        spec = policy.model.spec
-        self.policy, self.observation, self.journal = policy, observation, journals.Journal() if journal is None else journal
-        self.name, self.horizon, self.pacing, self.kept = name, horizon or spec.horizon, pacing, kept
-        if policy.model.tokenizer.timesteps is not None and self.horizon > spec.horizon:
-            raise ValueError(f"horizon: expected at most {spec.horizon}, the longest training episode, got {self.horizon}")
-        single = policy.model.team is not None or policy.model.backbone.layout is None
-        self.cache = None if single or not cache else Cache(policy, room=cache, rows=kept, horizon=self.horizon)
-        self.campaigns = OrderedDict()  # id -> Campaign, those asked about last at the end
-        self.counts = Counter()  # ("bids", ""), ("guard", name), ("fallback", reason), ...
+        uncached = not cache_bytes or model.team is not None or model.backbone.layout is None
+        self.cache = None if uncached else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
+        self.decide = partial(decide, policy, self.cache)
+        self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
+        self.counts: Counter[tuple[str, str]] = Counter()  # ("bid", ""), ("guard", name), ("fallback", reason), ...
 
-    # for one who has the policy in the process
+    # -- in this process --
 
-    def open(self, *, budget, target_cpa, category=0, horizon=STEPS, key=None, **more):
-        """Begin a campaign -> its id. budget: currency; target_cpa: currency a conversion; horizon: steps; more: of FACTS."""
-        id, entry = self.opening(
-            {"budget": budget, "target_cpa": target_cpa, "category": category, "horizon": horizon} | more, key
-        )
-        (new,) = self.journal.write([entry])
-        return id if new else self.journal.keyed(key)["id"]
+    def open(self, *, key: str | None = None, **settings: Any) -> str:
+        """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
+        return str(self._run(self.open_steps({"category": 0, "horizon": STEPS} | settings, key))["id"])
 
-    def tick(self, id, *, index, coming, result=None, key=""):
-        """What to bid in step `index` -> the answer, a dict. coming: {"value", "volume"}, mean value and number of the opportunities,
-        or None: the campaign ends; result: what the step before brought, as Campaigns.record takes it; key: of the request, see `admit`."""
-        pending = self.admit(id, {"index": index, "key": key, "result": result, "coming": coming})
-        if pending.answer is None:
-            decided = None
-            if pending.return_conditioned:
-                (decided,) = self.decide([(id, pending.campaign.history())])
-            self.settle(pending, decided)
-            if not self.journal.write(self.entries(pending))[0]:
-                self.campaigns.pop(id, None)
-                return self.tick(id, index=index, coming=coming, result=result, key=key)
-            self.commit(pending)
-        return json.loads(pending.answer)
+    def tick(
+        self, id: str, *, index: int, coming: dict[str, float] | None, result: dict[str, float] | None = None, key: str = ""
+    ) -> dict[str, Any]:
+        """What to bid in step `index`.
 
-    def close(self, id):
+        Args:
+            coming: {"value", "volume"}, mean value and number of the opportunities; None ends the campaign.
+            result: of the step before, as `Campaigns.record` takes it.
+            key: of the request; a request repeated with the same key and content has the same answer.
+        """
+        request = {"index": index, "key": key, "result": result, "coming": coming}
+        answer: dict[str, Any] = json.loads(self._run(self.tick_steps(id, request)))
+        return answer
+
+    def close(self, id: str) -> None:
         """End a campaign. Its ticks stay in the journal."""
+        self._run(self.close_steps(id))
+
+    def _run(self, steps: Steps[T]) -> T:
+        reply: Any = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            reply = self.decide([step])[0] if isinstance(step, DecisionRequest) else self.journal.write(step)[0]
+
+    # -- as generators --
+
+    def open_steps(self, settings: dict[str, Any], key: str | None) -> Steps[dict[str, Any]]:
+        """Open a campaign, or find the one with this key. Returns what the journal has of it."""
+        known = self.journal.keyed(key) if key else None
+        if known is None:
+            id, complete = secrets.token_hex(8), self.check(settings)
+            complete["text"] = Campaign.begin(complete, self.observation).task
+            new = yield [journals.opened(id, key, complete)]
+            known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
+        assert known is not None, "it was just written"
+        if any(known[name] != value for name, value in settings.items() if name != "text" or value is not None):
+            raise RequestError(409, "key", f"campaign {known['id']} was opened with this key and other settings")
+        return known
+
+    def tick_steps(self, id: str, request: dict[str, Any]) -> Steps[str]:
+        """Answer a tick. Returns JSON."""
+        while True:
+            pending = self.admit(id, request)
+            if pending.answer is not None:
+                self.counts["repeated", ""] += 1
+                return pending.answer
+            decision = None
+            if pending.needs_decision:
+                decision = yield DecisionRequest(id, pending.campaign.history())
+            answer = self.settle(pending, decision)
+            if (yield self.entries(pending)):
+                self.commit(pending)
+                return answer
+            self.campaigns.pop(id, None)  # another process has answered this tick: replay it from the journal
+
+    def close_steps(self, id: str) -> Steps[None]:
         if self.journal.campaign(id) is None:
-            raise Refused(404, "id", "no such campaign")
+            raise RequestError(404, "id", "no such campaign")
+        yield [journals.ended(id, "closed")]
         self.campaigns.pop(id, None)
-        self.journal.write([journals.ended(id, "closed")])
-        if self.cache is not None:
-            self.cache.forget(id)
 
-    # the steps of a tick
+    # -- the steps of a tick --
 
-    def opening(self, facts, key=None):
-        """Facts of a campaign -> a new id, and the entry that opens it."""
-        facts = dict.fromkeys(FACTS) | facts
-        if unknown := set(facts) - set(FACTS):
-            raise TypeError(f"expected {', '.join(FACTS)}, got {', '.join(sorted(unknown))}")
-        if facts["horizon"] > self.horizon:
-            raise Refused(
-                422, "horizon", f"expected at most {self.horizon} steps, as this policy can see, got {facts['horizon']}"
+    def check(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
+        settings = dict.fromkeys(SETTINGS) | settings
+        if unknown := set(settings) - set(SETTINGS):
+            raise TypeError(f"expected {', '.join(SETTINGS)}, got {', '.join(sorted(unknown))}")
+        if settings["horizon"] > self.horizon:
+            raise RequestError(
+                422,
+                "horizon",
+                f"expected at most {self.horizon} steps, the most this policy supports, got {settings['horizon']}",
             )
-        if facts["text"] and self.observation.text == "none":
-            raise Refused(422, "text", "expected none: this policy was trained without a text")
-        if facts["target_return"] is not None and not self.policy.return_conditioned:
-            raise Refused(422, "target_return", "expected none: this policy is not asked for a return")
-        id = secrets.token_hex(8)
-        return id, journals.opened(id, key, facts | {"text": self._fresh(id, facts).task})
+        if settings["text"] and self.observation.text == "none":
+            raise RequestError(422, "text", "expected none: this policy was trained without task texts")
+        if settings["text"] is None and self.observation.text == "served":
+            raise RequestError(
+                422, "text", "expected the task text of this campaign, got none: this policy has no template (text=served)"
+            )
+        if settings["target_return"] is not None and not self.policy.return_conditioned:
+            raise RequestError(422, "target_return", "expected none: this policy does not condition on a return")
+        return settings
 
-    def admit(self, id, request):
-        """The next tick of a campaign, or one that was answered: then the same answer if index, key and content are the same."""
+    def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
+        """Check a request: it is the next tick of its campaign, or one that was answered and is repeated."""
         index, text = request["index"], json.dumps(request, sort_keys=True)
         campaign = self.campaigns.get(id)
-        if campaign is None or (campaign.step != index and campaign.step != self.journal.steps(id)):  # or it went on elsewhere
-            campaign = self._rebuilt(id)
+        if campaign is None or (campaign.step != index and campaign.step != self.journal.steps(id)):  # another process went on
+            campaign = self._replay(id)
         if index < campaign.step:
             before = self.journal.tick(id, index)
-            if before[0] == text:
-                return Pending(campaign, request, *before)
-            raise Refused(409, "index", f"step {index} was answered to another request", expected=campaign.step)
+            if before and before[0] == text:
+                return PendingTick(campaign, request, *before)
+            raise RequestError(409, "index", f"step {index} was answered to another request", expected=campaign.step)
         if campaign.ended:
-            raise Refused(409, "id", "the campaign has ended")
+            raise RequestError(409, "id", "the campaign has ended")
         if index != campaign.step:
-            raise Refused(409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step)
+            raise RequestError(409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step)
         if (request["result"] is None) != (index == 0):
-            wanted = "none before the first step" if index == 0 else f"what step {index - 1} brought"
-            raise Refused(422, "result", f"expected {wanted}")
-        if request["coming"] is not None and index >= campaign.facts["horizon"]:
-            raise Refused(422, "coming", f"expected none: the campaign has {campaign.facts['horizon']} steps")
-        return Pending(campaign.told(request, self.observation), request, text)
+            wanted = "none before the first step" if index == 0 else f"the result of step {index - 1}, got none"
+            raise RequestError(422, "result", f"expected {wanted}")
+        if request["coming"] is not None and index >= campaign.settings["horizon"]:
+            raise RequestError(422, "coming", f"expected none: the campaign has {campaign.settings['horizon']} steps")
+        return PendingTick(campaign.advance(request["result"], request["coming"]), request, text)
 
-    def decide(self, asked):
-        """[(key, History), ...] -> for each (action (A,), the return asked for, or None), or the error that it ended with. The key is the
-        episode's, of which keys and values may be kept; None: the window is read afresh and alone, which is the truth."""
-        made = [None] * len(asked)
-        kept = [] if self.cache is None else [i for i, (key, _) in enumerate(asked) if key is not None]
-        if kept:
-            try:
-                for i, *decided in zip(kept, *self.cache.decide(*zip(*(asked[i] for i in kept), strict=True)), strict=True):
-                    made[i] = decided
-            except Exception:  # of whatever kind: what fails together is tried alone
-                log.exception("a batch of %d failed", len(kept))
-        for i in (i for i, decided in enumerate(made) if decided is None):
-            try:
-                made[i] = [x[0] for x in self.policy.act_with_returns([asked[i][1]])]
-            except Exception as error:
-                log.exception("a decision failed")
-                made[i] = error
-        return [
-            x if isinstance(x, Exception) else (x[0], float(x[1]) if self.policy.return_conditioned else None) for x in made
-        ]
-
-    def settle(self, pending, decided, reason="model"):
-        """Write the answer: of what was decided, or, where that is an error or None, of a fallback for this reason."""
+    def settle(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
+        """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign, coming = pending.campaign, pending.request["coming"]
-        multiplier, togo, fallback, guards = 0.0, None, None, []
-        if pending.return_conditioned:
-            if decided is None or isinstance(decided, Exception) or not np.isfinite(decided[0]).all():
-                multiplier, fallback = min(steady(campaign), self.policy.model.spec.high[0]), reason
+        multiplier, togo, fallback = 0.0, None, None
+        guards: list[str] = []
+        if pending.needs_decision:
+            if isinstance(decision, tuple) and np.isfinite(decision[0]).all():
+                multiplier, togo = float(decision[0][0]), decision[1]
             else:
-                multiplier, togo = float(decided[0][0]), decided[1]
+                multiplier = min(linear_pacing(campaign), self.policy.model.spec.high[0])
+                fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         if coming is not None:
-            multiplier, guards = guarded(multiplier, campaign, coming, self.pacing)
-        facts, world = campaign.facts, campaign.world
-        caps = [x for x in (facts["bid_cap"], campaign.remaining) if x is not None]
+            multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
+        totals, caps = campaign.totals, [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None]
         answer = {
-            "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards, "fallback": fallback,
-            "remaining": campaign.remaining, "spend": float(world.spend[0]), "conversions": float(world.conversions[0]),
-            "max_bid": max(min(caps), 0.0), "model": self.name,
+            "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards,
+            "fallback": fallback, "remaining": campaign.remaining, "spend": float(totals.spend[0]),
+            "conversions": float(totals.conversions[0]), "max_bid": max(min(caps), 0.0), "model": self.name,
         }  # fmt: skip
         pending.answer = json.dumps(answer)
+        return pending.answer
 
-    def entries(self, pending):
-        """What the journal must have before the answer leaves; the first of them is new, or the answer was given elsewhere."""
-        id, index = pending.campaign.id, pending.request["index"]
-        last = [journals.ended(id, "over")] if pending.request["coming"] is None else []
-        return [journals.ticked(id, index, pending.text, pending.answer), *last]
+    def entries(self, pending: PendingTick) -> list[journals.Entry]:
+        """What the journal must hold before the answer is sent. If its first entry is not new, another process was faster."""
+        id, answer = pending.campaign.id, pending.answer or ""
+        tick = journals.ticked(id, pending.request["index"], pending.text, answer)
+        return [tick, journals.ended(id, "over")] if pending.last else [tick]
 
-    def commit(self, pending):
-        """The answer is written: the campaign goes on from there."""
-        answer, id = json.loads(pending.answer), pending.campaign.id
-        if pending.request["coming"] is not None:
-            self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
+    def commit(self, pending: PendingTick) -> None:
+        """The answer is in the journal: count it, and go on from there."""
+        answer, id = json.loads(pending.answer or ""), pending.campaign.id
         self.counts.update([("guard", name) for name in answer["guards"]])
         if answer["fallback"]:
             self.counts["fallback", answer["fallback"]] += 1
-        if pending.request["coming"] is None:
+        if pending.last:
             self.campaigns.pop(id, None)
         else:
-            self._keep(pending.campaign.record_action(answer["multiplier"]))
+            self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
+            self._remember(pending.campaign.record_action(answer["multiplier"]))
 
-    def _keep(self, campaign):
+    def _remember(self, campaign: Campaign) -> None:
         self.campaigns[campaign.id] = campaign
         self.campaigns.move_to_end(campaign.id)
-        while len(self.campaigns) > self.kept:
+        while len(self.campaigns) > self.max_campaigns:
             self.campaigns.popitem(last=False)
 
-    def _fresh(self, id, facts):
-        """A campaign before its first step."""
-        H, spec = facts["horizon"], self.policy.model.spec
-        who = facts["budget"], facts["target_cpa"], facts["category"]
-        task = facts["text"] if facts["text"] is not None else self.observation.task(*who)
-        world = Campaigns([facts["budget"]], [facts["target_cpa"]], steps=H)
-        room = np.zeros((H, spec.observation_dim), np.float32), np.zeros((H, 1), np.float32), np.zeros(H)
-        return Campaign(id, facts, world, task, *room)
-
-    def _rebuilt(self, id):
-        """A campaign as its journal tells it."""
+    def _replay(self, id: str) -> Campaign:
+        """A campaign from its ticks in the journal."""
         known = self.journal.campaign(id)
         if known is None:
-            raise Refused(404, "id", "no such campaign")
-        campaign = self._fresh(id, {name: known[name] for name in FACTS})
+            raise RequestError(404, "id", "no such campaign")
+        campaign = Campaign.begin({name: known[name] for name in SETTINGS}, self.observation, id=id)
         for tick in self.journal.ticks(id):
-            campaign = campaign.told(tick["request"], self.observation).record_action(tick["answer"]["multiplier"])
+            campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
+            campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
         if known["ended"]:
             return replace(campaign, ended=known["ended"])
-        self._keep(campaign)
+        self._remember(campaign)
         return campaign
 
 
-def guarded(multiplier, campaign, coming, pacing=None):
-    """A multiplier that may leave, and what held it back: [] or names.
+def guard_multiplier(
+    multiplier: float, campaign: Campaign, coming: dict[str, float], pacing: float | None = None
+) -> tuple[float, list[str]]:
+    """The multiplier within its limits, and the names of the limits that lowered it.
 
-    A bid for an opportunity of the coming mean value is not above the campaign's bid cap, nor above what is left; and, with
-    pacing, were every opportunity won at its bid, the step would cost at most so many even shares of what is left.
+    Multiplier x mean value is at most the bid cap and the remaining budget. `pacing=20` also caps a step's worst-case spend at
+    20 x remaining budget / remaining steps.
     """
     value, left = coming["value"], max(campaign.remaining, 0.0)
-    shares = left / (campaign.facts["horizon"] - campaign.step)
-    paced = pacing and pacing * shares / max(coming["volume"], 1)
-    multiplier, held = (0.0, ["negative"]) if multiplier < 0 else (multiplier, [])
-    for name, limit in (("bid cap", campaign.facts["bid_cap"]), ("remaining", left), ("pacing", paced)):
+    even_share = left / (campaign.settings["horizon"] - campaign.step)
+    paced = pacing and pacing * even_share / max(coming["volume"], 1)
+    multiplier, guards = (0.0, ["negative"]) if multiplier < 0 else (multiplier, [])
+    for name, limit in (("bid cap", campaign.settings["bid_cap"]), ("remaining", left), ("pacing", paced)):
         if limit is not None and multiplier * value > limit:
             multiplier = limit / value
             if multiplier * value > limit:
                 multiplier = math.nextafter(multiplier, 0)
-            held.append(name)
-    if left < MIN_REMAINING:
-        multiplier, held = 0.0, ["budget spent"]
-    return multiplier, held
+            guards.append(name)
+    return (multiplier, guards) if campaign.can_bid else (0.0, ["budget spent"])
 
 
-def steady(campaign):
-    """Linear pacing, for when there is no policy: the last multiplier, moved towards what would spend an even share of what is left in
-    each step that is left; the limit on the first step. Who has paid too much bids the limit at most."""
-    limit, t = campaign.facts["target_cpa"], campaign.step
+def linear_pacing(campaign: Campaign) -> float:
+    """A multiplier without a policy: the last one, changed towards spending an equal share of the remaining budget in each
+    remaining step; target_cpa at the first step. Capped at target_cpa while the realised CPA exceeds it."""
+    limit, t = campaign.settings["target_cpa"], campaign.step
     if t == 0:
         return float(limit)
-    share = campaign.remaining / (campaign.facts["horizon"] - t)
-    low, high = STEADY
-    pace = min(max(share / campaign.paid, low), high) if campaign.paid > 0 else high
+    even_share = campaign.remaining / (campaign.settings["horizon"] - t)
+    low, high = PACE
+    pace = min(max(even_share / campaign.last_spend, low), high) if campaign.last_spend > 0 else high
     last = float(campaign.actions[t - 1, 0]) or limit
-    return float(campaign.world.guarded(np.array([last * pace]))[0])
+    return float(campaign.totals.guarded(np.array([last * pace]))[0])

@@ -1,63 +1,75 @@
-"""What a server counts, for Prometheus."""
+"""Prometheus metrics of a server."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from decisionllm.serving.service import Service
 
 
-class Metrics:
-    """A registry of its own, so that two apps of one process do not count for each other."""
+class Metrics(Collector):
+    """The metrics of one app in a registry of its own; prometheus-fastapi-instrumentator would match every route twice."""
 
-    def __init__(self, service, card):
-        from prometheus_client import CollectorRegistry, Counter, Histogram, Info
-
+    def __init__(self, service: Service, model_info: Mapping[str, Any]) -> None:
         self.service, self.registry = service, CollectorRegistry()
-        self.requests = Counter("decisionllm_requests", "Answers.", ["route", "method", "status"], registry=self.registry)
+        self.requests = Counter("decisionllm_requests", "Requests.", ["route", "method", "status"], registry=self.registry)
         self.seconds = Histogram(
-            "decisionllm_request_seconds", "From a request to its answer.", ["route"], registry=self.registry,
+            "decisionllm_request_seconds", "Seconds from a request to its answer.", ["route"], registry=self.registry,
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
         )  # fmt: skip
         self.batches = Histogram(
-            "decisionllm_batch_size", "Decisions of one forward.", registry=self.registry, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
+            "decisionllm_batch_size", "Decisions per forward.", registry=self.registry, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
         )
-        Info("decisionllm_model", "What is served.", registry=self.registry).info(
-            {name: str(card[name]) for name in ("run", "model", "dataset", "fingerprint")}
+        Info("decisionllm_model", "The served model.", registry=self.registry).info(
+            {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
         )
         self.registry.register(self)
 
-    def watch(self, scope, status, seconds):
-        route = getattr(scope.get("route"), "path", "none")
-        self.requests.labels(route, scope["method"], status).inc()
-        self.seconds.labels(route).observe(seconds)
+    def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
+        route = scope.get("route")
+        path = route.path if route else "none"
+        self.requests.labels(path, scope["method"], status).inc()
+        self.seconds.labels(path).observe(seconds)
 
-    def collect(self):
-        """What the desk and the service have counted by themselves."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    def collect(self) -> Iterator[Metric]:
+        """The counts that the service and its campaign manager keep."""
 
-        def counter(name, about, values, *labels):
-            family = CounterMetricFamily(f"decisionllm_{name}", about, labels=labels)
-            for told, value in values.items():
-                family.add_metric([told] if labels else [], value)
+        def counter(name: str, help: str, values: Mapping[str, float], *labels: str) -> Metric:
+            family = CounterMetricFamily(f"decisionllm_{name}", help, labels=labels)
+            for label, value in values.items():
+                family.add_metric([label] if labels else [], value)
             return family
 
-        service, desk = self.service, self.service.desk
-        gauge = lambda name, about, value: GaugeMetricFamily(f"decisionllm_{name}", about, value=value)  # noqa: E731
+        def gauge(name: str, help: str, value: float) -> Metric:
+            return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
+
+        service, manager = self.service, self.service.manager
+        counts = {} if manager is None else dict(manager.counts)
+
+        def of(kind: str) -> dict[str, float]:
+            return {name: value for (k, name), value in counts.items() if k == kind}
+
+        events = dict(service.counts) | {"repeated": counts.get(("repeated", ""), 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
-        yield counter("events", "Refused for a full queue, repeated, or not written.", dict(service.counts), "event")
-        if desk is None:
+        yield counter(
+            "events", "Requests refused by a full queue (busy), repeated, or not saved (journal failed).", events, "event"
+        )
+        if manager is None:
             return
-        of = lambda kind: {name: value for (k, name), value in list(desk.counts.items()) if k == kind}  # noqa: E731
-        yield counter("bids", "Ticks answered with a bid.", {"": desk.counts["bid", ""]})
-        yield counter("no_bids", "Ticks answered with none.", {"": desk.counts["no bid", ""]})
-        yield counter("rebuilt", "Campaigns read from the journal.", {"": desk.counts["rebuilt", ""]})
-        yield counter("guards", "Answers that a guard rail held back.", of("guard"), "guard")
-        yield counter("fallbacks", "Answers of linear pacing.", of("fallback"), "reason")
-        yield gauge("open_campaigns", "Campaigns that have not ended.", desk.journal.still_open())
-        yield gauge("campaigns_in_memory", "Campaigns that need not be rebuilt.", len(desk.campaigns))
-        if desk.cache is not None:
-            yield counter(
-                "cache", "Decisions whose past was remembered, or not, and pasts given up.", dict(desk.cache.counts), "event"
-            )
-            yield gauge("cache_bytes", "Bytes for keys, values and pasts.", desk.cache.bytes)
-            yield gauge("cache_rows", "Episodes that are remembered.", len(desk.cache.taken))
+        yield counter("bids", "Ticks answered with a bid.", of("bid") or {"": 0})
+        yield counter("no_bids", "Ticks answered without a bid.", of("no bid") or {"": 0})
+        yield counter("rebuilt", "Campaigns replayed from the journal.", of("rebuilt") or {"": 0})
+        yield counter("guards", "Answers lowered by a guard rail.", of("guard"), "guard")
+        yield counter("fallbacks", "Answers by linear pacing.", of("fallback"), "reason")
+        yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
+        yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
+        if manager.cache is not None:
+            yield counter("cache", "Prefix-cache hits, misses and evictions.", dict(manager.cache.counts), "event")
+            yield gauge("cache_bytes", "Bytes allocated for keys, values and histories.", manager.cache.bytes)
+            yield gauge("cache_rows", "Campaigns in the prefix cache.", len(manager.cache.taken))
 
-    def text(self):
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
+    def text(self) -> tuple[bytes, str]:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

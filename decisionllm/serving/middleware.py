@@ -1,91 +1,100 @@
-"""What every request passes before anything reads it: who may come in, how much they may bring, and what each answer carries."""
+"""Request middleware: host check, bearer token, body limit, security headers and request metrics."""
 
 import hmac
 import ipaddress
-import json
 import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-CLOSED = ("/v1/", "/openrtb/", "/metrics")  # what a token opens; a page that asks for it must be readable without
+PROTECTED = ("/v1/", "/openrtb/", "/metrics")  # paths that need the token; the page that prompts for it is readable without
 
 
-def loopback(host):
-    """Whether only this machine can reach a server at this address."""
+def loopback(host: str) -> bool:
+    """Whether a server at this address is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
 
-class Door:
-    """An ASGI app before another. token: what `Authorization: Bearer ...` must say; limit: bytes of a body; watch(scope, status, seconds): told
-    of each request. Without a token only requests to a loopback name are let in, so that no page elsewhere can ask through a browser."""
+def error_response(
+    status: int, where: list[str], message: str, *, expected: int | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """The answer to a refused request: the place of the fault and what was expected. expected: the tick index in order."""
+    body: dict[str, Any] = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
+    usual = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status, {})
+    return JSONResponse(body if expected is None else body | {"expected": expected}, status, usual | (headers or {}))
 
-    def __init__(self, app, *, token=None, limit, watch):
-        self.app, self.token, self.limit, self.watch = app, token, limit, watch
 
-    async def __call__(self, scope, receive, send):
+class RequestGuard:
+    """ASGI middleware that checks a request before its body is read.
+
+    Starlette's TrustedHostMiddleware takes a list of names instead of all loopback addresses, and fastapi's HTTPBearer checks
+    after the body is read and leaves unknown paths open, so that both checks are made here.
+
+    Args:
+        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None: only requests to a loopback host name are
+            accepted, so that no page elsewhere can reach the server through a browser.
+        max_body_bytes: most bytes of a body, also of a chunked one.
+        on_response: called with the scope, the status and the seconds of each request.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, token: str | None = None, max_body_bytes: int, on_response: Callable[[Scope, int, float], object]
+    ) -> None:
+        self.app, self.token, self.max_body_bytes, self.on_response = app, token, max_body_bytes, on_response
+        self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status, got = time.perf_counter(), [500], 0
+        began, status, received = time.perf_counter(), 500, 0
 
-        async def answer(message):
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                status[0] = message["status"]
-                message["headers"] = [
-                    *message.get("headers", []), *((name.encode(), value.encode()) for name, value in HEADERS.items())
-                ]  # fmt: skip
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *self.headers]
             await send(message)
 
-        async def bring():
-            nonlocal got
+        async def receive_limited() -> Message:
+            nonlocal received
             message = await receive()
-            got += len(message.get("body", b""))
-            if got > self.limit:
-                from fastapi import HTTPException
-
-                raise HTTPException(413, f"expected at most {self.limit} bytes")
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
+                raise HTTPException(413, f"expected at most {self.max_body_bytes} bytes")
             return message
 
         try:
-            if refused := self._refused(scope):
-                return await refuse(answer, *refused)
-            await self.app(scope, bring, answer)
+            refusal = self._refusal(scope)
+            await (refusal or self.app)(scope, receive_limited, send_with_headers)
         finally:
-            self.watch(scope, status[0], time.perf_counter() - began)
+            self.on_response(scope, status, time.perf_counter() - began)
 
-    def _refused(self, scope):
-        """Why a request may not come in: (status, where, message), or None."""
-        headers = {name: value for name, value in scope["headers"]}
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        """The answer to a request that is not accepted."""
+        headers, close = dict(scope["headers"]), {"connection": "close"}
         if self.token is None:
             host = headers.get(b"host", b"").decode("latin-1")
             if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
-                return 421, ["header", "host"], "expected a name of this machine"
-        elif scope["path"].startswith(CLOSED):
-            told = headers.get(b"authorization", b"").partition(b" ")
-            if told[0].lower() != b"bearer" or not hmac.compare_digest(told[2], self.token.encode()):
-                return 401, ["header", "authorization"], "expected Bearer and the token of this server"
+                return error_response(421, ["header", "host"], "expected a name of this machine", headers=close)
+        elif scope["path"].startswith(PROTECTED):
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self.token.encode()):
+                message = "expected Bearer and the token of this server"
+                return error_response(401, ["header", "authorization"], message, headers=close)
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.limit:
-            return 413, ["body"], f"expected at most {self.limit} bytes"
+        if length.isdigit() and int(length) > self.max_body_bytes:
+            return error_response(413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=close)
         return None
-
-
-def refusal(where, message):
-    """The body of an answer that refuses: where the fault is, and what was expected. For JSON."""
-    return {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
-
-
-async def refuse(send, status, where, message):
-    body = json.dumps(refusal(where, message)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

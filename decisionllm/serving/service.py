@@ -1,177 +1,147 @@
-"""A desk under traffic: concurrent ticks share a forward and a write to the disk, deadlines are kept, and nothing is answered twice."""
+"""A campaign manager under concurrent requests: ticks share a forward and a write to the disk, and deadlines are kept."""
 
 import asyncio
 import contextlib
 import json
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from decisionllm.envs.auction import journal as journals
+from decisionllm.envs.auction.journal import Entry
+from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
-from decisionllm.serving.batcher import Batcher, Full
-from decisionllm.serving.campaigns import Refused
+from decisionllm.serving.batcher import Batcher, QueueFullError
+from decisionllm.serving.campaigns import CampaignManager, RequestError, Steps
+from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+
+T = TypeVar("T")
 
 
 @dataclass
-class Flight:
-    """A tick on its way."""
-
-    text: str
+class InFlightTick:
+    text: str  # of the request
     index: int
-    task: asyncio.Task
+    task: asyncio.Task[str]
 
 
 class Service:
-    """One event loop, which alone changes the desk; a thread for the model, another for the journal.
+    """Transport of requests: an event loop, which alone changes the manager, a thread for the model, one for the journal.
 
-    size: most decisions of one forward; queue: most requests that wait for one; wait: seconds that they may be held back for others;
-    deadline: seconds from a request to its answer. A tick whose decision is late gets the fallback, a stateless request a 503.
-    `run` must be running.
+    Use it within `async with service.run()`.
+
+    Args:
+        manager: of the campaigns; None: the policy only acts on histories.
+        max_batch_size: most decisions of one forward.
+        max_queue: most requests that wait for one.
+        batch_wait: seconds that a request may wait for others.
+        deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a late history by a 503.
+        on_batch: called with the size of each batch of decisions.
     """
 
-    def __init__(self, policy, desk=None, *, size=64, queue=256, wait=0.002, deadline=1.0, watch=lambda n: None):
-        self.policy, self.desk, self.deadline, self.counts = policy, desk, deadline, Counter()
-        decide = desk.decide if desk else self._alone
-        self.model = Batcher(decide, size=size, queue=queue, wait=wait, watch=watch)
-        self.pen = Batcher(self._write, size=size, queue=queue)
-        self.flights = {}
+    def __init__(
+        self, policy: Policy, manager: CampaignManager | None = None, *, max_batch_size: int = 64, max_queue: int = 256,
+        batch_wait: float = 0.002, deadline: float = 1.0, on_batch: Callable[[int], object] = lambda n: None,
+    ) -> None:  # fmt: skip
+        self.manager, self.deadline = manager, deadline
+        self.counts: Counter[str] = Counter()
+        work = manager.decide if manager else partial(decide, policy, None)
+        self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
+        self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
+        self.in_flight: dict[str, InFlightTick] = {}
+
+    @property
+    def campaigns(self) -> CampaignManager:
+        assert self.manager is not None, "this service has no campaigns"
+        return self.manager
 
     @contextlib.asynccontextmanager
-    async def run(self):
-        tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.pen)]
+    async def run(self) -> AsyncIterator[Self]:
+        tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
         try:
             yield self
         finally:
-            while self.flights:  # who was taken in is answered
-                await asyncio.wait([flight.task for flight in self.flights.values()])
+            while self.in_flight:  # accepted ticks are answered
+                await asyncio.wait([tick.task for tick in self.in_flight.values()])
             for task in tasks:
                 task.cancel()
-            for batcher in (self.model, self.pen):
+            for batcher in (self.model, self.journal_writer):
                 batcher.thread.shutdown(wait=False)
 
-    async def act(self, history, deadline=None):
-        """A History -> (action (A,), the return asked for): what Policy.act answers, to the last bit."""
-        late = asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
-        try:
-            async with asyncio.timeout_at(late):
-                return await self._busy(self.model((None, history)))
-        except TimeoutError:
-            raise Refused(503, "deadline", "the decision was late; ask again", retry=1) from None
+    async def act(self, history: History, deadline: float | None = None) -> Decision:
+        """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
+        decision = await self._decided(DecisionRequest(None, history), self._due(deadline))
+        if isinstance(decision, TimeoutError):
+            raise RequestError(503, "deadline", "the decision was late; try again")
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
 
-    async def open(self, facts, key=None):
-        """Facts of a campaign -> what the journal says of it. Two with the same key are one."""
-        before = key and await asyncio.to_thread(self.desk.journal.keyed, key)
-        if not before:
-            id, entry = self.desk.opening(facts, key)
-            new = await self._written([entry])
-            before = await asyncio.to_thread(self.desk.journal.campaign if new else self.desk.journal.keyed, id if new else key)
-        if any(before[name] != value for name, value in facts.items() if name != "text" or value is not None):
-            raise Refused(409, "key", "a campaign was opened with this key and other facts", id=before["id"])
-        return before
+    async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
+        """Open a campaign, or find the one with this key. Returns what the journal has of it."""
+        return await self._run(self.campaigns.open_steps(settings, key))
 
-    async def tick(self, id, request, deadline=None):
-        """The answer to a tick, in JSON. request: index, key, result, coming. It is worked out and written even if the caller leaves."""
-        text, flight = json.dumps(request, sort_keys=True), self.flights.get(id)
-        if flight is None:
-            late = asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
-            flight = self.flights[id] = Flight(text, request["index"], asyncio.create_task(self._tick(id, request, late)))
-            flight.task.add_done_callback(lambda task: (self.flights.pop(id), task.cancelled() or task.exception()))
-        elif flight.text != text:
-            raise Refused(409, "index", f"step {flight.index} is just being answered", expected=flight.index)
-        return await asyncio.shield(flight.task)
+    async def tick(self, id: str, request: dict[str, Any], deadline: float | None = None) -> str:
+        """The answer to a tick in JSON. It is computed and written even if the caller disconnects."""
+        text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
+        if tick is None:
+            task = asyncio.create_task(self._run(self.campaigns.tick_steps(id, request), self._due(deadline)))
+            tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
+            task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
+        elif tick.text != text:
+            raise RequestError(409, "index", f"step {tick.index} is being answered", expected=tick.index)
+        return await asyncio.shield(tick.task)
 
-    async def _tick(self, id, request, late):
-        pending = self.desk.admit(id, request)
-        if pending.answer is not None:
-            self.counts["repeated"] += 1
-            return pending.answer
-        decided, reason = None, "model"
-        if pending.return_conditioned:
+    async def close(self, id: str) -> None:
+        if tick := self.in_flight.get(id):
+            await asyncio.wait([tick.task])
+        await self._run(self.campaigns.close_steps(id))
+
+    def _due(self, deadline: float | None) -> float:
+        return asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
+
+    async def _run(self, steps: Steps[T], due: float | None = None) -> T:
+        """Run a generator of the manager, its decisions by the model's thread, its writes by the journal's."""
+        reply: Any = None
+        while True:
             try:
-                async with asyncio.timeout_at(late):
-                    decided = await self._busy(self.model((id, pending.campaign.history())))
-            except TimeoutError:
-                reason = "deadline"
-            except Refused:
-                raise
-            except Exception:  # whatever a model can raise; the desk has logged it
-                reason = "model"
-        self.desk.settle(pending, decided, reason)
-        if await self._written(self.desk.entries(pending)):
-            self.desk.commit(pending)
-            return pending.answer
-        self.desk.campaigns.pop(id, None)  # another process was asked the same
-        return await self._tick(id, request, late)
+                step = steps.send(reply)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            reply = await (self._decided(step, due) if isinstance(step, DecisionRequest) else self._written(step))
 
-    async def close(self, id):
-        """End a campaign -> what the journal says of it."""
-        if flight := self.flights.get(id):
-            await asyncio.wait([flight.task])
-        known = await asyncio.to_thread(self.desk.journal.campaign, id)
-        if known is None:
-            raise Refused(404, "id", "no such campaign")
-        await self._written([journals.ended(id, "closed")])
-        self.desk.campaigns.pop(id, None)
-        return await asyncio.to_thread(self.desk.journal.campaign, id)
-
-    async def _written(self, entries):
-        """Whether the first of these entries was new; all are on the disk."""
+    async def _decided(self, request: DecisionRequest, due: float | None) -> Decision | Exception:
         try:
-            return await self._busy(self.pen(entries))
-        except Refused:
+            async with asyncio.timeout_at(due):
+                decision: Decision = await self._queued(self.model(request))
+                return decision
+        except RequestError:
             raise
-        except Exception as error:  # a full disk, a file that went away
-            self.counts["journal failed"] += 1
-            raise Refused(503, "journal", "the answer could not be kept, so it is not given; ask again", retry=1) from error
+        except Exception as error:  # whatever a model can raise, and TimeoutError
+            return error
 
-    async def _busy(self, call):
+    async def _written(self, entries: list[Entry]) -> bool:
+        """Write entries to the disk. Returns whether the first of them was new."""
+        try:
+            return bool(await self._queued(self.journal_writer(entries)))
+        except RequestError:
+            raise
+        except Exception as error:  # a full disk, a file that was removed
+            self.counts["journal failed"] += 1
+            raise RequestError(503, "journal", "the answer could not be saved, so it is not given; try again") from error
+
+    async def _queued(self, call: Awaitable[Any]) -> Any:
         try:
             return await call
-        except Full:
+        except QueueFullError:
             self.counts["busy"] += 1
-            raise Refused(503, "queue", "too many requests are waiting; ask again", retry=1) from None
+            raise RequestError(503, "queue", "too many requests are waiting; try again") from None
 
-    def _write(self, batches):
-        """Entries of several ticks in one transaction -> of each, whether its first one was new."""
-        new = self.desk.journal.write([entry for entries in batches for entry in entries])
-        starts = np.cumsum([0, *map(len, batches[:-1])])
-        return [new[i] for i in starts]
-
-    def _alone(self, asked):
-        """Decide where there is no desk: each by itself."""
-        made = []
-        for _, history in asked:
-            try:
-                action, togo = (x[0] for x in self.policy.act_with_returns([history]))
-                made.append((action, float(togo) if self.policy.return_conditioned else None))
-            except Exception as error:
-                made.append(error)
-        return made
-
-
-def history(policy, asked):
-    """What a stateless request says -> History. asked: observations, actions, rewards, target_return, text, action_masks."""
-    spec = policy.model.spec
-    t = len(asked["observations"]) - 1
-    rows = {"observations": (t + 1, spec.observation_dim), "actions": (t, spec.action_dim), "rewards": (t,)}
-    if asked["action_masks"] is not None:
-        rows["action_masks"] = t + 1, spec.num_actions
-    if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
-        raise Refused(422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}")
-    if asked["action_masks"] is not None and not spec.num_actions:
-        raise Refused(422, "action_masks", "expected none: this policy's actions are continuous")
-    arrays = {}
-    for name, shape in rows.items():
-        kind = {"action_masks": bool, "rewards": np.float64}.get(name, np.float32)
-        try:
-            array = np.array(asked[name], kind)
-        except ValueError:  # rows of different lengths
-            array = np.zeros(0)
-        arrays[name] = array if asked[name] else np.zeros((0, *shape[1:]), kind)
-        if arrays[name].shape != shape:
-            raise Refused(422, name, f"expected {' x '.join(map(str, shape))} numbers, to go with {t + 1} observations")
-    if asked["action_masks"] is not None and not arrays["action_masks"].any(1).all():
-        raise Refused(422, "action_masks", "expected an allowed action in every step")
-    return History(**arrays, target_return=asked["target_return"], task=asked["text"])
+    def _write(self, batches: list[list[Entry]]) -> list[bool]:
+        """Write the entries of several requests in one transaction. Returns of each whether its first entry was new."""
+        new = self.campaigns.journal.write([entry for entries in batches for entry in entries])
+        return [new[i] for i in np.cumsum([0, *map(len, batches[:-1])])]

@@ -1,4 +1,4 @@
-"""A served journal as a dataset: what training reads is to the bit what the policy was shown, did and earned."""
+"""A served journal as a dataset: training reads, bit by bit, the observations, multipliers and rewards that were served."""
 
 import sqlite3
 
@@ -7,8 +7,9 @@ import pytest
 
 from decisionllm.datasets.journal import load
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.eval.auction import Auction
-from decisionllm.serving.campaigns import Desk
+from decisionllm.serving.campaigns import CampaignManager
 from tests.conftest import LOOP, NANO, command, near
 from tests.serving.test_auctionnet_strategy import OPTIONS, run
 
@@ -18,57 +19,60 @@ POSITIONS = "0,9,20,31"
 
 
 def serve(path, options=OPTIONS, *, steps=48, close=True, positions=POSITIONS):
-    """Campaigns of a replayed day, served. -> what the policy was shown of each, what it answered, the world they were in."""
+    """Serve campaigns of a replayed day. Returns the observations and multipliers of each, and their environment."""
     loaded = run(options)
     env = Auction(1, periods="3", positions=positions, budgets="0.3", opportunities=2000, text="informative", **options)
     env.reset(0)
-    desk, N, answer = Desk(loaded[0], loaded[1]["dataset"], Journal(path)), len(env.budgets), loaded[0].answer
-    shown, done, result = [[] for _ in range(N)], [[] for _ in range(N)], [None] * N
+    manager, N = CampaignManager(loaded[0], ObservationSpec.of(loaded[2]["dataset"]), Journal(path)), len(env.budgets)
+    observations, done, result = [[] for _ in range(N)], [[] for _ in range(N)], [None] * N
+
+    act = loaded[0].act_with_returns
 
     def watched(histories):
-        shown[now].append(histories[0].observations[-1].tolist())
-        return answer(histories)
+        observations[now].append(histories[0].observations[-1].tolist())
+        return act(histories)
 
-    loaded[0].answer = watched
+    loaded[0].act_with_returns = watched
     who = zip(env.budgets.tolist(), env.target_cpa.tolist(), env.category.tolist(), strict=True)
-    ids = [desk.open(budget=b, target_cpa=c, category=int(k), name=f"campaign {i}") for i, (b, c, k) in enumerate(who)]
+    ids = [manager.open(budget=b, target_cpa=c, category=int(k), name=f"campaign {i}") for i, (b, c, k) in enumerate(who)]
     for step in range(steps):
-        value, volume = env.world.due(step)
+        value, volume = env.simulation.next_opportunities(step)
         for now in range(N):
             coming = {"value": float(value[now]), "volume": float(volume[now])}
-            done[now].append(desk.tick(ids[now], index=step, result=result[now], coming=coming)["multiplier"])
-        brought = env.world.step(step, np.array([m[-1] for m in done]), env.campaigns.remaining)
+            done[now].append(manager.tick(ids[now], index=step, result=result[now], coming=coming)["multiplier"])
+        brought = env.simulation.step(step, np.array([m[-1] for m in done]), env.campaigns.remaining)
         env.campaigns.record(**brought)
         result = [{name: float(np.broadcast_to(x, N)[i]) for name, x in brought.items()} for i in range(N)]
     for now in range(N if close else 0):
-        desk.tick(ids[now], index=steps, result=result[now], coming=None)
-    desk.journal.close()
-    return shown, done, env
+        manager.tick(ids[now], index=steps, result=result[now], coming=None)
+    manager.journal.close()
+    return observations, done, env
 
 
-@pytest.mark.parametrize("options", [OPTIONS, {"show": "lean", "facts": "numbers", "returns": "value", "features": "original"}])
-def test_training_reads_to_the_bit_what_the_policy_was_shown_and_did(tmp_path, options):
-    shown, done, env = serve(tmp_path / "j.sqlite", options)
-    source = load(path=str(tmp_path / "j.sqlite"), text="told", **options)
+@pytest.mark.parametrize(
+    "options", [OPTIONS, {"observation": "minimal", "context_features": "budget_and_cpa", "reward": "expected_value"}]
+)
+def test_training_reads_what_was_served_to_the_last_bit(tmp_path, options):
+    observations, done, env = serve(tmp_path / "j.sqlite", options)
+    source = load(path=str(tmp_path / "j.sqlite"), text="served", **options)
     episodes = list(source.episodes)
     assert len(episodes) == 4 and source.spec.horizon == 48
     for i, episode in enumerate(episodes):
-        asked = [row for row, meant in zip(episode.observations.tolist(), episode.loss_mask, strict=True) if meant]
-        assert asked == shown[i] and len(asked) > 3, "the policy is asked while there is money"
+        decided = [row for row, meant in zip(episode.observations.tolist(), episode.loss_mask, strict=True) if meant]
+        assert decided == observations[i] and len(decided) > 3, "the policy decides while budget remains"
         assert episode.actions[:, 0].tolist() == np.float32(done[i]).tolist() and len(episode.rewards) == 48
         assert episode.task == env.tasks[i] and episode.terminated == (env.campaigns.remaining[i] < 0.1) != episode.truncated
-    earned = env.campaigns.earned(options["returns"])
-    near([e.rewards.sum() for e in episodes], earned)
+    near([e.rewards.sum() for e in episodes], env.total_reward())
     assert [row[2:5] for row in source.info["campaigns"]] == [
         list(x) for x in zip(env.category, env.budgets, env.target_cpa, strict=True)
     ]
     assert len({e.group for e in episodes}) == 4
 
 
-def test_a_step_belongs_to_an_episode_once_it_is_known_what_it_brought(tmp_path):
+def test_a_step_belongs_to_an_episode_once_its_result_is_known(tmp_path):
     serve(tmp_path / "j.sqlite", steps=5, close=False)
     with pytest.raises(
-        ValueError, match="expected campaigns that have ended, got 4 of which none has; dataset.unfinished=true takes"
+        ValueError, match="expected campaigns that have ended, got none among 4; dataset.unfinished=true reads open ones"
     ):
         load(path=str(tmp_path / "j.sqlite"))
     assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite"), unfinished=True).episodes] == [4] * 4
@@ -76,21 +80,21 @@ def test_a_step_belongs_to_an_episode_once_it_is_known_what_it_brought(tmp_path)
     assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite")).episodes] == [7], "of those that have ended"
     serve(tmp_path / "j.sqlite", steps=48, positions="3", close=False)
     assert [len(e.rewards) for e in load(path=str(tmp_path / "j.sqlite")).episodes] == [7, 47], (
-        "nobody will ask about a 49th step"
+        "a campaign of 48 steps has ended with its last tick"
     )
 
 
-def test_a_fallback_is_not_to_be_imitated(tmp_path):
+def test_a_fallback_is_not_imitated(tmp_path):
     serve(tmp_path / "j.sqlite", positions="3")
     (before,) = load(path=str(tmp_path / "j.sqlite")).episodes
     with sqlite3.connect(tmp_path / "j.sqlite") as file:
         file.execute("""UPDATE ticks SET answer = json_set(answer, '$.fallback', 'deadline') WHERE step = 2""")
     (after,) = load(path=str(tmp_path / "j.sqlite")).episodes
-    assert before.acted[2] and np.flatnonzero(before.loss_mask != after.loss_mask).tolist() == [2]
+    assert before.loss_mask[2] and np.flatnonzero(before.loss_mask != after.loss_mask).tolist() == [2]
     assert before.actions.tolist() == after.actions.tolist()
 
 
-def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monkeypatch, capsys):
+def test_the_commands_read_a_journal_and_its_later_ticks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     serve("j.sqlite")
     options = [
@@ -98,7 +102,7 @@ def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monke
         "dataset.path=j.sqlite",
         "dataset.observation=minimal",
         "dataset.context_features=budget_and_cpa",
-        "text=told",
+        "text=served",
     ]
     assert command("data", *options) == 0 and "4 in 4 groups, 192 steps" in capsys.readouterr().out
     loop = [option for option in LOOP if not option.startswith("dataset")]
@@ -110,7 +114,7 @@ def test_the_verbs_read_a_journal_and_see_what_was_written_since(tmp_path, monke
     server.close()
 
 
-def test_what_is_no_journal_is_refused(tmp_path):
+def test_another_file_is_refused(tmp_path):
     with pytest.raises(
         FileNotFoundError, match="dataset.path: expected a journal that a server wrote, got .*no.sqlite: there is no such file"
     ):
@@ -120,5 +124,5 @@ def test_what_is_no_journal_is_refused(tmp_path):
         file.execute("CREATE TABLE notes (text)")
     with pytest.raises(ValueError, match="journal: expected one of version 1, got another database"):
         load(path=str(tmp_path / "other.sqlite"))
-    with pytest.raises(ValueError, match="dataset.text: expected one of none, told, constant, informative, got 'shuffled'"):
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, served, constant, informative, got 'shuffled'"):
         load(path="j", text="shuffled")

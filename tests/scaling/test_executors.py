@@ -1,4 +1,4 @@
-"""Executors: a study is completed by Ray tasks, Slurm jobs and runs of several processes, whoever is killed."""
+"""Executors: Ray tasks, Slurm jobs and runs of several processes complete a study, even if a worker is killed."""
 
 import json
 import os
@@ -16,14 +16,14 @@ CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address
 
 
 def study(out, *words):
-    """Two runs, of the sizes w16 and w32: {size: what came of it}, and the lines of `begun` of each."""
+    """Two runs, of the sizes w16 and w32: {size: row}, and {size: lines of `begun`}."""
     assert command("scale", *SMALL, *ONE, "study.lr.rule=fixed", f"out={out}", *words) == 0
     runs = {run["size"]: run for run in json.loads((out / "study.json").read_text())["runs"]}
     return runs, {size: (out / run["run"] / "begun").read_text().splitlines() for size, run in runs.items()}
 
 
 def kill_the_first(out, killed):
-    """Kill -9 whoever begins a run first."""
+    """Kill -9 the worker that begins the first run."""
     while not killed:
         for path in out.glob("*/begun"):
             if (words := path.read_text().split()) and not killed:
@@ -32,25 +32,34 @@ def kill_the_first(out, killed):
         time.sleep(0.01)
 
 
-def test_a_study_on_ray_outlives_a_killed_worker_and_runs_share_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, nobody uses it
+def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, no run uses it
     killed, out = [], tmp_path / "out"
-    with executors.opened(CONFIG | {"gpus": 0.5}) as (start, workers, _):  # a cluster that all of the rest is done in
-        seen, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
-        for worker in (seen, broken):
+    with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):  # the study below uses this cluster
+        devices, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
+        for worker in (devices, broken):
             worker.join()
             assert not worker.is_alive()
-        assert (workers, seen.exitcode, broken.exitcode) == (2, 1, 1) and "ZeroDivisionError" in broken.reason
+        assert (workers, devices.exitcode, broken.exitcode) == (2, 1, 1) and "ZeroDivisionError" in broken.reason
         with pytest.raises(ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"):
-            executors.opened(CONFIG | {"gpus": 2.0}).__enter__()
+            executors.from_config(CONFIG | {"gpus": 2.0}).__enter__()
 
         watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
         watch.start()
         runs, begun = study(out, "executor=ray", "workers=1", "gpus=1")
         watch.join(PATIENCE)
     assert {run["state"] for run in runs.values()} == {"done"} and killed
-    assert sorted(map(len, begun.values())) == [1, 2], "what was killed was not taken again, or the other was"
+    assert sorted(map(len, begun.values())) == [1, 2], "the killed run alone is attempted twice"
     assert killed[0] not in {int(lines[-1].split()[0]) for lines in begun.values()}
+
+
+def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):
+    config = {"executor": "slurm", "workers": 1, "slurm": {"cluster": "local"}, "out": str(tmp_path)}
+    with executors.from_config(CONFIG | config) as (start, _, _):
+        broken, killed = start(lambda: 1 / 0), start(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        for worker in (broken, killed):
+            worker.join()
+        assert broken.exitcode == 1 and "ZeroDivisionError" in broken.reason and killed.exitcode == -1
 
 
 def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
@@ -59,8 +68,8 @@ def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
     assert len(list((tmp_path / "out" / "slurm").glob("*_result.pkl"))) == 1  # one job did both
 
 
-def test_a_run_in_two_processes_has_the_loss_of_one_and_says_what_fails(tmp_path):
-    """The batch of w32 cannot be dealt out to two."""
+def test_a_run_in_two_processes_has_the_loss_of_one(tmp_path):
+    """The batch of w32 is odd and fails in two."""
     odd = listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32 optim.batch_size=7")
     one, _ = study(tmp_path / "one", odd)
     two, _ = study(tmp_path / "two", odd, "processes=2")

@@ -1,4 +1,4 @@
-"""Scaling laws: planted exponents come back inside their intervals, and where nothing was planted nothing is found."""
+"""Scaling laws: planted exponents are recovered within their intervals, and noise gives no law."""
 
 import numpy as np
 import pytest
@@ -16,29 +16,29 @@ def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, qualities=(0.5, 0.7
     return N, D, true(N, D, q) * np.exp(noise * np.random.default_rng(seed).normal(size=len(N))), q
 
 
-def test_a_law_is_what_it_says():
+def test_a_law_is_the_sum_of_its_terms():
     assert law.Law(E=1, A=8, alpha=0.5, B=9, beta=1, gamma=2)(N=16, D=9, q=0.5) == 1 + 2 + 4
 
 
-def test_planted_exponents_come_back_inside_their_intervals():
+def test_planted_exponents_are_within_their_intervals():
     N, D, loss, q = study()
     found = law.fit(N, D, loss, q)
     for name in ("E", "alpha", "beta", "gamma"):
         low, high = found.intervals[name]
         assert low <= getattr(TRUE, name) <= high, (name, low, high)
-        assert high - low < 0.25, f"the interval of {name} says nothing"
+        assert high - low < 0.25, f"the interval of {name} is too wide"
     low, high = found.band(np.array([1e6]), np.array([1e5]))
     assert low < TRUE(1e6, 1e5) < high
 
 
-def test_without_noise_they_come_back_exactly():
+def test_without_noise_the_parameters_are_recovered():
     found = law.fit(*study(noise=0.0), draws=0)
     assert [getattr(found, name) for name in law.BOUNDS] == pytest.approx(
         [getattr(TRUE, name) for name in law.BOUNDS], rel=1e-3
     )
 
 
-def test_a_few_wild_runs_move_little():
+def test_a_few_outliers_move_the_fit_little():
     N, D, loss, q = study()
     loss[::30] *= 10
     found = law.fit(N, D, loss, q, draws=0)
@@ -46,35 +46,35 @@ def test_a_few_wild_runs_move_little():
 
 
 def test_the_largest_model_is_predicted_from_the_others():
-    said = law.describe(*study(), draws=0)
-    assert said["left_out"]["parameters"] == pytest.approx(1e7) and abs(said["left_out"]["missed"]) < 0.02
+    found = law.describe(*study(), draws=0)
+    assert found["left_out"]["parameters"] == pytest.approx(1e7) and abs(found["left_out"]["missed"]) < 0.02
     N, D, loss, q = study()
-    loss[N.max() == N] *= 1.3  # a 3B that was trained too little
+    loss[N.max() == N] *= 1.3  # the largest model is trained too little
     assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
 
 
-def test_noise_alone_is_no_law():
+def test_noise_gives_no_law():
     N, D, _, q = study()
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
-    said = law.describe(N, D, flat, q)
-    assert said["law"] is None and said["left_out"] is None and min(said["p"].values()) > law.CERTAIN
+    found = law.describe(N, D, flat, q)
+    assert found["law"] is None and found["left_out"] is None and min(found["p"].values()) > law.CERTAIN
     assert law.saturate(flat, np.random.default_rng(2).normal(size=len(N))).keys() == {"p"}
 
 
-def test_what_has_no_trend_has_no_term():
+def test_an_axis_without_a_trend_has_no_term():
     N, D, loss, q = study(true=law.Law(E=0.4, B=90.0, beta=0.55))
-    said = law.describe(N, D, loss, draws=0)
-    assert said["p"]["size"] > law.CERTAIN >= said["p"]["data"]
-    assert said["law"].A == 0 and said["law"].beta == pytest.approx(0.55, abs=0.05)
-    assert law.describe(N, D, 1 / loss, draws=0)["law"] is None  # what rises is no trend either
+    found = law.describe(N, D, loss, draws=0)
+    assert found["p"]["size"] > law.CERTAIN >= found["p"]["data"]
+    assert found["law"].A == 0 and found["law"].beta == pytest.approx(0.55, abs=0.05)
+    assert law.describe(N, D, 1 / loss, draws=0)["law"] is None  # a rising loss is no trend either
 
 
-def test_the_trend_of_four_is_counted_by_hand():
+def test_the_p_of_four_values_is_counted_by_hand():
     assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)  # one of 24 orders
     assert law.falls([1, 2, 3, 4], [1, 2, 3, 4]) == 1
 
 
-def test_the_frontier_is_what_no_cheaper_run_beats():
+def test_no_cheaper_run_beats_the_frontier():
     best, _ = law.frontier(np.array([3.0, 1, 2, 4]), np.array([2.0, 5, 6, 1]))
     assert best.tolist() == [1, 0, 3]
     C = np.geomspace(1e9, 1e15, 12)
@@ -82,7 +82,7 @@ def test_the_frontier_is_what_no_cheaper_run_beats():
     assert len(best) == 12 and (E, gamma) == pytest.approx((0.5, 0.3), rel=0.02)
 
 
-def test_a_planted_saturation_comes_back():
+def test_a_planted_logistic_is_recovered():
     loss = np.linspace(0.5, 3, 60)
     score = 10 + 80 / (1 + np.exp(4 * (loss - 1.5))) + np.random.default_rng(0).normal(size=60)
     found = law.saturate(loss, score, draws=20)
@@ -90,5 +90,5 @@ def test_a_planted_saturation_comes_back():
 
 
 def test_a_loss_below_zero_is_refused():
-    with pytest.raises(ValueError, match="expected more than 0, got -0.5: take what is above the head's floor"):
+    with pytest.raises(ValueError, match="expected more than 0, got -0.5: subtract the floor of the head"):
         law.fit([1, 2], [1, 2], [1.0, -0.5])

@@ -1,13 +1,14 @@
-"""The report of a study: what was planted in study.json is what the page says."""
+"""The report of a study: a law planted in study.json is on the page."""
 
 import json
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from decisionllm.scaling import law
+from decisionllm.scaling import figures, law
 from decisionllm.scaling import report as study
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -33,87 +34,100 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
     return {"study": node, "versions": {}, "flops": "6 N a token", "tuned": tuned, "runs": runs} | changes
 
 
+def test_pairs_differ_in_one_axis_alone():
+    rows = [
+        ("a", 1.0, "0", 0, 5.0),
+        ("a", 1.0, "0", 1, 7.0),
+        ("b", 1.0, "0", 0, 4.0),
+        ("b", 1.0, "0", 1, 9.0),
+        ("b", 0.5, "0", 0, 1.0),
+    ]
+    grid = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
+    assert study.paired(grid, "held_out", "size", "b", "a").tolist() == [-1, 2]
+
+
 def report(folder, found):
     study.write(folder, found, say=lambda text: None)
-    said = json.loads((folder / "study.json").read_text())
-    return said["fits"], " ".join([*said["said"]["laws"], *said["said"]["findings"], *said["said"]["tuning"]])
+    written = json.loads((folder / "study.json").read_text())
+    return written["fits"], " ".join(line for lines in written["sentences"].values() for line in lines)
 
 
-def test_a_planted_law_is_told_with_its_intervals_and_what_it_misses(tmp_path):
-    fits, said = report(tmp_path, planted())
+def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
+    fits, text = report(tmp_path, planted())
     low, high = fits["law"]["intervals"]["alpha"]
     assert low <= TRUE.alpha <= high and abs(fits["left_out"]["missed"]) < 0.02
     for words in (
-        "falls with parameters",
-        "falls with data",
+        "the loss falls with more parameters",
+        "the loss falls with more data",
         "the law misses its losses by",
-        "Score against loss: rises as loss falls",
+        "Score and loss: the score rises as the loss falls",
     ):
-        assert words in said
-    assert "held-out loss, 100% of the data: 10000k against 30k: -" in said and "the best size is 10000k" in said
-    assert "learning rate 0.001, by held-out loss on the smallest data" in said and "the edge of what" not in said
-    assert {path.stem for path in tmp_path.glob("*.png")} == set(study.CAPTIONS)
+        assert words in text
+    assert "held-out loss, 100% of the data: 10000k against 30k: -" in text and "the best size is 10000k" in text
+    assert "learning rate 0.001, by held-out loss on the smallest data" in text and "the edge of" not in text
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.CAPTIONS)
 
 
-def test_a_crossover_is_seen(tmp_path):
+def test_a_crossover_is_reported(tmp_path):
     """The largest size is the worst on the least data."""
     worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
-    _, said = report(tmp_path, planted(worse))
-    assert "1% of the data: the best size is 2500k" in said and "100% of the data: the best size is 10000k" in said
+    _, text = report(tmp_path, planted(worse))
+    assert "1% of the data: the best size is 2500k" in text and "100% of the data: the best size is 10000k" in text
 
 
 def test_noise_is_reported_as_no_trend(tmp_path):
-    fits, said = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
-    assert fits["law"] is None and said.count("no trend: loss does not fall") == 2 and "No law is fitted" in said
+    fits, text = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
+    assert fits["law"] is None and text.count("no trend, the loss does not fall") == 2 and "No law is fitted" in text
     assert not (tmp_path / "contours.png").exists()
 
 
-def test_runs_that_only_tuned_are_in_the_table_and_not_in_the_fit(tmp_path):
+def test_tuning_runs_are_in_the_table_and_not_in_the_fit(tmp_path):
     found = planted()
     found["runs"].append(found["runs"][0] | {"run": "tuned", "lr": 1e-2, "held_out": 50.0})
-    assert len(study.rows(found)) == 80
+    assert len(study.finished(found)) == 80
     report(tmp_path, found)
     assert 'href="tuned/"' in (tmp_path / "report.html").read_text()
 
 
-def test_a_study_of_nothing_is_refused(tmp_path):
+def test_a_study_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected at least one run of the grid that is done, found none"):
         study.write(tmp_path, planted(runs=[]))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_best_size_is_told_of_the_first_quality_alone(tmp_path):
-    """Where the others are not of every size, their mean would be of other data."""
+def test_the_best_size_is_that_of_the_first_quality(tmp_path):
+    """The other qualities may lack some sizes, so that their mean would be of other data."""
     found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
     for run in found["runs"]:
         run["held_out"] += 5.0 * (run["mixture"] == "0.5")
     found["runs"] = [run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")]
-    _, said = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: the best size is 2500k" in said or "the best size is 10000k" in said
+    _, text = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: the best size is 2500k" in text or "the best size is 10000k" in text
     assert (
-        "loss, 100% of the data: the best size is 30k" not in said
-        and "loss, 100% of the data: the best size is 150k" not in said
+        "loss, 100% of the data: the best size is 30k" not in text
+        and "loss, 100% of the data: the best size is 150k" not in text
     )
 
 
-def test_a_size_that_was_run_once_is_not_compared(tmp_path):
+def test_a_size_with_one_run_is_not_compared(tmp_path):
     found = planted()
     found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
-    _, said = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: 2500k against 30k" in said and "10000k against" not in said
+    _, text = report(tmp_path, found)
+    assert "held-out loss, 100% of the data: 2500k against 30k" in text and "10000k against" not in text
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
-def test_a_published_study_is_reported_again_without_its_runs(name, tmp_path):
+def test_a_published_study_is_reported_again_from_its_json(name, tmp_path):
     published = json.loads((STUDIES / name / "study.json").read_text())
     study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
     again = json.loads((tmp_path / "study.json").read_text())
-    verdicts = [[text.rpartition(": ")[2] for text in found["said"]["findings"]] for found in (published, again)]
+    verdicts = [[text.rpartition(": ")[2] for text in found["sentences"]["findings"]] for found in (published, again)]
     assert verdicts[0] == verdicts[1] and len(verdicts[0]) > 3
     assert (published["fits"]["law"] is None) == (again["fits"]["law"] is None)
+    assert published["fits"]["p"] == again["fits"]["p"]
     assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in (STUDIES / name).glob("*.png")}
     assert name in (STUDIES / "README.md").read_text() and all(run["state"] == "done" for run in published["runs"])
 
 
-def test_there_are_published_studies():
+def test_studies_are_published():
     assert len(list(STUDIES.glob("*/study.json"))) >= 1

@@ -1,24 +1,24 @@
-"""The policy as a bidder of AuctionNet's simulator: in our market and in a replay it bids what an evaluation of the same policy bids."""
+"""The policy as a bidder of AuctionNet's simulator: in market and replay its bids equal an evaluation of the same policy."""
 
 import numpy as np
 import pytest
 
 from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
 from tests.conftest import make_policy, near
-from tests.eval.test_auction import always
-from tests.serving.test_http import CARD, serving
+from tests.serving.test_http import MODEL_INFO, serving
 
 pytestmark = pytest.mark.numeric
 
 SEAT, PERIOD = 9, "3"
-HIGH = 300.0  # the multipliers of the policies here lie within 0 and this
-OPTIONS = {"show": "official", "facts": "progress", "returns": "score", "features": "repaired"}
+HIGH = 300.0  # largest multiplier of these policies
+OPTIONS = {"observation": "auctionnet", "context_features": "progress", "reward": "score"}
 
 
 def world(protocol, budget=1.0, options=OPTIONS, text="informative"):
@@ -27,12 +27,26 @@ def world(protocol, budget=1.0, options=OPTIONS, text="informative"):
     )
 
 
+class Constant:
+    """A player with one multiplier for all tasks."""
+
+    def __init__(self, tasks):
+        self.multipliers = np.full((len(tasks), 1), 60.0)
+
+    def act(self, observations, rewards=None, action_masks=None):
+        return self.multipliers
+
+    def select(self, rows):
+        self.multipliers = self.multipliers[rows]
+
+
 def run(options=OPTIONS, text="informative"):
-    """A policy with random weights, in the units of a day of this advertiser; what a run says of its data."""
-    (day,) = rollout(always(60.0), world("replay", options=options), seed=0)
+    """A policy with random weights, in the units of a day of this advertiser, and the info of its data, as checkpoint.load
+    returns it."""
+    (day,) = rollout(Constant, world("replay", options=options), seed=0)
     policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0)
     policy.model.normalizer.fit(day.observations, np.cumsum(day.rewards[::-1])[::-1])
-    return policy, {"dataset": options | {"text": text}}, {}
+    return policy, {}, {"dataset": options | {"text": text}}
 
 
 def who(env):
@@ -44,25 +58,30 @@ def strategy_for(env, loaded):
 
 
 class Seat:
-    """The strategy in its seat of our market: it is handed what AuctionNet's simulator hands its agents, and nothing else."""
+    """The strategy at its position of our market, called as AuctionNet's simulator calls its agents."""
 
     def __init__(self, market, strategy, skip=()):
         self.market, self.strategy, self.skip, self.settle = market, strategy, skip, market.settle
-        self.history, self.asked = [[], [], [], [], []], []
-        market.settle, market.roster = self.keep, [*market.roster, (np.array([SEAT]), self)]
+        self.history, self.multipliers = [[], [], [], [], []], []
+        market.settle, market.roster = self.record, [*market.roster, (np.array([SEAT]), self)]
 
-    def act(self, states, seats):
-        values, sigmas = self.market.values[:, SEAT], self.market.sigmas[:, SEAT]
-        self.strategy.remaining_budget = seats.remaining[0]
-        bids = 60.0 * values if seats.step in self.skip else self.strategy.bidding(seats.step, values, sigmas, *self.history)
-        assert bids.shape == values.shape
-        self.asked.append(bids.sum() / values.sum())
-        return bids[:, None]
+    features = "repaired"
 
-    def keep(self, bids, values, sigmas, noise, remaining, *, seed):
+    def act(self, states, context):
+        values, sigmas, step = self.market.values[:, SEAT], self.market.sigmas[:, SEAT], context.step
+        self.strategy.remaining_budget = context.remaining[0]
+        self.bids = 60.0 * values if step in self.skip else self.strategy.bidding(step, values, sigmas, *self.history)
+        assert self.bids.shape == values.shape
+        self.multipliers.append(self.bids.sum() / values.sum())
+        return np.zeros(1)  # `record` puts the bids in its place
+
+    def record(self, bids, values, sigmas, noise, remaining, *, seed):
+        bids = np.where(np.arange(bids.shape[1]) == SEAT, self.bids[:, None], bids)
         left, made = self.settle(bids, values, sigmas, noise, remaining, seed=seed)
-        auction = np.stack([x[:, SEAT] for x in (made.won, made.slot, made.price)], 1)
-        impressions = np.stack([made.exposed[:, SEAT], made.converted[:, SEAT]], 1)
+        own = made.holder == SEAT  # (n, K), one slot of an opportunity at most
+        won, slots = own & made.sold, np.arange(1, own.shape[1] + 1)
+        auction = np.stack([won.any(1), (won * slots).sum(1), (won * made.cost).sum(1)], 1)
+        impressions = np.stack([(own & made.exposed).any(1), (own & made.converted).any(1)], 1)
         step = np.stack([values[:, SEAT], sigmas[:, SEAT]], 1), left[:, SEAT], auction, impressions, made.market_price
         for history, arrays in zip(self.history, step, strict=True):
             history.append(arrays)
@@ -74,28 +93,28 @@ def observed(session):
 
 
 @pytest.mark.parametrize(
-    "options", [OPTIONS, OPTIONS | {"show": "lean", "facts": "numbers", "returns": "value", "features": "original"}]
+    "options", [OPTIONS, {"observation": "minimal", "context_features": "budget_and_cpa", "reward": "expected_value"}]
 )
-def test_in_our_market_the_strategy_is_shown_and_bids_what_an_evaluation_does_to_the_last_bit(options):
+def test_in_the_market_it_equals_an_evaluation_to_the_last_bit(options):
     loaded, env = run(options), world("market", options=options)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], strategy)
+    seat = Seat(env.simulation.markets[0][0], strategy)
     for _ in range(len(day.rewards)):
         seat.market.step()
     assert len(day.rewards) > 20 and len(np.unique(day.actions)) > 20 and day.rewards.any()
     assert observed(strategy.session).tolist() == day.observations.tolist()
     assert strategy.session.actions[0, : len(day.actions)].tolist() == day.actions.tolist()
-    assert seat.asked == pytest.approx(day.actions[:, 0].clip(0).tolist(), rel=1e-6)
+    assert seat.multipliers == pytest.approx(day.actions[:, 0].clip(0).tolist(), rel=1e-6)
 
 
-def test_a_budget_that_runs_out_is_felt_as_in_an_evaluation():
+def test_an_exhausted_budget_is_observed_as_in_an_evaluation():
     loaded, env = run(), world("market", budget=0.02)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
     strategy = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], strategy)
+    seat = Seat(env.simulation.markets[0][0], strategy)
     for _ in day.rewards:
         seat.market.step()
     left, values = np.concatenate(seat.history[1]), np.full(3, 0.01)
@@ -107,15 +126,19 @@ def test_a_budget_that_runs_out_is_felt_as_in_an_evaluation():
     assert strategy.bidding(0, values, values, [], [], [], [], []).tolist() == [0, 0, 0], "too little is left"
 
 
-def test_in_a_replay_the_strategy_bids_what_an_evaluation_does():
+def test_in_a_replay_it_bids_like_an_evaluation():
     loaded, env = run(), world("replay", budget=20.0)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
-    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.world.days[0][0]
+    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.simulation.days[0][0]
     for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
-            step, env.advertiser, strategy.session.actions[:, step, 0].astype(float), env.budgets, keys=env.world.keys
+            step,
+            env.entries.advertiser,
+            strategy.session.actions[:, step, 0].astype(float),
+            env.budgets,
+            keys=env.simulation.keys,
         )
         won = bids >= prices
         assert won.sum() == round(made["won"][0] * len(prices)), "the budget is never short"
@@ -136,14 +159,14 @@ def test_in_a_replay_the_strategy_bids_what_an_evaluation_does():
     near(strategy.session.actions[0], day.actions, scale=HIGH)
 
 
-def test_a_day_may_be_taken_up_in_the_middle_and_steps_may_pass_unasked():
+def test_it_can_start_in_the_middle_and_skip_steps():
     loaded = run()
-    asked = []
+    pairs = []
     for skip in ((), range(10)):
         env = world("market")
         env.reset(0)
         strategy = strategy_for(env, loaded)
-        seat = Seat(env.world.worlds[0][0], strategy, skip=skip)
+        seat = Seat(env.simulation.markets[0][0], strategy, skip=skip)
         for _ in range(12):
             seat.market.step()
         late = strategy_for(env, loaded)
@@ -152,22 +175,22 @@ def test_a_day_may_be_taken_up_in_the_middle_and_steps_may_pass_unasked():
         values = seat.history[0][11]
         bids = late.bidding(11, values[:, 0], values[:, 1], *before)
         assert observed(late.session).tolist() == observed(strategy.session).tolist()
-        asked.append((seat.asked[11], bids.sum() / values[:, 0].sum()))
+        pairs.append((seat.multipliers[11], bids.sum() / values[:, 0].sum()))
         near(late.session.actions[0, :12], strategy.session.actions[0, :12], scale=HIGH)
-    near(*np.transpose(asked), scale=HIGH)
-    assert abs(np.diff(np.array(asked)[:, 0])) > 1e-3, "what happened meanwhile is felt"
+    near(*np.transpose(pairs), scale=HIGH)
+    assert abs(np.diff(np.array(pairs)[:, 0])) > 1e-3, "skipped steps are observed"
 
 
-def test_the_simulator_may_seat_it_anew_before_a_period():
+def test_a_period_begins_with_the_settings_of_the_simulator():
     loaded, env = run(), world("market")
     env.reset(0)
     first = strategy_for(env, loaded)
-    seat = Seat(env.world.worlds[0][0], first)
+    seat = Seat(env.simulation.markets[0][0], first)
     for _ in range(3):
         seat.market.step()
     again = DecisionLLMBiddingStrategy(run=loaded)
     assert (again.budget, again.cpa, again.category) == (100, 2, 1)
-    for strategy in (first, again):  # one has played, one was made for nobody
+    for strategy in (first, again):  # one has played, one is new
         strategy.budget, strategy.cpa, strategy.category = 3000.0, 90.0, 4
         strategy.reset()
         assert strategy.remaining_budget == 3000
@@ -176,15 +199,15 @@ def test_the_simulator_may_seat_it_anew_before_a_period():
     assert ours == fresh and again.session.tasks == ["Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as many conversions as you can within a medium budget of 3000, at a moderate cost limit of 90 for each."]  # fmt: skip
 
 
-def test_what_the_simulator_says_is_left_is_believed():
+def test_the_remaining_budget_of_the_simulator_counts():
     strategy = DecisionLLMBiddingStrategy(100.0, cpa=10.0, run=run())
     value = np.array([0.5])
     strategy.bidding(0, value, value, [], [], [], [], [])
     results = [np.array([[0.5, 0.0]])], [[5.0]], [[[1, 1, 4.0]]], [[[1, 1]]], [[4.0]]
     strategy.remaining_budget -= 7.0  # 4 by the results
     strategy.bidding(1, value, value, *results)
-    assert strategy.campaign.remaining.tolist() == [93] and strategy.campaign.spend.tolist() == [7]
-    assert strategy.campaign.conversions.tolist() == [1] and observed(strategy.session)[1, 1] == np.float32(0.93)
+    assert strategy.campaign.remaining == 93 and strategy.campaign.totals.spend.tolist() == [7]
+    assert strategy.campaign.totals.conversions.tolist() == [1] and observed(strategy.session)[1, 1] == np.float32(0.93)
 
 
 def test_a_step_without_opportunities_is_a_step():
@@ -193,15 +216,15 @@ def test_a_step_without_opportunities_is_a_step():
     assert strategy.bidding(
         1, none, none, [np.zeros((0, 2))], [none], [np.zeros((0, 3))], [np.zeros((0, 2))], [none]
     ).shape == (0,)
-    assert strategy.campaign.now == 1 and np.isfinite(observed(strategy.session)).all()
+    assert strategy.campaign.totals.now == 1 and np.isfinite(observed(strategy.session)).all()
 
 
-def test_what_cannot_be_is_refused_by_name(monkeypatch):
+def test_wrong_arguments_are_refused_by_name(monkeypatch):
     monkeypatch.delenv("DECISIONLLM_RUN", raising=False)
     with pytest.raises(ValueError, match="run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"):
         DecisionLLMBiddingStrategy()
-    with pytest.raises(ValueError, match="run: expected one of an auction, got one of maze"):
-        DecisionLLMBiddingStrategy(run=(None, {"dataset": {"_target_": "maze"}}, {}))
+    with pytest.raises(ValueError, match="expected a run of an auction dataset, got one of 'maze'"):
+        DecisionLLMBiddingStrategy(run=(None, {}, {"dataset": {"name": "maze"}}))
     strategy, value = DecisionLLMBiddingStrategy(run=run()), np.array([0.5])
     with pytest.raises(ValueError, match="historyBid: expected 1 steps before step 1, got 0"):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [], [[[0, 0, 0]]], [[[0, 0]]], [[1.0]])
@@ -213,17 +236,26 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[[0, 0]]], [[np.nan]])
 
 
+def test_a_policy_of_served_texts_needs_a_text():
+    loaded = run(text="served")
+    with pytest.raises(ValueError, match="text=served: this policy has no text template"):
+        DecisionLLMBiddingStrategy(run=loaded)
+    strategy, value = DecisionLLMBiddingStrategy(run=loaded, text="Bid high."), np.array([0.5])
+    strategy.bidding(0, value, value, [], [], [], [], [])
+    assert strategy.session.tasks == ["Bid high."]
+
+
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_behind_a_server_it_bids_the_same(token, monkeypatch):
     loaded, env = run(), world("market")
-    policy, config, _ = loaded
+    policy, _, info = loaded
     made = []
     monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
-    with serving(create_app(policy, CARD, config["dataset"], Journal(), token=token)) as client:
+    with serving(create_app(policy, MODEL_INFO, ObservationSpec.of(info["dataset"]), Journal(), token=token)) as client:
         remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
         for strategy in (remote, strategy_for(env, loaded)):
             env.reset(0)
-            seat = Seat(env.world.worlds[0][0], strategy)
+            seat = Seat(env.simulation.markets[0][0], strategy)
             for _ in range(12):
                 seat.market.step()
             made.append(seat)
@@ -237,5 +269,5 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
             remote.bidding(2, values, values, *([step] * 2 for step in (made[0].history[i][0] for i in range(5))))
         remote.client.close()
     remote, local = made
-    near(remote.asked, local.asked, scale=HIGH)
-    assert len(np.unique(local.asked)) == 12 and np.concatenate(local.history[3]).any()
+    near(remote.multipliers, local.multipliers, scale=HIGH)
+    assert len(np.unique(local.multipliers)) == 12 and np.concatenate(local.history[3]).any()

@@ -1,31 +1,33 @@
-"""A campaign's life: the bids are the policy's own, whatever is forgotten in between; what is told twice counts once; guards hold."""
+"""Served campaigns: bids equal the policy's, also after eviction or a restart; repeated ticks count once; guard rails hold."""
 
 import json
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from decisionllm.datasets.auction import shown
 from decisionllm.envs.auction.campaign import Campaigns
+from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.envs.auction.journal import Journal, opened, ticked
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.eval.auction import Auction
 from decisionllm.schema import History, Spec
-from decisionllm.serving.campaigns import Desk, Refused, guarded, steady
+from decisionllm.serving.campaigns import CampaignManager, RequestError, guard_multiplier, linear_pacing
 from decisionllm.serving.kv_cache import Cache
 from tests.conftest import make_policy, near
 
 pytestmark = pytest.mark.numeric
 
 STEPS = 12
-HIGH = 300.0  # the multipliers of the policies here lie within 0 and this
-OPTIONS = {"show": "official", "facts": "progress", "returns": "value", "features": "repaired", "text": "informative"}
-REACH = {"target_return": None, "max_return_expectile": 0.9}
+HIGH = 300.0  # largest multiplier of these policies
+SPEC = ObservationSpec("auctionnet", "progress", "expected_value", "informative")
+MAX_RETURN = {"target_return": None, "max_return_expectile": 0.9}
 
 
 def drawn(campaign, step):
-    """What the last step brought to a campaign, and what is coming: the same for the same numbers, whatever was bid."""
+    """A tick with random results and opportunities: the same for the same numbers, independent of the bids."""
     step, rng = int(step), np.random.default_rng([campaign, step])
     value, volume = (float(x) for x in (rng.uniform(0.0002, 0.001), rng.integers(5000, 20000)))
     result = {
@@ -36,47 +38,39 @@ def drawn(campaign, step):
     return {"index": step, "result": result if step else None, "coming": {"value": value, "volume": volume}, "key": f"k{step}"}
 
 
-def facts(campaign):
+def settings(campaign):
     return {"budget": 900.0 + 10 * campaign, "target_cpa": 60.0 + campaign, "category": campaign % 6, "horizon": STEPS}
 
 
-def policy_of(options=OPTIONS, **changes):
+def policy_of(**changes):
     """A policy with random weights in the units of drawn campaigns."""
-    seen = []
+    rows = []
     for i in range(20):
-        world = Campaigns([900.0], [60.0], steps=STEPS)
+        totals = Campaigns([900.0], [60.0], steps=STEPS)
         for step in range(STEPS):
-            told = drawn(i, step)
+            tick = drawn(i, step)
             if step:
-                world.record(**told["result"])
-            seen.append(
-                shown(world.observe(**told["coming"]), world.context(), show=options["show"], facts=options["facts"])[0]
-            )
+                totals.record(**tick["result"])
+            rows.append(SPEC.observe(totals, **tick["coming"])[0])
     policy = make_policy(
-        Spec(len(seen[0]), 1, STEPS, (0.0,), (HIGH,)), **{"target_return": 9.0, "window": 6, "stride": 2} | changes
+        Spec(len(rows[0]), 1, STEPS, (0.0,), (HIGH,)), **{"target_return": 9.0, "window": 6, "stride": 2} | changes
     )
-    policy.model.normalizer.fit(np.array(seen, np.float32), np.linspace(0, 12, 100, dtype=np.float32))
+    policy.model.normalizer.fit(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))
     return policy
 
 
-def by_hand(policy, campaign, answers, step, options=OPTIONS):
-    """What Policy.act answers to a campaign that was answered so, its history put together here."""
-    world, observations, rewards, before = (
-        Campaigns([facts(campaign)["budget"]], [facts(campaign)["target_cpa"]], steps=STEPS),
-        [],
-        [],
-        0.0,
-    )
+def by_hand(policy, campaign, answers, step):
+    """The answer of Policy.act to a campaign with these answers so far, its history assembled here."""
+    totals = Campaigns([settings(campaign)["budget"]], [settings(campaign)["target_cpa"]], steps=STEPS)
+    observations, rewards, before = [], [], 0.0
     for t in range(step + 1):
-        told = drawn(campaign, t)
+        tick = drawn(campaign, t)
         if t:
-            world.record(**told["result"])
-            rewards.append(float(world.exposed_value[0]) - before)
-            before = float(world.exposed_value[0])
-        observations.append(
-            shown(world.observe(**told["coming"]), world.context(), show=options["show"], facts=options["facts"])[0]
-        )
-    f = facts(campaign)
+            totals.record(**tick["result"])
+            rewards.append(float(totals.exposed_value[0]) - before)
+            before = float(totals.exposed_value[0])
+        observations.append(SPEC.observe(totals, **tick["coming"])[0])
+    f = settings(campaign)
     size = "small" if f["budget"] < 2500 else "medium"
     task = (
         f"Auction, advertiser of category {f['category']}. Bid for impressions over one day of 48 steps. Get as many conversions as you "
@@ -86,286 +80,293 @@ def by_hand(policy, campaign, answers, step, options=OPTIONS):
     return float(policy.act([History(np.array(observations, np.float32), done, np.array(rewards), task=task)])[0, 0])
 
 
-def play(desk, count=1, steps=STEPS):
+def play(manager, count=1, steps=STEPS):
     """Campaigns played one after the other: the multipliers, (count, steps)."""
-    ids = [desk.open(**facts(i)) for i in range(count)]
-    return np.array([[desk.tick(id, **drawn(i, t))["multiplier"] for t in range(steps)] for i, id in enumerate(ids)])
+    ids = [manager.open(**settings(i)) for i in range(count)]
+    return np.array([[manager.tick(id, **drawn(i, t))["multiplier"] for t in range(steps)] for i, id in enumerate(ids)])
 
 
-@pytest.mark.parametrize("options", [{}, REACH], ids=["told", "what can be reached"])
-def test_bids_are_those_of_the_policy_to_the_last_bit(options):
+@pytest.mark.parametrize("options", [{}, MAX_RETURN], ids=["target return", "max return"])
+def test_bids_equal_the_policy_to_the_last_bit(options):
     policy = policy_of(**options)
-    desk = Desk(policy, OPTIONS)
-    for i, multipliers in enumerate(play(desk, 2)):
-        assert len(set(multipliers)) == STEPS and not desk.counts["fallback", "model"]
+    manager = CampaignManager(policy, SPEC)
+    for i, multipliers in enumerate(play(manager, 2)):
+        assert len(set(multipliers)) == STEPS and not manager.counts["fallback", "model"]
         for t in range(STEPS):
             assert multipliers[t] == by_hand(policy, i, multipliers, t), f"step {t}"
 
 
-@pytest.mark.parametrize("options", [{}, REACH, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str)
-def test_bids_from_the_cache_are_those_of_the_policy_whoever_is_asked_with_them(options):
-    """Seven campaigns, some of them at a time, with room for three: each loses its row again and again."""
+@pytest.mark.parametrize("options", [{}, MAX_RETURN, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str)
+def test_cached_bids_equal_the_policy_in_any_batch(options):
+    """Seven campaigns, some of them at a time, with rows for three: each is evicted again and again."""
     policy, rng, now, answers = policy_of(**options), np.random.default_rng(0), np.zeros(7, int), [[] for _ in range(7)]
-    desk = Desk(policy, OPTIONS, cache=10**9, kept=3)
-    ids = [desk.open(**facts(i)) for i in range(7)]
+    manager = CampaignManager(policy, SPEC, cache_bytes=10**9, max_campaigns=3)
+    ids = [manager.open(**settings(i)) for i in range(7)]
     while (now < STEPS).any():
-        asked = rng.permutation(np.flatnonzero((now < STEPS) & (rng.random(7) < 0.4)))
-        pending = [desk.admit(ids[i], drawn(i, now[i])) for i in asked]
+        batch = rng.permutation(np.flatnonzero((now < STEPS) & (rng.random(7) < 0.4)))
+        pending = [manager.admit(ids[i], drawn(i, now[i])) for i in batch]
         if pending:
             for i, p, decided in zip(
-                asked, pending, desk.decide([(p.campaign.id, p.campaign.history()) for p in pending]), strict=True
+                batch, pending, manager.decide([(p.campaign.id, p.campaign.history()) for p in pending]), strict=True
             ):
-                desk.settle(p, decided)
-                assert desk.journal.write(desk.entries(p)) == [True]
-                desk.commit(p)
+                manager.settle(p, decided)
+                assert manager.journal.write(manager.entries(p)) == [True]
+                manager.commit(p)
                 answers[i].append(json.loads(p.answer)["multiplier"])
                 now[i] += 1
     for i in range(7):
         wanted = [by_hand(policy, i, answers[i], t) for t in range(STEPS)]
         near(answers[i], wanted, scale=HIGH)
         assert np.std(wanted) > 1
-    assert desk.cache.counts["evictions"] > 10 and desk.cache.counts["hits"] > 5 and desk.counts["rebuilt", ""] > 10
+    assert manager.cache.counts["evictions"] > 10 and manager.cache.counts["hits"] > 5 and manager.counts["rebuilt", ""] > 10
 
 
-def test_a_campaign_that_is_forgotten_goes_on_as_if_it_had_not_been(tmp_path):
+def test_an_evicted_campaign_continues_with_the_same_answers(tmp_path):
     policy = policy_of()
-    wanted = play(Desk(policy, OPTIONS), 3)
-    desk = Desk(policy, OPTIONS, Journal(tmp_path / "j"), kept=1)
-    ids = [desk.open(**facts(i)) for i in range(3)]
+    wanted = play(CampaignManager(policy, SPEC), 3)
+    manager = CampaignManager(policy, SPEC, Journal(tmp_path / "j"), max_campaigns=1)
+    ids = [manager.open(**settings(i)) for i in range(3)]
     got = [[] for _ in range(3)]
     for t in range(STEPS):
-        if t == 5:  # and so does the whole desk
-            desk = Desk(policy, OPTIONS, Journal(tmp_path / "j"), kept=1)
+        if t == 5:  # a restart
+            manager = CampaignManager(policy, SPEC, Journal(tmp_path / "j"), max_campaigns=1)
         for i in range(3):
-            got[i].append(desk.tick(ids[i], **drawn(i, t))["multiplier"])
+            got[i].append(manager.tick(ids[i], **drawn(i, t))["multiplier"])
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_two_desks_with_one_journal_are_one(tmp_path):
-    """Each tick may come to either; each may be repeated to the other."""
+def test_two_managers_share_one_journal(tmp_path):
+    """Each tick may go to either, and may be repeated to the other."""
     policy = policy_of()
-    (wanted,) = play(Desk(policy, OPTIONS))
-    desks = [Desk(policy, OPTIONS, Journal(tmp_path / "j")) for _ in range(2)]
-    id = desks[0].open(**facts(0))
+    (wanted,) = play(CampaignManager(policy, SPEC))
+    managers = [CampaignManager(policy, SPEC, Journal(tmp_path / "j")) for _ in range(2)]
+    id = managers[0].open(**settings(0))
     for t in range(STEPS):
-        first = desks[t // 2 % 2].tick(id, **drawn(0, t))
+        first = managers[t // 2 % 2].tick(id, **drawn(0, t))
         assert first["multiplier"] == wanted[t]
-        assert desks[1 - t // 2 % 2].tick(id, **drawn(0, t)) == first
-    stale = Desk(policy, OPTIONS, Journal(tmp_path / "j"))
-    stale._rebuilt(id)
-    desks[0].close(id)
-    with pytest.raises(Refused, match="has ended"):
+        assert managers[1 - t // 2 % 2].tick(id, **drawn(0, t)) == first
+    stale = CampaignManager(policy, SPEC, Journal(tmp_path / "j"))
+    stale._replay(id)
+    managers[0].close(id)
+    with pytest.raises(RequestError, match="has ended"):
         stale.tick(id, **drawn(0, STEPS) | {"coming": None})
 
 
 def test_a_race_to_the_same_tick_has_one_answer(tmp_path):
     policy = policy_of()
-    desks = [Desk(policy, OPTIONS, Journal(tmp_path / "j")) for _ in range(2)]
-    id = desks[0].open(**facts(0))
-    late = desks[1].admit(id, drawn(0, 0))
-    answer = desks[0].tick(id, **drawn(0, 0))
-    desks[1].settle(late, (np.array([77.0]), 1.0))
-    assert desks[1].journal.write(desks[1].entries(late)) == [False]
-    assert desks[1].tick(id, **drawn(0, 0)) == answer
+    managers = [CampaignManager(policy, SPEC, Journal(tmp_path / "j")) for _ in range(2)]
+    id = managers[0].open(**settings(0))
+    late = managers[1].admit(id, drawn(0, 0))
+    answer = managers[0].tick(id, **drawn(0, 0))
+    managers[1].settle(late, (np.array([77.0]), 1.0))
+    assert managers[1].journal.write(managers[1].entries(late)) == [False]
+    assert managers[1].tick(id, **drawn(0, 0)) == answer
 
 
-def test_what_is_told_twice_counts_once_and_what_does_not_fit_is_refused():
-    desk = Desk(policy_of(), OPTIONS)
-    id = desk.open(**facts(0))
-    answers = [desk.tick(id, **drawn(0, t)) for t in range(3)]
+def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
+    manager = CampaignManager(policy_of(), SPEC)
+    id = manager.open(**settings(0))
+    answers = [manager.tick(id, **drawn(0, t)) for t in range(3)]
     spend = sum(drawn(0, t)["result"]["spend"] for t in (1, 2))
     assert answers[2]["spend"] == pytest.approx(spend) and answers[2]["remaining"] == pytest.approx(900 - spend)
-    assert [desk.tick(id, **drawn(0, t)) for t in range(3)] == answers
-    assert desk.counts["bid", ""] == 3
+    assert [manager.tick(id, **drawn(0, t)) for t in range(3)] == answers
+    assert manager.counts["bid", ""] == 3
     for change in ({"key": "other"}, {"coming": {"value": 0.5, "volume": 1.0}}, {"result": drawn(1, 1)["result"]}):
-        with pytest.raises(Refused, match="step 1 was answered to another request") as refused:
-            desk.tick(id, **drawn(0, 1) | change)
-        assert (refused.value.status, refused.value.field, refused.value.more) == (409, "index", {"expected": 3})
+        with pytest.raises(RequestError, match="step 1 was answered to another request") as refused:
+            manager.tick(id, **drawn(0, 1) | change)
+        assert (refused.value.status, refused.value.field, refused.value.expected) == (409, "index", 3)
     for t in (4, 11):
-        with pytest.raises(Refused, match=f"index: expected 3, got {t}") as refused:
-            desk.tick(id, **drawn(0, t))
-        assert refused.value.more == {"expected": 3}
-    with pytest.raises(Refused, match="result: expected what step 2 brought"):
-        desk.tick(id, **drawn(0, 3) | {"result": None})
-    with pytest.raises(Refused, match="result: expected none before the first step"):
-        desk.tick(desk.open(**facts(1)), **drawn(0, 1) | {"index": 0})
-    with pytest.raises(Refused, match="id: no such campaign"):
-        desk.tick("nobody", **drawn(0, 0))
+        with pytest.raises(RequestError, match=f"index: expected 3, got {t}") as refused:
+            manager.tick(id, **drawn(0, t))
+        assert refused.value.expected == 3
+    with pytest.raises(RequestError, match="result: expected the result of step 2, got none"):
+        manager.tick(id, **drawn(0, 3) | {"result": None})
+    with pytest.raises(RequestError, match="result: expected none before the first step"):
+        manager.tick(manager.open(**settings(1)), **drawn(0, 1) | {"index": 0})
+    with pytest.raises(RequestError, match="id: no such campaign"):
+        manager.tick("unknown", **drawn(0, 0))
     for t in range(3, STEPS):
-        desk.tick(id, **drawn(0, t))
-    with pytest.raises(Refused, match=f"coming: expected none: the campaign has {STEPS} steps"):
-        desk.tick(id, **drawn(0, STEPS))
+        manager.tick(id, **drawn(0, t))
+    with pytest.raises(RequestError, match=f"coming: expected none: the campaign has {STEPS} steps"):
+        manager.tick(id, **drawn(0, STEPS))
     last = drawn(0, STEPS) | {"coming": None}
-    end = desk.tick(id, **last)
+    end = manager.tick(id, **last)
     assert end["multiplier"] == 0 and end["spend"] == pytest.approx(
         sum(drawn(0, t)["result"]["spend"] for t in range(1, STEPS + 1))
     )
-    assert desk.tick(id, **last) == end and desk.journal.campaign(id)["ended"] == "over"
-    with pytest.raises(Refused, match="the campaign has ended"):
-        desk.tick(id, **drawn(0, STEPS + 1) | {"coming": None})
+    assert manager.tick(id, **last) == end and manager.journal.campaign(id)["ended"] == "over"
+    with pytest.raises(RequestError, match="the campaign has ended"):
+        manager.tick(id, **drawn(0, STEPS + 1) | {"coming": None})
 
 
-def test_campaigns_that_a_policy_cannot_serve_are_refused():
-    desk = Desk(policy_of(), OPTIONS)
-    with pytest.raises(Refused, match="horizon: expected at most 12 steps"):
-        desk.open(**facts(0) | {"horizon": 13})
+def test_settings_that_a_policy_does_not_support_are_refused():
+    manager = CampaignManager(policy_of(), SPEC)
+    with pytest.raises(RequestError, match="horizon: expected at most 12 steps"):
+        manager.open(**settings(0) | {"horizon": 13})
     with pytest.raises(ValueError, match="horizon: expected at most 12, the longest training episode, got 13"):
-        Desk(policy_of(), OPTIONS, horizon=13)
-    with pytest.raises(Refused, match="text: expected none"):
-        Desk(policy_of(), OPTIONS | {"text": "none"}).open(**facts(0), text="Bid high.")
-    with pytest.raises(Refused, match="target_return: expected none"):
-        Desk(policy_of(condition_on="none"), OPTIONS).open(**facts(0), target_return=3.0)
+        CampaignManager(policy_of(), SPEC, horizon=13)
+    with pytest.raises(RequestError, match="text: expected none"):
+        CampaignManager(policy_of(), replace(SPEC, text="none")).open(**settings(0), text="Bid high.")
+    with pytest.raises(RequestError, match="target_return: expected none"):
+        CampaignManager(policy_of(condition_on="none"), SPEC).open(**settings(0), target_return=3.0)
     with pytest.raises(ValueError, match="decode: expected mode or mean, got sample"):
-        Desk(policy_of(decode="sample"), OPTIONS)
+        CampaignManager(policy_of(decode="sample"), SPEC)
 
 
-def test_of_two_that_open_with_one_key_there_is_one():
-    desk = Desk(policy_of(), OPTIONS)
-    assert desk.open(**facts(0), key="a") == desk.open(**facts(0), key="a") != desk.open(**facts(0), key="b")
+def test_two_requests_with_one_key_open_one_campaign():
+    manager = CampaignManager(policy_of(), SPEC)
+    assert manager.open(**settings(0), key="a") == manager.open(**settings(0), key="a") != manager.open(**settings(0), key="b")
+    with pytest.raises(RequestError, match="key: campaign .* was opened with this key and other settings"):
+        manager.open(**settings(1), key="a")
 
 
-def test_a_replayed_day_is_bid_for_as_an_evaluation_does():
-    """The world of `evaluate`, its features and its rewards, through the desk: the same multipliers."""
-    options = OPTIONS | {"text": "informative", "facts": "numbers"}
+def test_a_policy_of_served_texts_needs_the_text_of_each_campaign():
+    """Its texts are data of a journal, so that any template would be another text than it was trained with."""
+    policy, spec = policy_of(), replace(SPEC, text="served")
+    manager = CampaignManager(policy, spec)
+    with pytest.raises(RequestError, match="text: expected the task text of this campaign, got none") as refused:
+        manager.open(**settings(0))
+    assert (refused.value.status, refused.value.field) == (422, "text")
+    id = manager.open(**settings(0), text="Bid high.")
+    assert manager.journal.campaign(id)["text"] == "Bid high."
+    assert manager.admit(id, drawn(0, 0)).campaign.history().task == "Bid high."
+    with pytest.raises(ValueError, match="text=served: this policy has no text template"):
+        Campaign.begin(dict.fromkeys(SETTINGS) | settings(0), spec)
+
+
+def test_bids_for_a_replayed_day_equal_an_evaluation():
+    """The environment of `evaluate`, its observations and rewards, through the manager: the same multipliers."""
+    spec = replace(SPEC, context_features="budget_and_cpa")
     env = Auction(
         1,
         periods="3",
         positions="9",
         opportunities=2000,
-        **{k: options[k] for k in ("show", "facts", "returns", "text", "features")},
+        **spec.info(),
     )
     first = env.reset(0)
-    policy = make_policy(Spec(first.shape[1], 1, 48, (0.0,), (300.0,)), window=6, stride=2, target_return=20.0)
+    policy = make_policy(Spec(first.shape[1], 1, 48, (0.0,), (HIGH,)), window=6, stride=2, target_return=20.0)
     policy.model.normalizer.observation_scale.fill_(50.0)
-    session, seen, brought = policy.begin(env.tasks, 48), first, None
-    desk = Desk(policy, options)
-    id = desk.open(budget=float(env.budgets[0]), target_cpa=float(env.target_cpa[0]), category=int(env.category[0]))
+    session, observations, rewards = policy.begin(env.tasks, 48), first, None
+    manager = CampaignManager(policy, spec)
+    id = manager.open(budget=float(env.budgets[0]), target_cpa=float(env.target_cpa[0]), category=int(env.category[0]))
     result = None
     for t in range(48):
-        value, volume = env.world.due(t)
-        answer = desk.tick(id, index=t, result=result, coming={"value": float(value[0]), "volume": float(volume[0])})
-        session.observe(seen, brought)
+        value, volume = env.simulation.next_opportunities(t)
+        answer = manager.tick(id, index=t, result=result, coming={"value": float(value[0]), "volume": float(volume[0])})
+        session.observe(observations, rewards)
         if not answer["guards"]:
             near(answer["multiplier"], session.decide()[0, 0], scale=HIGH)
         bid, c = np.array([answer["multiplier"]]), env.campaigns
         session.record_action(bid[:, None])
-        result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.world.step(t, bid, c.remaining).items()}
-        paid = env.paid()
+        result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.simulation.step(t, bid, c.remaining).items()}
+        paid = env.total_reward()
         c.record(**{name: np.array([x]) for name, x in result.items()})
-        seen, brought = env.observe(), env.paid() - paid
-    assert t == 47 and desk.counts["bid", ""] > 20
+        observations, rewards = env.observe(), env.total_reward() - paid
+    assert t == 47 and manager.counts["bid", ""] > 20
 
 
 def campaign(budget=100.0, spent=0.0, step=0, **more):
     """A campaign of ten steps of which `step` are over, all of the money spent in the last."""
-    desk = Desk(policy_of(), OPTIONS)
-    id = desk.open(budget=budget, target_cpa=10.0, horizon=10, **more)
-    made = desk._rebuilt(id)
+    manager = CampaignManager(policy_of(), SPEC)
+    id = manager.open(budget=budget, target_cpa=10.0, horizon=10, **more)
+    made = manager._replay(id)
     for t in range(step):
-        made = (
-            made.told(drawn(0, t), OPTIONS)
-            if not t
-            else made.told({"coming": drawn(0, t)["coming"], "result": nothing()}, OPTIONS)
-        )
-        made = made.record_action(20.0)
-    if step:
-        made = made.told({"coming": drawn(0, step)["coming"], "result": nothing() | {"spend": spent}}, OPTIONS)
-    return made
+        made = made.advance(nothing() if t else None, drawn(0, t)["coming"]).record_action(20.0)
+    return made.advance(nothing() | {"spend": spent}, drawn(0, step)["coming"]) if step else made
 
 
 def nothing():
     return dict.fromkeys(drawn(0, 1)["result"], 0.0)
 
 
-def test_guards_hold_a_bid_back():
+def test_guards_lower_a_bid():
     coming = {"value": 0.01, "volume": 1000.0}
-    assert guarded(20.0, campaign(), coming) == (20.0, [])
-    assert guarded(-3.0, campaign(), coming) == (0.0, ["negative"])
-    assert guarded(20.0, campaign(bid_cap=0.1), coming) == (pytest.approx(10), ["bid cap"])
-    assert guarded(20000.0, campaign(spent=40, step=1), coming) == (
+    assert guard_multiplier(20.0, campaign(), coming) == (20.0, [])
+    assert guard_multiplier(-3.0, campaign(), coming) == (0.0, ["negative"])
+    assert guard_multiplier(20.0, campaign(bid_cap=0.1), coming) == (pytest.approx(10), ["bid cap"])
+    assert guard_multiplier(20000.0, campaign(spent=40, step=1), coming) == (
         pytest.approx(6000),
         ["remaining"],
     )  # 60 for one mean opportunity
-    assert guarded(20.0, campaign(spent=99.95, step=1), coming) == (0.0, ["budget spent"])
-    assert guarded(20.0, campaign(spent=120, step=1), coming)[0] == 0
-    assert guarded(20.0, campaign(), coming, pacing=10) == (
+    assert guard_multiplier(20.0, campaign(spent=99.95, step=1), coming) == (0.0, ["budget spent"])
+    assert guard_multiplier(20.0, campaign(spent=120, step=1), coming)[0] == 0
+    assert guard_multiplier(20.0, campaign(), coming, pacing=10) == (
         pytest.approx(10),
         ["pacing"],
     )  # 10 even shares of 10; 10 x 0.01 x 1000
-    assert guarded(20.0, campaign(spent=10, step=1), coming, pacing=30) == (20.0, [])
-    assert guarded(20.0, campaign(), {"value": 0.0, "volume": 0.0}, pacing=1) == (20.0, [])
+    assert guard_multiplier(20.0, campaign(spent=10, step=1), coming, pacing=30) == (20.0, [])
+    assert guard_multiplier(20.0, campaign(), {"value": 0.0, "volume": 0.0}, pacing=1) == (20.0, [])
     capped = campaign()
     for cap in np.random.default_rng(0).uniform(0.01, 1, 200).tolist():
-        capped.facts["bid_cap"] = cap
-        multiplier, _ = guarded(1e6, capped, coming)
+        capped.settings["bid_cap"] = cap
+        multiplier, _ = guard_multiplier(1e6, capped, coming)
         assert multiplier * 0.01 <= cap < 1.0001 * multiplier * 0.01
 
 
-def test_a_fallback_goes_for_an_even_share_of_what_is_left():
-    assert steady(campaign()) == 10  # the limit
-    assert steady(campaign(spent=10, step=1)) == pytest.approx(
-        10
-    )  # half price would do; 20 is above the limit, who paid too much
+def test_linear_pacing_spends_even_shares():
+    assert linear_pacing(campaign()) == 10  # the limit
+    assert linear_pacing(campaign(spent=10, step=1)) == pytest.approx(10)  # spend without conversions: capped at target_cpa
     paid_off = campaign(budget=100, spent=20, step=2)  # 80 left for 8 steps: half as fast
-    paid_off.world.conversions[:] = 50
-    assert steady(paid_off) == pytest.approx(10)
+    paid_off.totals.conversions[:] = 50
+    assert linear_pacing(paid_off) == pytest.approx(10)
     idle = campaign(step=3)
-    assert steady(idle) == pytest.approx(40)  # nothing was spent: twice as much, and no more
+    assert linear_pacing(idle) == pytest.approx(40)  # nothing was spent: twice as much, and no more
     hasty = campaign(spent=90, step=1)
-    hasty.world.conversions[:] = 50
-    assert steady(hasty) == pytest.approx(10)  # not less than half
+    hasty.totals.conversions[:] = 50
+    assert linear_pacing(hasty) == pytest.approx(10)  # not less than half
 
 
-def test_a_model_that_fails_is_answered_for_and_its_campaign_goes_on():
+def test_a_failing_model_is_replaced_by_linear_pacing():
     policy = policy_of()
-    (wanted,) = play(Desk(policy, OPTIONS), steps=2)
+    (wanted,) = play(CampaignManager(policy, SPEC), steps=2)
     for cache in (0, 10**8):
-        desk = Desk(policy, OPTIONS, cache=cache)
-        id = desk.open(**facts(0))
-        near(desk.tick(id, **drawn(0, 0))["multiplier"], wanted[0], scale=HIGH)
+        manager = CampaignManager(policy, SPEC, cache_bytes=cache)
+        id = manager.open(**settings(0))
+        near(manager.tick(id, **drawn(0, 0))["multiplier"], wanted[0], scale=HIGH)
         weight = policy.model.head.out.weight
         whole = weight.data.clone()
         weight.data.fill_(torch.nan)
-        answer = desk.tick(id, **drawn(0, 1))
+        answer = manager.tick(id, **drawn(0, 1))
         weight.data.copy_(whole)
         assert answer["fallback"] == "model" and answer["return_to_go"] is None
-        assert answer["multiplier"] == desk.tick(id, **drawn(0, 1))["multiplier"] > 0
-        after = desk.tick(id, **drawn(0, 2))
+        assert answer["multiplier"] == manager.tick(id, **drawn(0, 1))["multiplier"] > 0
+        after = manager.tick(id, **drawn(0, 2))
         assert after["fallback"] is None
         near(after["multiplier"], by_hand(policy, 0, [wanted[0], answer["multiplier"]], 2), scale=HIGH)
-        assert desk.counts["fallback", "model"] == 1
+        assert manager.counts["fallback", "model"] == 1
 
 
-def test_a_fallback_never_bids_more_than_training_saw():
-    desk = Desk(policy_of(), OPTIONS)
-    id = desk.open(**facts(0))
+def test_a_fallback_bids_at_most_the_largest_training_action():
+    manager = CampaignManager(policy_of(), SPEC)
+    id = manager.open(**settings(0))
     for t in range(6):  # nothing is spent, so that each is twice the last
         tick = drawn(0, t) | {"result": nothing() if t else None}
-        pending = desk.admit(id, tick)
-        desk.settle(pending, None)
-        desk.journal.write(desk.entries(pending))
-        desk.commit(pending)
-    assert [a["answer"]["multiplier"] for a in desk.journal.ticks(id)] == [60, 120, 240, 300, 300, 300]
+        pending = manager.admit(id, tick)
+        manager.settle(pending, ValueError())
+        manager.journal.write(manager.entries(pending))
+        manager.commit(pending)
+    assert [a["answer"]["multiplier"] for a in manager.journal.ticks(id)] == [60, 120, 240, 300, 300, 300]
 
 
-def test_what_fails_together_is_tried_alone():
-    """One history that is too long for its row takes no other with it."""
-    desk = Desk(policy_of(), OPTIONS, cache=10**8)
-    ids = [desk.open(**facts(i)) for i in range(2)]
-    good = [desk.admit(id, drawn(i, 0)).campaign.history() for i, id in enumerate(ids)]
+def test_a_failing_batch_is_decided_one_by_one():
+    """A history that is too long for its row does not fail the others."""
+    manager = CampaignManager(policy_of(), SPEC, cache_bytes=10**8)
+    ids = [manager.open(**settings(i)) for i in range(2)]
+    good = [manager.admit(id, drawn(i, 0)).campaign.history() for i, id in enumerate(ids)]
     long = History(np.zeros((40, 21), np.float32), np.zeros((39, 1), np.float32), np.zeros(39))
-    (a, _), bad, (b, _) = desk.decide([(ids[0], good[0]), ("long", long), (ids[1], good[1])])
+    (a, _), bad, (b, _) = manager.decide([(ids[0], good[0]), ("long", long), (ids[1], good[1])])
     assert isinstance(bad, ValueError)
-    assert [a[0], b[0]] == [by_hand(desk.policy, i, [], 0) for i in range(2)]
+    assert [a[0], b[0]] == [by_hand(manager.policy, i, [], 0) for i in range(2)]
 
 
-def test_a_row_that_holds_another_past_is_not_used():
-    policy, told = policy_of(), [drawn(0, t) for t in range(3)]
-    cache, desk = Cache(policy, room=10**8, rows=2, horizon=STEPS), Desk(policy, OPTIONS)
-    id = desk.open(**facts(0))
+def test_a_cache_row_with_another_past_is_not_used():
+    policy, ticks = policy_of(), [drawn(0, t) for t in range(3)]
+    cache, manager = Cache(policy, room=10**8, rows=2, horizon=STEPS), CampaignManager(policy, SPEC)
+    id = manager.open(**settings(0))
     for t in range(2):
-        desk.tick(id, **told[t])
-    history = desk.admit(id, told[2]).campaign.history()
+        manager.tick(id, **ticks[t])
+    history = manager.admit(id, ticks[2]).campaign.history()
     past = History(history.observations[:2], history.actions[:1], history.rewards[:1], task=history.task)
     cache.decide(["a"], [past])
     near(cache.decide(["a"], [history])[0], policy.act([history]), scale=HIGH)
@@ -384,7 +385,7 @@ def test_a_row_that_holds_another_past_is_not_used():
     assert cache.counts["hits"] == 1
 
 
-def test_the_cache_stays_within_its_room_also_for_longer_texts():
+def test_the_cache_stays_within_its_memory_for_longer_texts():
     policy = policy_of()
     cache = Cache(policy, room=300_000, rows=1000, horizon=STEPS)
     before = cache.rows
@@ -400,11 +401,11 @@ def test_the_cache_stays_within_its_room_also_for_longer_texts():
     assert Cache(policy, room=1000, rows=5, horizon=STEPS).decide(["a"], [long])[0] == policy.act([long])
 
 
-def test_a_journal_reads_back_what_was_asked_and_what_was_answered(tmp_path):
-    desk = Desk(policy_of(), OPTIONS, Journal(tmp_path / "deep" / "j"), name="m1")
-    id, other = desk.open(**facts(0), name="shoes"), desk.open(**facts(1))
-    answers = [desk.tick(id, **drawn(0, t)) for t in range(3)]
-    desk.close(other)
+def test_a_journal_reads_back_requests_and_answers(tmp_path):
+    manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "deep" / "j"), name="m1")
+    id, other = manager.open(**settings(0), name="shoes"), manager.open(**settings(1))
+    answers = [manager.tick(id, **drawn(0, t)) for t in range(3)]
+    manager.close(other)
     journal = Journal(tmp_path / "deep" / "j")
     first, second = journal.campaigns()
     assert (first["id"], first["name"], first["budget"], first["ended"]) == (id, "shoes", 900, None)
@@ -418,21 +419,21 @@ def test_a_journal_reads_back_what_was_asked_and_what_was_answered(tmp_path):
     assert journal.still_open() == 1
 
 
-def test_a_journal_that_is_full_refuses_and_nothing_was_counted(tmp_path):
-    desk = Desk(policy_of(), OPTIONS, Journal(tmp_path / "j"))
-    id = desk.open(**facts(0))
-    pages = desk.journal._writer.execute("PRAGMA page_count").fetchone()[0]
-    desk.journal._writer.execute(f"PRAGMA max_page_count={pages}")
+def test_a_full_journal_refuses_a_tick_and_counts_nothing(tmp_path):
+    manager = CampaignManager(policy_of(), SPEC, Journal(tmp_path / "j"))
+    id = manager.open(**settings(0))
+    pages = manager.journal._writer.execute("PRAGMA page_count").fetchone()[0]
+    manager.journal._writer.execute(f"PRAGMA max_page_count={pages}")
     answers, t = [], 0
     with pytest.raises(sqlite3.OperationalError, match="full"):
         for t in range(STEPS):
-            answers.append(desk.tick(id, **drawn(0, t)))
-    desk.journal._writer.execute("PRAGMA max_page_count=1000000")
-    answers += [desk.tick(id, **drawn(0, t)) for t in range(len(answers), STEPS)]
-    assert [a["multiplier"] for a in answers] == play(Desk(desk.policy, OPTIONS))[0].tolist()
+            answers.append(manager.tick(id, **drawn(0, t)))
+    manager.journal._writer.execute("PRAGMA max_page_count=1000000")
+    answers += [manager.tick(id, **drawn(0, t)) for t in range(len(answers), STEPS)]
+    assert [a["multiplier"] for a in answers] == play(CampaignManager(manager.policy, SPEC))[0].tolist()
 
 
-def test_a_write_is_whole_or_not_at_all(tmp_path):
+def test_a_write_is_atomic(tmp_path):
     journal = Journal(tmp_path / "j")
     with pytest.raises(sqlite3.IntegrityError):
         journal.write([opened("a", None, {}), ("INSERT INTO campaigns (id, opened, facts) VALUES (?, NULL, ?)", ("b", "{}"))])
@@ -441,7 +442,7 @@ def test_a_write_is_whole_or_not_at_all(tmp_path):
     assert journal.tick("a", 0) == ("{}", "1")
 
 
-def test_a_file_that_is_no_journal_is_refused(tmp_path):
+def test_another_file_is_not_taken_for_a_journal(tmp_path):
     (tmp_path / "text").write_text("not a database " * 100)
     with pytest.raises(ValueError, match="journal: expected a file to write, or one written by a server"):
         Journal(tmp_path / "text")

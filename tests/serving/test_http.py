@@ -1,4 +1,4 @@
-"""The server under traffic, over real sockets: what comes together is decided together, what is late or too much is answered so."""
+"""The server over real sockets: concurrent requests are batched, late or excessive ones are answered as such."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -26,20 +27,22 @@ from schemathesis.checks import (
 )
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
-from decisionllm.schema import Spec
+from decisionllm.schema import History, Spec
+from decisionllm.serving import schemas
 from decisionllm.serving.app import create_app
-from decisionllm.serving.batcher import Batcher, Full
-from decisionllm.serving.campaigns import Desk, Refused
+from decisionllm.serving.batcher import Batcher, QueueFullError
+from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.middleware import loopback
-from decisionllm.serving.schemas import models
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
-from tests.eval.test_auction import FIXTURES
-from tests.serving.test_campaigns import HIGH, OPTIONS, STEPS, drawn, facts, policy_of
+from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
+from tests.serving.test_campaigns import settings as settings_of
 from tests.test_readme import README
 
-CARD = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
 
 
 @contextlib.contextmanager
@@ -64,37 +67,39 @@ def serving(app):
 def client(tmp_path_factory):
     journal = Journal(tmp_path_factory.mktemp("served") / "j")
     with serving(
-        create_app(policy_of(), CARD, OPTIONS, journal, desk={"cache": 10**7}, body=200_000, deadline=PATIENCE)
+        create_app(
+            policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=PATIENCE
+        )
     ) as client:
         yield client
 
 
 def begun(client, campaign=0, **more):
-    return client.post("/v1/campaigns", json=facts(campaign) | more).json()["id"]
+    return client.post("/v1/campaigns", json=settings_of(campaign) | more).json()["id"]
 
 
-# what comes together
+# -- batches --
 
 
-def test_calls_that_come_together_are_done_together_and_no_more_wait_than_may():
-    sizes, gate, begun = [], threading.Event(), threading.Event()
+def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
+    sizes, gate, working = [], threading.Event(), threading.Event()
 
     def work(items):
-        begun.set()
+        working.set()
         gate.wait(PATIENCE)
         if "bad" in items:
             raise ValueError("bad")
         return [item * 2 for item in items]
 
     async def main():
-        batcher = Batcher(work, size=3, queue=5, wait=0.01, watch=sizes.append)
+        batcher = Batcher(work, size=3, queue=5, wait=0.01, on_batch=sizes.append)
         run = asyncio.create_task(batcher.run())
         first = asyncio.create_task(batcher(1))
-        while not begun.is_set():
+        while not working.is_set():
             await asyncio.sleep(0.001)
         waiting = [asyncio.create_task(batcher(i)) for i in range(2, 7)]
         await asyncio.sleep(0)
-        with pytest.raises(Full):
+        with pytest.raises(QueueFullError):
             await batcher(7)
         waiting[1].cancel()
         gate.set()
@@ -109,33 +114,34 @@ def test_calls_that_come_together_are_done_together_and_no_more_wait_than_may():
     assert sizes == [1, 2, 2, 1, 1]
 
 
-def serviced(policy, play, desk=None, **limits):
+def serviced(policy, play, manager=None, **limits):
     """Run `play(service)` beside a service of this policy."""
 
     async def main():
-        async with Service(policy, desk or Desk(policy, OPTIONS, cache=10**7), **limits).run() as service:
+        async with Service(policy, manager or CampaignManager(policy, SPEC, cache_bytes=10**7), **limits).run() as service:
             return await play(service)
 
     return asyncio.run(main())
 
 
 @pytest.mark.numeric
-def test_campaigns_that_tick_together_share_forwards_and_get_their_own_answers():
+def test_concurrent_campaigns_share_forwards():
     policy, sizes = policy_of(), []
-    alone = Desk(policy, OPTIONS)
+    alone = CampaignManager(policy, SPEC)
     wanted = [
-        [alone.tick(id, **drawn(i, t)) for t in range(4)] for i, id in enumerate([alone.open(**facts(i)) for i in range(12)])
+        [alone.tick(id, **drawn(i, t)) for t in range(4)]
+        for i, id in enumerate([alone.open(**settings_of(i)) for i in range(12)])
     ]
 
     async def play(service):
-        ids = [(await service.open(facts(i) | {"text": None}))["id"] for i in range(12)]
+        ids = [(await service.open(settings_of(i) | {"text": None}))["id"] for i in range(12)]
 
         async def one(i, id):
             return [json.loads(await service.tick(id, drawn(i, t))) for t in range(4)]
 
         return await asyncio.gather(*(one(i, id) for i, id in enumerate(ids)))
 
-    got = serviced(policy, play, watch=sizes.append, deadline=PATIENCE)
+    got = serviced(policy, play, on_batch=sizes.append, deadline=PATIENCE)
     for mine, theirs in zip(got, wanted, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             near(a["multiplier"], b["multiplier"], scale=HIGH)
@@ -143,47 +149,47 @@ def test_campaigns_that_tick_together_share_forwards_and_get_their_own_answers()
     assert max(sizes) > 6
 
 
-def test_a_tick_that_is_repeated_while_it_is_answered_has_one_answer():
+def test_a_tick_repeated_while_in_flight_has_one_answer():
     async def play(service):
-        id = (await service.open(facts(0) | {"text": None}))["id"]
+        id = (await service.open(settings_of(0) | {"text": None}))["id"]
         answers = await asyncio.gather(*(service.tick(id, drawn(0, 0)) for _ in range(5)))
         call = asyncio.create_task(service.tick(id, drawn(0, 1)))
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="step 1 is just being answered"):
+        with pytest.raises(RequestError, match="step 1 is being answered"):
             await service.tick(id, drawn(0, 1) | {"key": "other"})
         call.cancel()  # the caller leaves; the tick counts
         await asyncio.wait([call])
-        while service.flights:
+        while service.in_flight:
             await asyncio.sleep(0.01)
-        assert service.desk.journal.steps(id) == 2
-        return answers, await service.tick(id, drawn(0, 1)), service.desk.counts["bid", ""]
+        assert service.campaigns.journal.steps(id) == 2
+        return answers, await service.tick(id, drawn(0, 1)), service.campaigns.counts["bid", ""]
 
     answers, after, count = serviced(policy_of(), play)
     assert len({*answers}) == 1 and json.loads(after)["index"] == 1 and count == 2
 
 
 class Slow:
-    """A policy that takes its time when it is told to."""
+    """A policy that waits while its gate is closed."""
 
     def __init__(self, policy):
-        self.policy, self.gate, self.asked = policy, threading.Event(), threading.Event()
+        self.policy, self.gate, self.called = policy, threading.Event(), threading.Event()
         self.gate.set()
 
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
     def act_with_returns(self, histories):
-        self.asked.set()
+        self.called.set()
         self.gate.wait(PATIENCE)
         return self.policy.act_with_returns(histories)
 
 
-def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
+def test_a_late_decision_is_replaced_by_linear_pacing():
     policy = Slow(policy_of())
 
     async def play(service):
-        id = (await service.open(facts(0) | {"text": None}))["id"]
-        other = (await service.open(facts(1) | {"text": None}))["id"]
+        id = (await service.open(settings_of(0) | {"text": None}))["id"]
+        other = (await service.open(settings_of(1) | {"text": None}))["id"]
         await service.tick(id, drawn(0, 0))
         policy.gate.clear()
         late = json.loads(await service.tick(id, drawn(0, 1), deadline=0.05))
@@ -191,15 +197,15 @@ def test_a_late_decision_is_answered_by_pacing_and_the_next_one_by_the_policy():
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 
-    late, stuck, again, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=PATIENCE)
+    late, stuck, again, after = serviced(policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE)
     assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
-    assert stuck["multiplier"] == facts(1)["target_cpa"]
+    assert stuck["multiplier"] == settings_of(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
 
 
-def test_a_client_may_be_in_a_hurry():
+def test_a_client_can_shorten_the_deadline():
     policy = Slow(policy_of())
-    with serving(create_app(policy, CARD, OPTIONS, deadline=PATIENCE)) as client:
+    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
         id, hurry = begun(client), {"x-deadline-ms": "50"}
         policy.gate.clear()
         late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers=hurry)
@@ -219,53 +225,55 @@ def test_a_full_queue_refuses_at_once():
     policy = Slow(policy_of())
 
     async def play(service):
-        ids = [(await service.open(facts(i) | {"text": None}))["id"] for i in range(4)]
+        ids = [(await service.open(settings_of(i) | {"text": None}))["id"] for i in range(4)]
         policy.gate.clear()
         calls = []
         for i, id in enumerate(ids[:3]):
             calls.append(asyncio.create_task(service.tick(id, drawn(i, 0))))
-            while not (policy.asked.is_set() and len(service.model.waiting) == i):
+            while not (policy.called.is_set() and len(service.model.waiting) == i):
                 await asyncio.sleep(0.001)
-        with pytest.raises(Refused) as refused:  # one is decided, two wait; nothing is decided before the gate opens
+        with pytest.raises(RequestError) as refused:  # one is decided, two wait; nothing is decided before the gate opens
             await service.tick(ids[3], drawn(3, 0))
         policy.gate.set()
         answers = [json.loads(await call) for call in calls]
         return refused.value, answers, json.loads(await service.tick(ids[3], drawn(3, 0)))
 
-    refused, answers, after = serviced(policy, play, Desk(policy, OPTIONS), deadline=PATIENCE, size=1, queue=2)
+    refused, answers, after = serviced(
+        policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE, max_batch_size=1, max_queue=2
+    )
     assert refused.status == 503 and all(a["fallback"] is None for a in [*answers, after])
 
 
-def test_an_answer_that_cannot_be_kept_is_not_given(tmp_path):
+def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     journal = Journal(tmp_path / "j")
 
     async def play(service):
-        id = (await service.open(facts(0) | {"text": None}))["id"]
+        id = (await service.open(settings_of(0) | {"text": None}))["id"]
         first = await service.tick(id, drawn(0, 0))
         pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
         journal._writer.execute(f"PRAGMA max_page_count={pages}")
-        with pytest.raises(Refused, match="the answer could not be kept"):
+        with pytest.raises(RequestError, match="the answer could not be saved"):
             for t in range(1, STEPS):
                 await service.tick(id, drawn(0, t))
         journal._writer.execute("PRAGMA max_page_count=1000000")
         return [json.loads(first)] + [json.loads(await service.tick(id, drawn(0, s))) for s in range(1, t + 2)]
 
     policy = policy_of()
-    desk = Desk(policy, OPTIONS, journal)
-    answers = serviced(policy, play, desk)
-    assert desk.counts["bid", ""] == len(answers)
-    alone = Desk(policy, OPTIONS)
-    id = alone.open(**facts(0))
+    manager = CampaignManager(policy, SPEC, journal)
+    answers = serviced(policy, play, manager)
+    assert manager.counts["bid", ""] == len(answers)
+    alone = CampaignManager(policy, SPEC)
+    id = alone.open(**settings_of(0))
     assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
 
 
-# over HTTP
+# -- HTTP --
 
 
 @pytest.mark.numeric
-def test_a_campaign_over_http_is_the_desks(client):
-    alone = Desk(policy_of(), OPTIONS)
-    mine, id, answers = alone.open(**facts(3)), begun(client, 3, name="shoes"), []
+def test_a_campaign_over_http_equals_the_manager(client):
+    alone = CampaignManager(policy_of(), SPEC)
+    mine, id, answers = alone.open(**settings_of(3)), begun(client, 3, name="shoes"), []
     for t in range(STEPS):
         answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert answer.status_code == 200
@@ -277,13 +285,19 @@ def test_a_campaign_over_http_is_the_desks(client):
         again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert again.content == answer.content
         answers.append(answer.json())
-    told = client.get(f"/v1/campaigns/{id}").json()
-    shown = ("index", "multiplier", "return_to_go", "spend", "conversions", "fallback", "guards")
-    assert told["ticks"] == [{name: answer[name] for name in shown} for answer in answers]
-    assert (told["name"], told["status"], told["step"], told["horizon"], told["budget"]) == ("shoes", "open", STEPS, STEPS, 930)
-    assert told["spend"] == told["ticks"][-1]["spend"] == wanted["spend"]
+    known = client.get(f"/v1/campaigns/{id}").json()
+    fields = ("index", "multiplier", "return_to_go", "spend", "conversions", "fallback", "guards")
+    assert known["ticks"] == [{name: answer[name] for name in fields} for answer in answers]
+    assert (known["name"], known["status"], known["step"], known["horizon"], known["budget"]) == (
+        "shoes",
+        "open",
+        STEPS,
+        STEPS,
+        930,
+    )
+    assert known["spend"] == known["ticks"][-1]["spend"] == wanted["spend"]
     listed = client.get("/v1/campaigns").json()["campaigns"]
-    assert listed[0] == {name: value for name, value in told.items() if name != "ticks"}
+    assert listed[0] == {name: value for name, value in known.items() if name != "ticks"}
     assert client.delete(f"/v1/campaigns/{id}").json()["status"] == "ended"
     refused = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, STEPS) | {"coming": None})
     assert (refused.status_code, refused.json()["detail"][0]["loc"]) == (409, ["path", "id"])
@@ -293,19 +307,17 @@ def test_a_campaign_over_http_is_the_desks(client):
 
 
 @pytest.mark.numeric
-def test_many_ticks_in_one_request_are_those_of_many_requests(client):
+def test_many_ticks_in_one_request_equal_single_ticks(client):
     ids = [begun(client, i) for i in range(6)]
-    asked = {id: drawn(i, 0) for i, id in enumerate(ids)}
-    together = client.post("/v1/ticks", json={"ticks": asked | {"nobody": drawn(0, 0)}}).json()
-    assert together.pop("nobody")["detail"][0]["msg"] == "no such campaign"
+    requests = {id: drawn(i, 0) for i, id in enumerate(ids)}
+    together = client.post("/v1/ticks", json={"ticks": requests | {"unknown": drawn(0, 0)}}).json()
+    assert together.pop("unknown")["detail"][0]["msg"] == "no such campaign"
     assert together == {id: client.post(f"/v1/campaigns/{id}/tick", json=drawn(i, 0)).json() for i, id in enumerate(ids)}
 
 
 @pytest.mark.numeric
-def test_the_stateless_truth_is_policy_act_to_the_last_bit(client):
+def test_act_over_http_equals_policy_act_to_the_last_bit(client):
     policy, rng = policy_of(), np.random.default_rng(0)
-    from decisionllm.schema import History
-
     for t in (0, 3, 8):
         past = rng.normal(size=(t + 1, 21)), rng.uniform(0, 300, (t, 1)), rng.uniform(0, 2, t)
         body = dict(zip(("observations", "actions", "rewards"), (x.tolist() for x in past), strict=True))
@@ -314,10 +326,10 @@ def test_the_stateless_truth_is_policy_act_to_the_last_bit(client):
         assert got == {"action": wanted[0][0].tolist(), "return_to_go": float(wanted[1][0])}
 
 
-def test_a_policy_of_any_data_acts_and_has_no_campaigns():
+def test_a_policy_of_other_data_acts_without_campaigns():
     spec = Spec(observation_dim=3, action_dim=1, horizon=5, num_actions=4)
     policy = make_policy(spec, head="discrete")
-    with serving(create_app(policy, CARD)) as client:
+    with serving(create_app(policy, MODEL_INFO)) as client:
         body = {
             "observations": [[1, 2, 3], [0, 1, 2]],
             "actions": [[1]],
@@ -339,7 +351,7 @@ def test_a_policy_of_any_data_acts_and_has_no_campaigns():
         assert client.get("/v1/campaigns").status_code == 404
 
 
-def test_auctionnets_arguments_are_a_tick(client):
+def test_arguments_of_auctionnet_are_a_tick(client):
     id, rng = begun(client), np.random.default_rng(0)
     values = rng.uniform(0, 0.001, 50)
     first = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}).json()
@@ -365,7 +377,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_a_number_that_is_none_is_refused_by_its_name(client, field):
+def test_a_wrong_number_is_refused_by_its_field(client, field):
     id = begun(client)
     client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
     for value in BAD[field]:
@@ -380,13 +392,13 @@ def test_a_number_that_is_none_is_refused_by_its_name(client, field):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"index": 0}{', b"x" * 200_001], ids=len)
-def test_what_is_no_request_is_refused_without_a_stack(client, body):
+def test_a_malformed_body_is_refused_without_a_traceback(client, body):
     answer = client.post(f"/v1/campaigns/{begun(client)}/tick", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 413, 422)
     assert answer.json()["detail"][0]["loc"][0] == "body" and "Traceback" not in answer.text and "/" not in answer.text
 
 
-def test_a_body_that_does_not_say_how_long_it_is_ends_at_the_limit(client):
+def test_a_chunked_body_ends_at_the_limit(client):
     def endless():
         for _ in range(50):
             yield b" " * 10_000
@@ -395,18 +407,18 @@ def test_a_body_that_does_not_say_how_long_it_is_ends_at_the_limit(client):
     assert answer.status_code == 413 and answer.json()["detail"][0]["loc"] == ["body"]
 
 
-def test_a_token_opens_and_nothing_else_does(tmp_path):
-    with serving(create_app(policy_of(), CARD, OPTIONS, token="s3cret-\u00e9")) as client:
+def test_protected_paths_need_the_token(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="s3cret-\u00e9")) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s3cret"}, {"authorization": "Bearer"}):
             for path in ("/v1/campaigns", "/v1/model", "/metrics", "/v1/nothing"):
                 answer = client.get(path, headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        told = {"authorization": "Bearer s3cret-\u00e9".encode()}
-        assert client.get("/v1/campaigns", headers=told).json() == {"campaigns": []}
+        right = {"authorization": "Bearer s3cret-\u00e9".encode()}
+        assert client.get("/v1/campaigns", headers=right).json() == {"campaigns": []}
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
 
 
-def test_every_answer_says_what_a_page_may_do_and_other_names_are_not_ours(client):
+def test_every_answer_has_security_headers_and_foreign_hosts_are_refused(client):
     for answer in (client.get("/healthz"), client.get("/nothing"), client.post("/v1/act", content=b"{")):
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -417,7 +429,7 @@ def test_every_answer_says_what_a_page_may_do_and_other_names_are_not_ours(clien
     ] * 4
 
 
-def test_metrics_count_what_happened(client):
+def test_metrics_count_ticks_and_requests(client):
     def value(name):
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
         return sum(float(line.split()[-1]) for line in lines)
@@ -434,26 +446,26 @@ def test_metrics_count_what_happened(client):
 
 
 def test_opening_twice_with_one_key_is_one_campaign(client):
-    first, second = (client.post("/v1/campaigns", json=facts(0) | {"key": "same"}).json() for _ in range(2))
+    first, second = (client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json() for _ in range(2))
     assert first == second
-    other = client.post("/v1/campaigns", json=facts(1) | {"key": "same"})
+    other = client.post("/v1/campaigns", json=settings_of(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
 
 
-def test_the_examples_of_the_document_are_what_it_says(client):
+def test_the_examples_of_the_openapi_document_are_valid(client):
     document = client.get("/openapi.json").json()
     bodies = {
         route["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for path, route in document["paths"].items()
         if "post" in route and path.startswith("/v1/")
     }
-    assert bodies == {"Act", "Open", "Tick", "Many", "Bid"}
+    assert bodies == {"ActRequest", "CampaignSettings", "Tick", "Ticks", "AuctionNetBidding"}
     for name in bodies:
         for example in document["components"]["schemas"][name]["examples"]:
-            getattr(models(), name).model_validate(example)
+            getattr(schemas, name).model_validate(example)
 
 
-# what nobody thought of
+# -- generated requests --
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # that a body fits the document does not promise that it is taken: 5 x 7 numbers with 5 others fit
@@ -461,14 +473,14 @@ REFUSED = (400, 404, 409, 413, 422, 503)
 
 
 def fits(document, case):
-    """Whether a body is what the document says. What a generator calls a wrong body may fit, once it is shrunk: so that we ask of each."""
+    """Whether a body fits the document: a body generated as wrong may fit after shrinking."""
     schema = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
     return Draft202012Validator(schema | {"components": document.raw_schema["components"]}).is_valid(case.body)
 
 
 @pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE], ids=str)
-def test_nothing_that_can_be_asked_ends_in_an_error_of_ours(client, mode):
-    """Every operation of the document, with bodies that fit it and with some that do not."""
+def test_generated_requests_cause_no_server_error(client, mode):
+    """Every operation of the document, with bodies that fit it and bodies that do not."""
     document = schemathesis.openapi.from_url(str(client.base_url.join("/openapi.json")))
     operations, open_campaign, codes = [found.ok() for found in document.get_all_operations()], begun(client), set()
     if mode is schemathesis.GenerationMode.NEGATIVE:
@@ -477,9 +489,9 @@ def test_nothing_that_can_be_asked_ends_in_an_error_of_ours(client, mode):
     for operation in operations:
 
         @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-        @given(case=operation.as_strategy(generation_mode=mode), there=strategies.booleans())
-        def ask(case, there):
-            if there and "id" in (case.path_parameters or {}) and case.method != "DELETE":
+        @given(case=operation.as_strategy(generation_mode=mode), known=strategies.booleans())
+        def call(case, known):
+            if known and "id" in (case.path_parameters or {}) and case.method != "DELETE":
                 case.path_parameters["id"] = open_campaign
             answer = case.call()
             case.validate_response(answer, checks=CHECKS)
@@ -489,11 +501,11 @@ def test_nothing_that_can_be_asked_ends_in_an_error_of_ours(client, mode):
             if answer.status_code >= 400:
                 assert answer.json()["detail"][0]["loc"], "which field"
 
-        ask()
+        call()
     assert len(operations) > 4 and 422 in codes and max(codes) < 500
 
 
-# the whole program
+# -- the command --
 
 
 @pytest.fixture(scope="module")
@@ -511,7 +523,7 @@ def run(tmp_path_factory):
 def program(run, *words, **environment):
     """`decisionllm serve` as a process of its own: (process, client)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", f"deadline={1000 * PATIENCE}", *words], text=True,
+        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", f"deadline_ms={1000 * PATIENCE}", *words], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment,
     )  # fmt: skip
     try:
@@ -527,17 +539,17 @@ def program(run, *words, **environment):
 
 
 @pytest.mark.numeric
-def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_path):
-    """Killed between ticks and while one is on its way; then each is asked again."""
+def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
+    """Killed between ticks and while one is in flight; then each is repeated."""
     policy, _, known = checkpoint.load(run)
-    alone, journal = Desk(policy, known["dataset"]), f"journal={tmp_path}/j"
-    mine = alone.open(**facts(0))
+    alone, journal = CampaignManager(policy, ObservationSpec.of(known["dataset"])), f"journal={tmp_path}/j"
+    mine = alone.open(**settings_of(0))
     wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
     answers = []
-    with program(run, journal, "cache=0") as (process, client):
+    with program(run, journal, "cache_mb=0") as (process, client):
         id = begun(client)
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4)]
-        with contextlib.suppress(httpx.HTTPError):  # the next one is asked, and not waited for
+        with contextlib.suppress(httpx.HTTPError):  # the next one is sent without waiting for its answer
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(PATIENCE, read=0.001))
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -550,15 +562,15 @@ def test_a_server_that_was_killed_goes_on_as_if_nothing_had_happened(run, tmp_pa
     near(got, wanted, scale=policy.model.spec.high[0])
 
 
-def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
-    """Its lines, by a shell, against the program."""
+def test_the_readme_tour_of_the_server_works(run, tmp_path):
+    """Its lines, run by a shell."""
     tour = README.split("## Serve")[1].split("```sh\n")[2].split("```")[0]
     with program(run, f"journal={tmp_path}/j") as (_, client):
         lines = tour.replace("http://127.0.0.1:8080", str(client.base_url).rstrip("/")).replace(
             "curl -s ", "curl -s -f -w '\\n' "
         )
-        told = subprocess.run(["bash", "-e", "-c", lines], capture_output=True, text=True, check=True).stdout.splitlines()
-    ready, opened, first, second, whole, page, bids, ended = (line for line in told if line and line[0] != "#")
+        printed = subprocess.run(["bash", "-e", "-c", lines], capture_output=True, text=True, check=True).stdout.splitlines()
+    ready, opened, first, second, whole, page, bids, ended = (line for line in printed if line and line[0] != "#")
     assert json.loads(ready)["status"] == "ready" and json.loads(opened)["name"] == "shoes"
     assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)["spend"] == 41.5
     assert page == "<title>decisionllm: campaigns</title>"
@@ -566,7 +578,7 @@ def test_the_tour_of_the_readme_is_as_it_says(run, tmp_path):
 
 
 @pytest.mark.numeric
-def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, tmp_path, capsys):
+def test_the_readme_reads_the_journal_and_serves_auctionnet(run, tmp_path, capsys):
     lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", README.split("## Serve")[1], re.M)
     block = README.split("## Serve")[1].split("```python\n")[1].split("```")[0]
     with program(run, f"journal={tmp_path}/j") as (_, client):
@@ -592,7 +604,7 @@ def test_what_the_tour_served_is_read_as_data_and_auctionnet_is_served_too(run, 
     assert "1 in 1 groups, 2 steps" in capsys.readouterr().out
 
 
-def test_serve_refuses_what_it_cannot_do_before_it_listens(run, tmp_path, capsys, monkeypatch):
+def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monkeypatch):
     def refused(*words):
         assert command("serve", f"run={run}", *words) == 1
         return capsys.readouterr().err
@@ -600,7 +612,7 @@ def test_serve_refuses_what_it_cannot_do_before_it_listens(run, tmp_path, capsys
     monkeypatch.delenv("DECISIONLLM_TOKEN", raising=False)
     assert "others can reach it, so a token is required: set DECISIONLLM_TOKEN" in refused("host=0.0.0.0")
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
-    assert "batch: expected a number above 0, got 0" in refused("batch=0")
+    assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
     import socket
 

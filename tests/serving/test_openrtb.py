@@ -1,34 +1,34 @@
-"""OpenRTB's adapter: prices a thousand, floors, currencies, auction types, seats and categories, worked by hand."""
+"""OpenRTB: prices per mille, floors, currencies, auction types, seats and categories, checked by hand."""
 
 import pytest
 from pydantic import ValidationError
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
-from decisionllm.serving.openrtb import EXAMPLE, answer, models, per_mille
+from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
 from tests.conftest import PATIENCE
-from tests.serving.test_campaigns import OPTIONS, STEPS, policy_of
-from tests.serving.test_http import CARD, serving
+from tests.serving.test_campaigns import SPEC, STEPS, policy_of
+from tests.serving.test_http import MODEL_INFO, serving
 
-STANDING = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
+STATE = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
 
 
 def request(imps=({},), **fields):
-    """A checked request: a value of 0.02 an impression, nothing asked besides."""
+    """A valid request: a value of 0.02 per impression, no conditions."""
     made = [{"id": str(i + 1), "ext": {"value": 0.02}} | imp for i, imp in enumerate(imps)]
-    return models()[0].model_validate({"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields).model_dump()
+    return BidRequest.model_validate({"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields).model_dump()
 
 
-def prices(campaign=STANDING, *, imps=({},), **fields):
-    response, reason = answer(request(imps, **fields), campaign)
+def prices(campaign=STATE, *, imps=({},), **fields):
+    response, reason = respond(request(imps, **fields), campaign)
     assert (response is None) == (reason is not None)
     return reason or [(bid["impid"], bid["price"]) for bid in response["seatbid"][0]["bid"]]
 
 
-def test_a_bid_is_multiplier_times_value_and_goes_out_per_mille():
+def test_a_bid_is_multiplier_times_value_per_mille():
     assert per_mille(1.0) == 1000.0
     assert prices() == [("1", 1000.0)], "50 x 0.02 = 1 currency an impression"
-    response, _ = answer(request(), STANDING)
+    response, _ = respond(request(), STATE)
     assert response == {
         "id": "r",
         "cur": "USD",
@@ -36,44 +36,44 @@ def test_a_bid_is_multiplier_times_value_and_goes_out_per_mille():
     }
 
 
-def test_a_floor_is_per_mille_too_and_a_bid_may_equal_it():
+def test_a_floor_is_per_mille_and_a_bid_may_equal_it():
     assert prices(imps=[{"bidfloor": 1000.0}]) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1000.1}]) == "floor"
     assert prices(imps=[{"bidfloor": 1000.1}, {"bidfloor": 2.0}]) == [("2", 1000.0)], "the other impression is bid for"
-    assert prices(STANDING | {"multiplier": 0.0}) == "floor", "nothing is no bid"
+    assert prices(STATE | {"multiplier": 0.0}) == "floor", "nothing is no bid"
 
 
-def test_a_first_price_is_paid_whole_so_the_limit_holds_for_the_bid():
+def test_a_first_price_bid_is_at_most_target_cpa_times_value():
     assert prices(at=1) == [("1", 800.0)], "40 x 0.02, where a second price takes 50 x 0.02"
-    assert prices(STANDING | {"multiplier": 30.0}, at=1) == prices(STANDING | {"multiplier": 30.0}, at=2) == [("1", 600.0)]
+    assert prices(STATE | {"multiplier": 30.0}, at=1) == prices(STATE | {"multiplier": 30.0}, at=2) == [("1", 600.0)]
     assert prices(at=3) == prices(at=500) == "auction type"
 
 
-def test_bids_in_one_answer_together_are_within_what_remains():
-    assert prices(STANDING | {"remaining": 1.0}) == [("1", 1000.0)]
-    assert prices(STANDING | {"remaining": 0.99}) == "budget"
-    assert prices(STANDING | {"remaining": 2.5}, imps=[{}] * 4) == [("1", 1000.0), ("2", 1000.0)]
+def test_bids_of_one_answer_are_within_the_remaining_budget():
+    assert prices(STATE | {"remaining": 1.0}) == [("1", 1000.0)]
+    assert prices(STATE | {"remaining": 0.99}) == "budget"
+    assert prices(STATE | {"remaining": 2.5}, imps=[{}] * 4) == [("1", 1000.0), ("2", 1000.0)]
 
 
-def test_no_bid_is_above_the_most_that_the_campaign_may_bid():
-    assert prices(STANDING | {"max_bid": 0.75}) == [("1", 750.0)] and prices(STANDING | {"max_bid": 0.0}) == "floor"
+def test_no_bid_is_above_max_bid():
+    assert prices(STATE | {"max_bid": 0.75}) == [("1", 750.0)] and prices(STATE | {"max_bid": 0.0}) == "floor"
 
 
-def test_money_of_another_currency_is_not_converted():
+def test_another_currency_is_not_converted():
     assert prices(cur=["EUR", "GBP"]) == "currency" and prices(cur=["EUR", "USD"]) == prices(cur=[]) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1.0, "bidfloorcur": "EUR"}]) == "currency"
     assert prices(imps=[{"bidfloorcur": "EUR"}]) == [("1", 1000.0)], "no floor has no currency"
-    assert answer(request(cur=["EUR"]), STANDING, currency="EUR")[0]["cur"] == "EUR"
+    assert respond(request(cur=["EUR"]), STATE, currency="EUR")[0]["cur"] == "EUR"
 
 
-def test_who_may_not_bid_does_not():
+def test_excluded_seats_categories_and_campaigns_do_not_bid():
     assert prices(wseat=["other"]) == "seat" and prices(wseat=["other", "decisionllm"]) == [("1", 1000.0)]
     assert prices(bseat=["decisionllm"]) == "seat"
-    told = {"campaign": "c1", "cat": ["IAB7", "IAB25"]}
-    assert prices(bcat=["IAB25", "IAB26"], ext=told) == "category" and prices(bcat=["IAB26"], ext=told) == [("1", 1000.0)]
+    ext = {"campaign": "c1", "cat": ["IAB7", "IAB25"]}
+    assert prices(bcat=["IAB25", "IAB26"], ext=ext) == "category" and prices(bcat=["IAB26"], ext=ext) == [("1", 1000.0)]
     assert prices(imps=[{"pmp": {"private_auction": 1}}]) == "private auction"
     assert prices(imps=[{"pmp": {"private_auction": 0, "deals": [{"id": "d"}]}}]) == [("1", 1000.0)]
-    assert prices(STANDING | {"ended": True}) == "ended"
+    assert prices(STATE | {"ended": True}) == "ended"
 
 
 @pytest.mark.parametrize(
@@ -82,28 +82,28 @@ def test_who_may_not_bid_does_not():
      ({"imp": [{"id": "1", "ext": {"value": float("nan")}}]}, "value"), ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": -1}]}, "bidfloor"),
      ({"tmax": 0}, "tmax"), ({"ext": {}}, "campaign"), ({"test": 2}, "test"), ({"id": ""}, "id")],
 )  # fmt: skip
-def test_what_no_request_can_hold_is_refused_by_name(wrong, field):
+def test_a_wrong_request_is_refused_by_its_field(wrong, field):
     with pytest.raises(ValidationError) as refused:
-        models()[0].model_validate(EXAMPLE | wrong)
+        BidRequest.model_validate(EXAMPLE | wrong)
     assert field in [error["loc"][-1] for error in refused.value.errors()]
 
 
-def test_the_example_is_a_request_and_what_is_not_read_is_left_alone():
+def test_the_example_is_valid_and_other_fields_are_ignored():
     whole = EXAMPLE | {"site": {"domain": "example.com"}, "device": {"ua": "x"}, "source": {"tid": "t"}}
-    assert models()[0].model_validate(whole).model_dump() == models()[0].model_validate(EXAMPLE).model_dump()
-    assert answer(models()[0].model_validate(EXAMPLE).model_dump(), STANDING)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
+    assert BidRequest.model_validate(whole).model_dump() == BidRequest.model_validate(EXAMPLE).model_dump()
+    assert respond(BidRequest.model_validate(EXAMPLE).model_dump(), STATE)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
 
 
 @pytest.fixture
 def served():
-    """A client, the journal of its server, and a campaign that has been told its first multiplier."""
+    """A client, the journal of its server, and an open campaign without ticks."""
     journal = Journal()
-    with serving(create_app(policy_of(), CARD, OPTIONS, journal)) as client:
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
         id = client.post("/v1/campaigns", json={"budget": 1000, "target_cpa": 40, "horizon": STEPS}).json()["id"]
         yield client, journal, id
 
 
-def ask(client, id, value=0.02, **fields):
+def send(client, id, value=0.02, **fields):
     body = {"id": "r", "imp": [{"id": "1", "ext": {"value": value}}], "ext": {"campaign": id}} | fields
     return client.post("/openrtb/2.6/bid", json=body, headers={"x-openrtb-version": "2.6"})
 
@@ -117,33 +117,33 @@ def outcomes(client):
     }
 
 
-def test_over_http_a_campaign_bids_what_its_last_tick_said(served):
+def test_a_campaign_bids_the_multiplier_of_its_last_tick(served):
     client, _, id = served
-    assert ask(client, id).status_code == 204, "no tick yet"
+    assert send(client, id).status_code == 204, "no tick yet"
     tick = {"index": 0, "coming": {"value": 0.01, "volume": 100}}
-    told = client.post(f"/v1/campaigns/{id}/tick", json=tick).json()
-    answer = ask(client, id, test=1)
+    last = client.post(f"/v1/campaigns/{id}/tick", json=tick).json()
+    answer = send(client, id, test=1)
     assert answer.status_code == 200 and answer.headers["x-openrtb-version"] == "2.6"
     (bid,) = answer.json()["seatbid"][0]["bid"]
-    assert bid["price"] == 1000 * (told["multiplier"] * 0.02) > 0
+    assert bid["price"] == 1000 * (last["multiplier"] * 0.02) > 0
     client.delete(f"/v1/campaigns/{id}")
-    refused = ask(client, id)
+    refused = send(client, id)
     assert (refused.status_code, refused.content, refused.headers["x-openrtb-version"]) == (204, b"", "2.6")
     assert outcomes(client) == {"no tick yet0": 1, "bid1": 1, "ended0": 1}
 
 
-def test_a_bid_that_would_be_late_is_none(served):
+def test_a_late_answer_is_no_bid(served):
     client, journal, id = served
     client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
-    assert ask(client, id, tmax=1000 * PATIENCE).status_code == 200
+    assert send(client, id, tmax=1000 * PATIENCE).status_code == 200
     with journal._reading:  # as if the disk took its time
-        assert ask(client, id, tmax=50).status_code == 204
-    assert ask(client, id, tmax=1).status_code == 204, "there is the way back, too"
+        assert send(client, id, tmax=50).status_code == 204
+    assert send(client, id, tmax=1).status_code == 204, "time to send the answer is reserved"
     assert outcomes(client) == {"bid0": 1, "deadline0": 2}
 
 
-def test_over_http_what_is_wrong_is_named(served):
+def test_a_wrong_request_over_http_names_its_field(served):
     client, _, id = served
-    unknown, worthless = ask(client, "nobody"), ask(client, id, value=2)
+    unknown, worthless = send(client, "unknown"), send(client, id, value=2)
     assert unknown.status_code == 404 and unknown.json()["detail"][0]["loc"] == ["body", "ext.campaign"]
     assert worthless.status_code == 422 and worthless.json()["detail"][0]["loc"] == ["body", "imp", 0, "ext", "value"]

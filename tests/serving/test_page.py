@@ -1,4 +1,4 @@
-"""The page, in a real Chromium: what it shows, that it follows what happens, and that keyboards, phones and screen readers can use it."""
+"""The page in a real Chromium: its contents, its updates, and its use by keyboard, phone and screen reader."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ import pytest
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
 from tests.conftest import PATIENCE
-from tests.serving.test_campaigns import OPTIONS, STEPS, policy_of
-from tests.serving.test_http import CARD, serving
+from tests.serving.test_campaigns import SPEC, STEPS, policy_of
+from tests.serving.test_http import MODEL_INFO, serving
 
 RESULT = {"bid": 0.5, "market_price": 0.6, "value": 0.01, "conversion": 0.01, "won": 0.4, "volume": 100, "spend": 60.0,
           "conversions": 2, "exposed_value": 0.4}  # fmt: skip
@@ -36,8 +36,8 @@ def chromium():
 
 
 @pytest.fixture
-def observe(chromium):
-    """Open a page in a tab that remembers nothing; in the end nothing was refused and no script has failed."""
+def page(chromium):
+    """The page in a new tab; at the end no request was refused and no script failed."""
     before = chromium.current_window_handle
     chromium.switch_to.new_window("tab")
     yield Page(chromium)
@@ -61,12 +61,12 @@ class Page:
         self.chromium.get(url)
 
     def until(self, css, words):
-        """Wait until this element says these words; what it says then."""
+        """Wait until this element shows these words. Returns its text."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        ask = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
+        script = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
         WebDriverWait(self.chromium, PATIENCE, 0.05).until(
-            lambda browser: words in browser.execute_script(ask, css), f"{css} does not say {words!r}"
+            lambda browser: words in browser.execute_script(script, css), f"{css} does not say {words!r}"
         )
         return self(css).text
 
@@ -95,7 +95,7 @@ def made():
 
 
 def app(made, **options):
-    return create_app(made, CARD, OPTIONS, Journal(), **options)
+    return create_app(made, MODEL_INFO, SPEC, Journal(), **options)
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def served(made):
         yield client
 
 
-def opened(client, name, ticks=0, **facts):
+def opened(client, name, ticks=0, **settings):
     """A campaign that spends 60 for 2 conversions in each step."""
-    facts = {"budget": 1000, "target_cpa": 40, "name": name, "horizon": STEPS} | facts
-    id = client.post("/v1/campaigns", json=facts).raise_for_status().json()["id"]
+    settings = {"budget": 1000, "target_cpa": 40, "name": name, "horizon": STEPS} | settings
+    id = client.post("/v1/campaigns", json=settings).raise_for_status().json()["id"]
     for index in range(ticks):
         tick(client, id, index)
     return id
@@ -118,105 +118,105 @@ def tick(client, id, index):
     return client.post(f"/v1/campaigns/{id}/tick", json=body).raise_for_status().json()
 
 
-def test_a_campaign_is_drawn_and_followed_as_it_goes_on(served, see):
+def test_a_campaign_is_drawn_and_updated(served, page):
     id = opened(served, "shoes", ticks=6)
-    see.open(str(served.base_url))
-    assert see.until("#progress", "Tick 6 of 12") and see("#name").text == "shoes"
-    told = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in see.all("figure")}
-    label = lambda name: told[name].get_attribute("aria-label")  # noqa: E731
+    page.open(str(served.base_url))
+    assert page.until("#progress", "Tick 6 of 12") and page("#name").text == "shoes"
+    charts = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in page.all("figure")}
+    label = lambda name: charts[name].get_attribute("aria-label")  # noqa: E731
     assert label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
-    assert label("cost") == "A conversion cost 30 so far; the target is 40."
-    assert {svg.aria_role for svg in told.values()} == {"image"} and all(svg.accessible_name for svg in told.values())
-    drawn = see("#pacing .ours").get_attribute("d")
+    assert label("cost") == "CPA 30 so far; the target is 40."
+    assert {svg.aria_role for svg in charts.values()} == {"image"} and all(svg.accessible_name for svg in charts.values())
+    drawn = page("#pacing .ours").get_attribute("d")
     assert drawn.count("L") == 6, "a point before each tick, and one for now"
     answers = served.get(f"/v1/campaigns/{id}").json()["ticks"]
-    see("summary").click()
-    rows = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in see.all("#ticks tr")]
+    page("summary").click()
+    rows = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in page.all("#ticks tr")]
     assert [row[0] for row in rows] == list("012345") and rows[5][3:6] == ["300", "10", "30"]
     shown = [float(row[1].replace(",", "")) for row in rows]
     assert shown == pytest.approx([answer["multiplier"] for answer in answers], rel=1e-3)
     tick(served, id, 6)  # and now without a reload
-    assert see.until("#progress", "Tick 7 of 12") and len(see.all("#ticks tr")) == 7
-    assert see("#pacing .ours").get_attribute("d") != drawn
+    assert page.until("#progress", "Tick 7 of 12") and len(page.all("#ticks tr")) == 7
+    assert page("#pacing .ours").get_attribute("d") != drawn
     served.delete(f"/v1/campaigns/{id}").raise_for_status()
-    assert see.until("#progress", "Ended after 7 of 12 ticks") and see.until("#status", "Live: 0 open")
+    assert page.until("#progress", "Ended after 7 of 12 ticks") and page.until("#status", "Live: 0 open")
 
 
-def test_what_is_said_after_the_last_step_is_of_no_step(served, see):
+def test_the_report_after_the_last_step_is_not_a_step(served, page):
     id = opened(served, "whole", ticks=STEPS)
     served.post(f"/v1/campaigns/{id}/tick", json={"index": STEPS, "result": RESULT}).raise_for_status()
-    see.open(str(served.base_url))
-    assert see.until("#progress", "Ended after 12 of 12 ticks") and "12 of 12" in see("#campaigns tr").text
-    assert see("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
-    see("summary").click()
-    assert len(see.all("#ticks tr")) == see("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+    page.open(str(served.base_url))
+    assert page.until("#progress", "Ended after 12 of 12 ticks") and "12 of 12" in page("#campaigns tr").text
+    assert page("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
+    page("summary").click()
+    assert len(page.all("#ticks tr")) == page("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
 
 
-def test_a_tick_that_was_held_back_has_a_ring_and_a_remark(served, see):
+def test_a_guarded_tick_has_a_ring_and_a_remark(served, page):
     opened(served, "poor", ticks=2, budget=60.01)
-    see.open(str(served.base_url))
-    see.until("#progress", "Tick 2 of 12")
-    assert len(see.all("#multiplier .mark")) >= 1 and "guard" in see("#multiplier svg").get_attribute("aria-label")
-    see("summary").click()
-    assert see.all("#ticks tr")[1].find_elements("css selector", "td")[-1].text == "budget spent"
+    page.open(str(served.base_url))
+    page.until("#progress", "Tick 2 of 12")
+    assert len(page.all("#multiplier .mark")) >= 1 and "guard" in page("#multiplier svg").get_attribute("aria-label")
+    page("summary").click()
+    assert page.all("#ticks tr")[1].find_elements("css selector", "td")[-1].text == "budget spent"
 
 
-def test_everything_is_reached_by_keyboard_and_focus_stays_where_it_is(served, see):
+def test_the_keyboard_reaches_everything_and_focus_stays(served, page):
     from selenium.webdriver.common.keys import Keys
 
     opened(served, "first", ticks=1)
     second = opened(served, "second", ticks=2)
-    see.open(str(served.base_url))
-    see.until("#name", "second")
-    see.press(Keys.TAB)
-    assert see.focused.text == "To the campaign" and see.focused.is_displayed()
-    see.press(Keys.TAB, Keys.TAB, Keys.TAB)
-    assert see.focused.text == "first" and see.focused.value_of_css_property("outline-style") == "solid"
-    see.press(Keys.ENTER)
-    see.until("#name", "first")
-    assert [link.text for link in see.all("[aria-current]")] == ["first"]
+    page.open(str(served.base_url))
+    page.until("#name", "second")
+    page.press(Keys.TAB)
+    assert page.focused.text == "To the campaign" and page.focused.is_displayed()
+    page.press(Keys.TAB, Keys.TAB, Keys.TAB)
+    assert page.focused.text == "first" and page.focused.value_of_css_property("outline-style") == "solid"
+    page.press(Keys.ENTER)
+    page.until("#name", "first")
+    assert [link.text for link in page.all("[aria-current]")] == ["first"]
     tick(served, second, 2)
     opened(served, "third")
-    see.until("#campaigns", "third")
-    assert see.focused.text == "first", "a new row above it does not take the focus away"
-    see.press(Keys.TAB)
-    assert see.focused.tag_name == "summary"
-    see.press(Keys.ENTER, Keys.TAB)
-    assert see.focused.accessible_name == "Ticks of the campaign"
+    page.until("#campaigns", "third")
+    assert page.focused.text == "first", "a new row above it does not take the focus away"
+    page.press(Keys.TAB)
+    assert page.focused.tag_name == "summary"
+    page.press(Keys.ENTER, Keys.TAB)
+    assert page.focused.accessible_name == "Ticks of the campaign"
 
 
-def test_the_structure_is_told_to_a_screen_reader(served, see):
+def test_screen_readers_get_roles_and_names(served, page):
     opened(served, "shoes", ticks=1)
-    see.open(str(served.base_url))
-    see.until("#name", "shoes")
-    assert [see.chromium.title, see("html").get_attribute("lang")] == ["decisionllm: campaigns", "en"]
-    assert see("#status").aria_role == "status" and see("#progress").get_attribute("aria-live") == "polite"
-    assert [see(tag).aria_role for tag in ("header", "main", "table")] == ["banner", "main", "table"]
-    assert {x.accessible_name for x in see.all("section")} == {"Latest campaigns", "shoes"}
-    assert [x.get_attribute("scope") for x in see.all("thead th")] == ["col"] * 13 and see("tbody th").get_attribute(
+    page.open(str(served.base_url))
+    page.until("#name", "shoes")
+    assert [page.chromium.title, page("html").get_attribute("lang")] == ["decisionllm: campaigns", "en"]
+    assert page("#status").aria_role == "status" and page("#progress").get_attribute("aria-live") == "polite"
+    assert [page(tag).aria_role for tag in ("header", "main", "table")] == ["banner", "main", "table"]
+    assert {x.accessible_name for x in page.all("section")} == {"Latest campaigns", "shoes"}
+    assert [x.get_attribute("scope") for x in page.all("thead th")] == ["col"] * 13 and page("tbody th").get_attribute(
         "scope"
     ) == "row"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_read_on_a_phone_by_day_and_by_night(served, see, scheme):
+def test_the_page_is_readable_on_a_phone(served, page, scheme):
     opened(served, "a name that is much longer than a phone is wide, and has no end at all " * 2, ticks=3)
-    see.media(scheme, 360, 800)
+    page.media(scheme, 360, 800)
     try:
-        see.open(str(served.base_url))
-        see.until("#progress", "Tick 3")
-        assert see.chromium.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        page.open(str(served.base_url))
+        page.until("#progress", "Tick 3")
+        assert page.chromium.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         for css in ("h1", "#status", "#campaigns a", "#campaigns td", "figcaption", "dt", "dd", "summary", "thead th"):
-            assert contrast(see, css) >= 4.5, css
-        bright = luminance(see("body").value_of_css_property("background-color"))
+            assert contrast(page, css) >= 4.5, css
+        bright = luminance(page("body").value_of_css_property("background-color"))
         assert bright > 0.9 if scheme == "light" else bright < 0.1
     finally:
-        see.media("light")
+        page.media("light")
 
 
-def contrast(see, css):
+def contrast(page, css):
     """Of an element's text with what lies behind it, from 1 to 21."""
-    colours = see.chromium.execute_script(
+    colours = page.chromium.execute_script(
         """let it = document.querySelector(arguments[0]), ink = getComputedStyle(it).color, paper;
         do { paper = getComputedStyle(it).backgroundColor; it = it.parentElement } while (paper === 'rgba(0, 0, 0, 0)')
         return [ink, paper]""",
@@ -232,44 +232,44 @@ def luminance(colour):
     return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_a_name_is_text_and_nothing_else(served, see):
+def test_a_name_is_escaped(served, page):
     opened(served, "<img src=x onerror=alert(1)>", ticks=1)
-    see.open(str(served.base_url))
-    assert see.until("#name", "onerror") == "<img src=x onerror=alert(1)>" and not see.all("img")
+    page.open(str(served.base_url))
+    assert page.until("#name", "onerror") == "<img src=x onerror=alert(1)>" and not page.all("img")
 
 
-def test_a_token_is_asked_for_and_kept_for_the_tab(made, see):
+def test_the_page_prompts_for_a_token_and_keeps_it(made, page):
     from selenium.webdriver.common.keys import Keys
 
     with serving(app(made, token="secret")) as client:
         client.headers["authorization"] = "Bearer secret"
         opened(client, "shoes", ticks=1)
-        see.open(str(client.base_url))
-        assert see.until("#status", "A token is needed") and see.focused.accessible_name == "Token"
-        assert not see.all("#campaigns tr")
-        see.press("wrong", Keys.ENTER)
-        see.until("#status", "The server does not know this token")
-        see("#token").send_keys("secret", Keys.ENTER)
-        assert see.until("#name", "shoes") and not see("#key").is_displayed()
-        see.chromium.refresh()
-        see.until("#name", "shoes")
-        assert see.chromium.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
+        page.open(str(client.base_url))
+        assert page.until("#status", "A token is needed") and page.focused.accessible_name == "Token"
+        assert not page.all("#campaigns tr")
+        page.press("wrong", Keys.ENTER)
+        page.until("#status", "The token is wrong")
+        page("#token").send_keys("secret", Keys.ENTER)
+        assert page.until("#name", "shoes") and not page("#key").is_displayed()
+        page.chromium.refresh()
+        page.until("#name", "shoes")
+        assert page.chromium.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
 
 
-def test_a_server_that_goes_away_is_said_to_be_away(made, see):
+def test_a_stopped_server_is_reported(made, page):
     with serving(app(made)) as client:
         opened(client, "shoes", ticks=1)
-        see.open(str(client.base_url))
-        see.until("#status", "Live: 1 open")
-    assert see.until("#status", "No answer from the server; asking again") and see("#name").text == "shoes"
+        page.open(str(client.base_url))
+        page.until("#status", "Live: 1 open")
+    assert page.until("#status", "No answer from the server; retrying") and page("#name").text == "shoes"
 
 
-def test_before_the_first_campaign_the_page_says_how_to_begin(served, see):
-    see.open(str(served.base_url))
-    assert "POST /v1/campaigns" in see.until("#none", "No campaign yet") and not see("#campaign").is_displayed()
+def test_the_empty_page_explains_how_to_open_a_campaign(served, page):
+    page.open(str(served.base_url))
+    assert "POST /v1/campaigns" in page.until("#none", "No campaign yet") and not page("#campaign").is_displayed()
 
 
-def test_nothing_comes_from_elsewhere_and_no_script_is_in_the_page(served):
+def test_the_page_loads_nothing_external_or_inline(served):
     for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
         answer = served.get(path)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
@@ -279,5 +279,5 @@ def test_nothing_comes_from_elsewhere_and_no_script_is_in_the_page(served):
         )
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "http://www.w3.org/2000/svg" in answer.text or "://" not in answer.text
-    page = served.get("/").text
-    assert " style=" not in page and " onclick" not in page and "<style" not in page
+    html = served.get("/").text
+    assert " style=" not in html and " onclick" not in html and "<style" not in html

@@ -1,28 +1,40 @@
-"""What was asked and what was answered, in a SQLite file: written before an answer leaves, read back whole.
+"""Journal of served campaigns and their ticks: a SQLite file, written before an answer is sent.
 
-A row a campaign and a row a tick. A write is a transaction that is on the disk when it returns (WAL, synchronous=FULL), so that
-neither a killed process nor a machine without power loses what somebody was told; writes that come together share one.
+One row per campaign and one per tick. A write is one transaction that is on the disk when it returns (WAL, synchronous=FULL),
+so that neither a killed process nor a power failure loses an answered tick; writes that come together share a transaction.
 """
 
 import json
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-VERSION, APPLICATION = 1, 0x444C4C4D  # of the schema; what the file says it is: DLLM
+Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
+
+VERSION, APPLICATION = 1, 0x444C4C4D  # of the tables; SQLite's application_id: DLLM
 SCHEMA = (
     "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, opened REAL NOT NULL,"
-    " facts TEXT NOT NULL, ended TEXT)",
+    " facts TEXT NOT NULL, ended TEXT)",  # facts: the settings in JSON; the column's name belongs to version 1
     "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL, request TEXT NOT NULL,"
     " answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
+CAMPAIGN = "SELECT id, opened, ended, facts FROM campaigns"
 
 
 class Journal:
-    """path: a file, made if there is none; `:memory:` keeps nothing. It may be used from any thread, and by several processes."""
+    """Campaigns and ticks in a file; safe to use from any thread and from several processes.
 
-    def __init__(self, path=":memory:"):
+    Args:
+        path: a file, created if there is none; `:memory:` keeps nothing after the process.
+
+    Raises:
+        ValueError: the file cannot be written, is no journal, or one of another version.
+    """
+
+    def __init__(self, path: str | Path = ":memory:") -> None:
         self.path = str(path)
         try:
             if self.path != ":memory:":
@@ -35,28 +47,25 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"journal: expected a file to write, or one written by a server, got {path} ({error})") from error
 
-    def _connect(self):
+    def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
 
-    def _prepare(self):
-        ask = lambda pragma: self._writer.execute(f"PRAGMA {pragma}").fetchone()[0]  # noqa: E731
-        ask("journal_mode=WAL")
-        self._writer.execute("PRAGMA synchronous=FULL")
-        self._writer.execute("BEGIN IMMEDIATE")  # of two that begin together, one makes the tables
+    def _prepare(self) -> None:
+        """Create the tables of a new file, check the version of an old one."""
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            self._writer.execute(f"PRAGMA {pragma}")
+        self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
         if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
             for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
                 self._writer.execute(statement)
         self._writer.execute("COMMIT")
-        found = ask("application_id"), ask("user_version")
+        found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if found != (APPLICATION, VERSION):
-            raise ValueError(
-                f"journal: expected one of version {VERSION}, got "
-                f"{f'version {found[1]}' if found[0] == APPLICATION else 'another database'}: {self.path}"
-            )
+            got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
+            raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
-    def write(self, entries):
-        """Write all of these or none: entries as `opened`, `ticked` and `ended` make them. -> for each whether it was new; what was
-        there before stays as it is."""
+    def write(self, entries: Sequence[Entry]) -> list[bool]:
+        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""
         with self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -68,75 +77,70 @@ class Journal:
                 raise
         return new
 
-    def campaigns(self):
-        """Every campaign in the order of opening: its id, when it was opened, how it ended, or None, and what was said of it."""
-        for row in self._read("SELECT id, opened, ended, facts FROM campaigns ORDER BY number"):
-            yield _campaign(*row)
+    def campaigns(self) -> list[dict[str, Any]]:
+        """Every campaign in the order of opening: id, opened (seconds since 1970), ended (how, or None) and its settings."""
+        return [_campaign(*row) for row in self._read(f"{CAMPAIGN} ORDER BY number")]
 
-    def campaign(self, id):
-        """One of them, or None."""
-        found = self._read("SELECT id, opened, ended, facts FROM campaigns WHERE id = ?", id)
-        return _campaign(*found[0]) if found else None
+    def campaign(self, id: str) -> dict[str, Any] | None:
+        return next((_campaign(*row) for row in self._read(f"{CAMPAIGN} WHERE id = ?", id)), None)
 
-    def keyed(self, key):
-        """The campaign that was opened with this key, or None."""
-        found = self._read("SELECT id, opened, ended, facts FROM campaigns WHERE key = ?", key)
-        return _campaign(*found[0]) if found else None
+    def keyed(self, key: str) -> dict[str, Any] | None:
+        """The campaign opened with this key."""
+        return next((_campaign(*row) for row in self._read(f"{CAMPAIGN} WHERE key = ?", key)), None)
 
-    def latest(self, count):
-        """The last to be opened, newest first, each with the answer to its last tick, or None."""
+    def latest(self, count: int) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """The campaigns opened last, newest first, each with the answer to its last tick."""
         rows = self._read(
             "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
             " FROM campaigns ORDER BY number DESC LIMIT ?", count,
         )  # fmt: skip
         return [(_campaign(*row), answer and json.loads(answer)) for *row, answer in rows]
 
-    def still_open(self):
-        """How many campaigns have not ended."""
-        return self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")[0][0]
+    def still_open(self) -> int:
+        """Number of campaigns that have not ended."""
+        return int(self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")[0][0])
 
-    def ticks(self, id):
-        """The ticks of a campaign in their order: what was asked, and what was answered."""
+    def ticks(self, id: str) -> list[dict[str, Any]]:
+        """The ticks of a campaign in their order: index, request and answer."""
         rows = self._read("SELECT step, request, answer FROM ticks WHERE campaign = ? ORDER BY step", id)
-        for step, request, answer in rows:
-            yield {"index": step, "request": json.loads(request), "answer": json.loads(answer)}
+        return [{"index": step, "request": json.loads(request), "answer": json.loads(answer)} for step, request, answer in rows]
 
-    def steps(self, id):
-        """How many ticks a campaign has."""
-        return self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)[0][0]
+    def steps(self, id: str) -> int:
+        """Number of ticks of a campaign."""
+        return int(self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)[0][0])
 
-    def tick(self, id, step):
-        """(request, answer) of one of them as they were written, or None."""
+    def tick(self, id: str, step: int) -> tuple[str, str] | None:
+        """(request, answer) of a tick as they were written."""
         found = self._read("SELECT request, answer FROM ticks WHERE campaign = ? AND step = ?", id, step)
         return found[0] if found else None
 
-    def _read(self, query, *values):
+    def _read(self, query: str, *values: Any) -> list[Any]:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
-    def close(self):
+    def close(self) -> None:
         for connection in {self._writer, self._reader}:
             connection.close()
 
 
-def opened(id, key, facts):
-    """The entry of a campaign that begins. key: of two with the same one, only the first is written; facts: a dict for JSON."""
-    values = id, key, time.time(), json.dumps(facts)
+def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:
+    """The entry of a new campaign. Of several with the same key only the first is written."""
+    values = id, key, time.time(), json.dumps(settings)
     return "INSERT OR IGNORE INTO campaigns (id, key, opened, facts) VALUES (?, ?, ?, ?)", values
 
 
-def ticked(id, step, request, answer):
-    """The entry of a tick of a campaign that has not ended: request and answer as JSON, to be read back as they are."""
+def ticked(id: str, step: int, request: str, answer: str) -> Entry:
+    """The entry of a tick of a campaign that has not ended; request and answer are JSON and read back unchanged."""
     return (
         "INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)",
         (id, step, request, answer, id),
     )
 
 
-def ended(id, how):
-    """The entry of a campaign that ends."""
+def ended(id: str, how: str) -> Entry:
+    """The entry of the end of a campaign."""
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
 
 
-def _campaign(id, opened, ended, facts):
-    return {"id": id, "opened": opened, "ended": ended} | json.loads(facts)
+def _campaign(id: str, opened: float, ended: str | None, settings: str) -> dict[str, Any]:
+    return {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}

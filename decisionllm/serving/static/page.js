@@ -1,4 +1,4 @@
-// The page's script: asks the server every two seconds, fills the tables, draws four charts. Text goes in as text, never as markup.
+// Fetches campaigns every two seconds, fills the tables, draws four charts. Text is set as text, never as markup.
 "use strict";
 
 const EVERY = 2000; // milliseconds
@@ -6,23 +6,23 @@ const at = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const say = (x) => (x === null || x === undefined || !Number.isFinite(x) ? "–" : number.format(x));
 
-class Refused extends Error {}
+class Unauthorised extends Error {}
 
-async function ask(path) {
+async function get(path) {
   const token = sessionStorage.getItem("token");
   const answer = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
-  if (answer.status === 401) throw new Refused();
+  if (answer.status === 401) throw new Unauthorised();
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error(`the server says ${answer.status}`);
+  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
   return answer.json();
 }
 
 function status(text, trouble = false) {
   at("status").classList.toggle("trouble", trouble);
-  if (at("status").textContent !== text) at("status").textContent = text; // said aloud only when it is new
+  if (at("status").textContent !== text) at("status").textContent = text; // screen readers announce changes only
 }
 
-// Rows that are there stay where they are, so that whoever is on one of them stays there too.
+// Existing rows are kept, so that keyboard focus on one of them stays.
 function fill(body, items) {
   const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
   items.forEach(({ key, cells }, i) => {
@@ -70,7 +70,7 @@ function show(campaign) {
   at("campaign").hidden = !campaign;
   if (!campaign) return;
   const c = { ...campaign, step: Math.min(campaign.step, campaign.horizon) };
-  c.ticks = c.ticks.filter((t) => t.index < c.horizon); // what came after the last step, to say what it brought, is of no step
+  c.ticks = c.ticks.filter((t) => t.index < c.horizon); // the report after the last step is not a step
   const each = (t) => (t.conversions > 0 ? t.spend / t.conversions : null);
   const remark = (t) => [t.fallback && `fallback: ${t.fallback}`, ...(t.guards ?? [])].filter(Boolean).join(", ");
   const now = { index: c.step, spend: c.spend, conversions: c.conversions };
@@ -80,51 +80,51 @@ function show(campaign) {
   const progress = c.status === "open" ? `Tick ${c.step} of ${c.horizon}` : `Ended after ${c.step} of ${c.horizon} ticks`;
   if (at("progress").textContent !== progress) at("progress").textContent = progress;
   const last = c.ticks.at(-1);
-  facts({
+  figures({
     "Spend / budget": `${say(c.spend)} / ${say(c.budget)}`, "Even pacing": say(even), Conversions: say(c.conversions),
-    "Cost each / target": `${say(each(now))} / ${say(c.target_cpa)}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
+    "CPA / target": `${say(each(now))} / ${say(c.target_cpa)}`, Multiplier: say(last?.multiplier), Category: String(c.category ?? "–"),
   });
   const points = (value, ticks) => ticks.map((t) => [t.index, value(t)]).filter(([, y]) => Number.isFinite(y));
   const held = marks.length ? ` Rings mark ${marks.length} ticks with a guard or a fallback.` : "";
   draw("pacing", c.horizon, points((t) => t.spend, [...c.ticks, now]), {
-    told: `Spend ${say(c.spend)} of ${say(c.budget)} after ${c.step} of ${c.horizon} ticks; spent evenly it would be ${say(even)}.`,
+    label: `Spend ${say(c.spend)} of ${say(c.budget)} after ${c.step} of ${c.horizon} ticks; spent evenly it would be ${say(even)}.`,
     lines: [["limit", "budget", [[0, c.budget], [c.horizon, c.budget]]], ["even", "even pacing", [[0, 0], [c.horizon, c.budget]]]],
   });
   draw("cost", c.horizon, points((t) => each(t) ?? NaN, [...c.ticks, now]), {
-    told: `A conversion cost ${say(each(now))} so far; the target is ${say(c.target_cpa)}.`,
+    label: `CPA ${say(each(now))} so far; the target is ${say(c.target_cpa)}.`,
     lines: [["limit", "target", [[0, c.target_cpa], [c.horizon, c.target_cpa]]]],
   });
-  draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), { told: `Bid multiplier ${say(last?.multiplier)} at the last tick.${held}`, marks });
-  draw("togo", c.horizon, points((t) => t.return_to_go ?? NaN, c.ticks), { told: `Return to go ${say(last?.return_to_go)} at the last tick.` });
+  draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), { label: `Bid multiplier ${say(last?.multiplier)} at the last tick.${held}`, marks });
+  draw("togo", c.horizon, points((t) => t.return_to_go ?? NaN, c.ticks), { label: `Return to go ${say(last?.return_to_go)} at the last tick.` });
   fill(at("ticks"), c.ticks.map((t) => ({
     key: String(t.index),
     cells: [String(t.index), say(t.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(each(t)), remark(t)],
   })));
 }
 
-function facts(told) {
-  const body = at("facts");
+function figures(values) {
+  const body = at("figures");
   if (!body.children.length) {
-    for (const name of Object.keys(told)) {
+    for (const name of Object.keys(values)) {
       const pair = document.createElement("div"), term = document.createElement("dt");
       term.textContent = name;
       pair.append(term, document.createElement("dd"));
       body.append(pair);
     }
   }
-  Object.values(told).forEach((text, i) => { body.children[i].lastElementChild.textContent = text; });
+  Object.values(values).forEach((text, i) => { body.children[i].lastElementChild.textContent = text; });
 }
 
 const W = 360, H = 190, LEFT = 46, RIGHT = 10, TOP = 12, BOTTOM = 22;
 
-// A line of [tick, value] points, named lines to hold it against, rings at some ticks, and all of it in words.
-function draw(id, horizon, points, { told, lines = [], marks = [] }) {
+// A line of [tick, value] points, named reference lines, rings at some ticks, and a label that describes the chart.
+function draw(id, horizon, points, { label, lines = [], marks = [] }) {
   const every = [...points, ...lines.flatMap(([, , ends]) => ends)].map(([, y]) => y);
   const top = nice(Math.max(...every, 0)), low = Math.min(...every, 0) < 0 ? -nice(-Math.min(...every)) : 0;
   const x = (t) => LEFT + ((W - LEFT - RIGHT) * t) / horizon;
   const y = (v) => TOP + ((H - TOP - BOTTOM) * (top - v)) / (top - low);
   const path = (ends) => ends.map(([t, v], i) => `${i ? "L" : "M"}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-  const svg = part("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": told });
+  const svg = part("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });
   for (const v of [low, (low + top) / 2, top]) {
     svg.append(part("path", { class: "grid", d: path([[0, v], [horizon, v]]) }));
     svg.append(part("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, say(v)));
@@ -161,17 +161,17 @@ function nice(most) {
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((k) => k * unit >= most * 0.999999) * unit;
 }
 
-let due; // the timer of the next look
-let turn = 0; // a look that another has overtaken draws nothing
+let due; // timer of the next update
+let turn = 0; // an outdated update draws nothing
 
-async function look() {
+async function update() {
   clearTimeout(due);
   const mine = ++turn;
   try {
-    const { campaigns } = await ask("v1/campaigns");
+    const { campaigns } = await get("v1/campaigns");
     const wanted = decodeURIComponent(location.hash.slice(1));
     const chosen = wanted && wanted !== "campaign" ? wanted : (at("campaign").dataset.id ?? campaigns.find((c) => c.status === "open")?.id ?? campaigns[0]?.id);
-    const campaign = chosen ? await ask(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
+    const campaign = chosen ? await get(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
     if (mine !== turn) return;
     if (campaign) at("campaign").dataset.id = campaign.id;
     list(campaigns, campaign?.id);
@@ -181,24 +181,24 @@ async function look() {
     else status(`Live: ${campaigns.filter((c) => c.status === "open").length} open`);
   } catch (trouble) {
     if (mine !== turn) return;
-    if (trouble instanceof Refused) {
+    if (trouble instanceof Unauthorised) {
       const first = at("key").hidden;
       at("key").hidden = false;
       if (first) at("token").focus();
-      status(sessionStorage.getItem("token") ? "The server does not know this token" : "A token is needed", true);
+      status(sessionStorage.getItem("token") ? "The token is wrong" : "A token is needed", true);
     } else {
-      status("No answer from the server; asking again", true);
+      status("No answer from the server; retrying", true);
     }
   }
-  if (!document.hidden) due = setTimeout(look, EVERY);
+  if (!document.hidden) due = setTimeout(update, EVERY);
 }
 
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", at("token").value);
   at("token").value = "";
-  look();
+  update();
 });
-addEventListener("hashchange", look);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-look();
+addEventListener("hashchange", update);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) update(); });
+update();

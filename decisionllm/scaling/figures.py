@@ -1,0 +1,123 @@
+"""The figures of a study."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from decisionllm.eval.report import figure
+from decisionllm.scaling.law import Law
+
+CAPTIONS = {
+    "size": "Loss against parameters, one colour for each volume of data: every run and the mean over seeds, or the law with its 95 % band.",
+    "data": "Loss against data, one colour for each size.",
+    "compute": "Loss against compute. Ringed: the frontier, the runs that no cheaper run beats.",
+    "contours": "Lines of equal loss by the law. Points are runs; darker is less loss.",
+    "score": "Score against loss, one colour for each size, with the fitted logistic where there is a trend.",
+    "crossover": "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the best size depends on the data.",
+    "quality": "Score (or loss) by quality of the data at full volume, one colour for each size.",
+    "curves": "Held-out loss during training, one line for each run. Dashed: not all data.",
+}
+LOSS = "held-out loss above the head's floor\nnats an action"
+PARAMETERS, STEPS = "parameters without embeddings", "steps of training data"
+POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
+PALETTE = "tab10"
+
+
+def draw(grid: pd.DataFrame, fits: dict[str, Any]) -> dict[str, Figure]:
+    """{name: figure} of the runs of a grid. Where size and volume are shown, data of the first quality, so that one thing varies at a time."""
+    grid = grid.sort_values("non_embedding", kind="stable")
+    base = grid[grid["mixture"] == grid["mixture"].loc[0]]
+    made: dict[str, Figure] = {}
+    scales: dict[str, dict[str, Any]] = {}  # set at the end, since seaborn takes means of logarithms on log axes
+
+    def axis(name: str, x: str, y: str = LOSS, log: str = "xy") -> Axes:
+        made[name] = figure(7, 4.2)
+        axes: Axes = made[name].subplots()
+        axes.set(xlabel=x, ylabel=y)
+        axes.grid(True, which="both", alpha=0.2)
+        scales[name] = {f"{which}scale": "log" for which in log}
+        return axes
+
+    volumes = base.groupby("fraction")["data_steps"].transform("mean")
+    label = [f"{share:.0%} of the data, {steps:,.0f} steps" for share, steps in zip(base["fraction"], volumes, strict=True)]
+    by_volume = base.assign(volume=label).sort_values("fraction", kind="stable")
+    trend(axis("size", PARAMETERS), by_volume, "non_embedding", "volume", fits["law"])
+    trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])
+    compute(axis("compute", "training compute, FLOPs"), grid, fits["frontier"])
+    if fits["law"] and fits["law"].A and fits["law"].B:
+        contours(axis("contours", PARAMETERS, STEPS), base, fits["law"])
+    if grid["score"].notna().any():
+        axes = axis("score", LOSS.replace("\n", ", "), "score", log="")
+        sns.scatterplot(grid, x="excess", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
+        if "curve" in fits["score"]:
+            axes.plot(fits["score"]["at"], fits["score"]["curve"], color="black", linewidth=1)
+            axes.fill_between(fits["score"]["at"], *fits["score"]["band"], color="black", alpha=0.1)
+    metric = "score" if grid["score"].notna().all() else "excess"
+    what = "score" if metric == "score" else "held-out loss above the floor"
+    means(axis("crossover", "share of the data", what, log="x"), base, "fraction", metric)
+    if grid["mixture"].nunique() > 1:
+        full = grid[grid["fraction"] == grid["fraction"].max()]
+        axes = axis("quality", "quality: mean return of the data, 1: that of the whole log", what, log="")
+        means(axes, full, "quality", metric)
+    curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
+    for name, scale in scales.items():
+        axes = made[name].axes[0]
+        axes.set(**scale)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
+    return made
+
+
+def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:
+    """Loss against x for each value of `by`: points, and the law with its band, or without a law the means."""
+    shared: dict[str, Any] = {"x": x, "y": "excess", "hue": by, "palette": PALETTE, "ax": axes}
+    sns.scatterplot(grid, legend=law is None, **shared, **POINTS)
+    if law is None:
+        sns.lineplot(grid, legend=False, errorbar=None, **shared)
+        return
+    at = np.geomspace(grid[x].min(), grid[x].max(), 60)
+    for i, (label, part) in enumerate(grid.groupby(by, sort=False)):
+        where = {name: part[name].mean() for name in ("non_embedding", "data_steps")} | {x: at}
+        point = where["non_embedding"], where["data_steps"], grid["quality"].iloc[0]
+        axes.plot(at, law(*point), color=f"C{i % 10}", label=label)
+        if law.draws:
+            axes.fill_between(at, *law.band(*point), color=f"C{i % 10}", alpha=0.15)
+
+
+def compute(axes: Axes, grid: pd.DataFrame, frontier: dict[str, Any]) -> None:
+    """Loss against compute, with the frontier and its power law."""
+    sns.scatterplot(grid, x="flops", y="excess", hue="size", palette=PALETTE, ax=axes, **POINTS)
+    best = grid[grid["run"].isin(frontier["runs"])]
+    axes.scatter(best["flops"], best["excess"], s=70, facecolors="none", edgecolors="black", label="frontier")
+    if frontier["power"]:
+        E, K, gamma = frontier["power"]
+        at = np.geomspace(best["flops"].min(), best["flops"].max(), 60)
+        axes.plot(at, E + K / at**gamma, color="black", linewidth=1)
+
+
+def contours(axes: Axes, grid: pd.DataFrame, law: Law) -> None:
+    """Lines of equal loss over parameters and data."""
+    N, D = grid["non_embedding"], grid["data_steps"]
+    n, d = (np.geomspace(x.min() / 1.3, x.max() * 1.3, 60) for x in (N, D))
+    lines = axes.contour(n, d, law(n[None], d[:, None], grid["quality"].iloc[0]), 10, cmap="viridis")
+    axes.clabel(lines, fontsize=7)
+    axes.scatter(N, D, c=grid["excess"], cmap="viridis", edgecolors="black", linewidths=0.3)
+
+
+def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
+    """The mean over seeds of each size along x, with whiskers from the least to the largest."""
+    whiskers: dict[str, Any] = {"errorbar": ("pi", 100), "err_style": "bars", "err_kws": {"capsize": 2}, "marker": "o"}
+    sns.lineplot(grid, x=x, y=y, hue="size", palette=PALETTE, ax=axes, **whiskers)
+
+
+def curves(axes: Axes, grid: pd.DataFrame) -> None:
+    """Held-out loss over training steps, one line for each run."""
+    points = grid[["run", "size", "fraction", "curve"]].explode("curve")
+    points = points.assign(step=points["curve"].str[0].astype(float), loss=points["curve"].str[2].astype(float))
+    points["data"] = np.where(points["fraction"] == points["fraction"].max(), "all data", "not all data")
+    style: dict[str, Any] = {"style": "data", "style_order": ["all data", "not all data"], "linewidth": 0.8}
+    sns.lineplot(points, x="step", y="loss", hue="size", palette=PALETTE, units="run", estimator=None, ax=axes, **style)

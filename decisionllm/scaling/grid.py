@@ -1,0 +1,216 @@
+"""The runs of a study: its options are checked, and each cell of the grid becomes one job."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from decisionllm.config import one_of
+from decisionllm.datasets import windows
+from decisionllm.datasets.store import Store, prepare
+from decisionllm.scaling import ledger
+from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest
+
+KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
+AXES = ("size", "fraction", "quality")
+RULES = {  # the keys that each rule reads
+    "budget": {"steps": ("steps",), "compute": ("flops",), "converged": ("steps", "doublings", "tolerance")},
+    "lr": {"fixed": (), "sweep": ("values",)},
+}
+NOT_THE_RUNS = ("run", "cache_dir", "device", "fresh")  # keys of a config that a result does not depend on
+
+Job = dict[str, Any]
+
+
+def check(study: dict[str, Any]) -> dict[str, Any]:
+    """The study, if it is complete and its values are possible; the first fault is a ValueError."""
+    if missing := [key for key in KEYS if key not in study]:
+        raise ValueError(f"study: expected {missing[0]}, found none; configs/study/smoke.yaml has every key")
+    axes = study["axes"]
+    if unknown := [name for name in axes if name not in AXES]:
+        raise ValueError(f"study.axes: expected axes among {', '.join(AXES)}, got {unknown[0]!r}")
+    for name, values in {**{axis: axes.get(axis) for axis in AXES}, "seeds": study["seeds"]}.items():
+        if not values:
+            raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
+    known = {name: as_words(list(values)) for name, values in (*axes.items(), ("seed", study["seeds"]))}
+    for rule in study["exclude"]:
+        if not isinstance(rule, dict) or not rule or any(set(as_words(v)) - set(known.get(k, [])) for k, v in rule.items()):
+            raise ValueError(f"study.exclude: expected axes and values of the grid, got {rule}; the grid has {known}")
+    if min(axes["fraction"]) <= 0 or max(axes["fraction"]) > 1:
+        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {axes['fraction']}")
+    for part, rules in RULES.items():
+        one_of(f"study.{part}.rule", rule := study[part].get("rule"), rules)
+        for key in rules[rule]:
+            if not (given := study[part].get(key)):
+                raise ValueError(f"study.{part}.{key}: rule={rule} needs it, expected a value above 0, got {given}")
+    return study
+
+
+def as_words(values: Any) -> list[str]:
+    """One value or several values of an axis, as words."""
+    return [f"{v:g}" if isinstance(v, float) else str(v) for v in (values if isinstance(values, list) else [values])]
+
+
+def train_configs(study: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """{(size, quality): config of `train`} of a study, as the command line composes it."""
+    quality, found = study["axes"]["quality"], {}
+    mixtures = {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
+    for (size, words), (name, (mixture, quantile)) in product(study["axes"]["size"].items(), mixtures.items()):
+        config = compose("train", [*study["train"], *words, *mixture, f"name='{size}'", "run=x", "log.tracker=none"])
+        if (execution := config["team"]["execution"]) != "per_agent":
+            raise ValueError(f"study.train: expected team.execution=per_agent, got {execution}; a study counts single agents")
+        config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
+        found[size, name] = merged(config, {"data": {"min_return_quantile": float(quantile)}})
+    return found
+
+
+def compose(command: str, words: list[Any]) -> dict[str, Any]:
+    """The config of a command as its command line composes it."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config: Any = OmegaConf.to_container(hydra.compose(command, [str(word) for word in words]), resolve=True)
+        return dict(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        line, reason = " ".join(map(str, words)), str(error).splitlines()[0]
+        raise ValueError(f"study: `decisionllm {command} {line}` does not compose: {reason}") from error
+
+
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A config with these changes, nested groups merged."""
+    nested = {key: merged(config[key], value) for key, value in changes.items() if isinstance(value, dict) and key in config}
+    return config | changes | nested
+
+
+def check_data(store: Store, data: dict[str, Any], fraction: float) -> None:
+    """A ValueError if no group is held out, the smallest fraction is less than one group, or a quality drops no episode."""
+    groups, held_out, quantile = len(np.unique(store.group)), data["held_out"], data["min_return_quantile"]
+    train = groups - round(held_out * groups)
+    if train == groups:
+        raise ValueError(f"data.held_out={held_out} of {groups} groups holds none out: give study.train a larger data.held_out")
+    if fraction * train < 1:
+        least = f"the least is {1 / train:.3g}, or take more data"
+        raise ValueError(f"study.axes.fraction: {fraction:g} of {train} groups is less than one; {least}")
+    if quantile and len(windows.select(store, min_return_quantile=quantile)[0]) == len(store.lengths):
+        why = f"so many have the return {store.returns.min():g}; take another quality, or mixtures"
+        raise ValueError(f"study.axes.quality: {quantile:g} drops no episode, {why}")
+
+
+class Grid:
+    """The jobs of a study. Configs are composed once for each size and quality, stores opened once, models counted once."""
+
+    def __init__(self, study: dict[str, Any], cache_dir: str | Path) -> None:
+        self.study = study
+        self.budget = {key: study["budget"][key] for key in ("rule", *RULES["budget"][study["budget"]["rule"]])}
+        self.rates = study["lr"]["values"] if study["lr"]["rule"] == "sweep" else []
+        self.configs, acting = train_configs(study), compose("evaluate", ["run=x", *study["evaluate"]])
+        self.evaluate = {key: value for key, value in acting.items() if key not in ("run", "out", "device")}
+        self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
+        self.fractions = sorted(study["axes"]["fraction"])
+        self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
+        opened, digest = cache(lambda dataset: prepare(json.loads(dataset), cache_dir)), cache(weights_digest)
+        self.stores = {cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()}
+        for cell, config in self.configs.items():
+            check_data(self.stores[cell], config["data"], self.fractions[0])
+        self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
+        self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
+
+    def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
+        """One run: everything that its result depends on."""
+        cell, config = (size, quality), self.configs[size, quality]
+        rates = {"lr": lr, "lr_backbone": config["optim"]["lr_backbone"] * lr / config["optim"]["lr"]}
+        config = merged(config, {"seed": seed, "data": {"fraction": float(fraction)}, "optim": rates})
+        if "flops" in self.budget:
+            config["steps"] = max(round(self.budget["flops"] / flops(config, self.count(*cell))), 1)
+        else:
+            config["steps"] = self.budget["steps"]
+        return {
+            "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
+            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.reference,
+            "windows": self.study["windows"], "data": self.stores[cell].fingerprint,
+        } | ({"backbone": self.weights[cell]} if self.weights[cell] else {})  # fmt: skip
+
+    def tuning(self) -> list[Job]:
+        """The runs that choose the learning rate of each size: on the smallest data, of the first quality and seed."""
+        quality, fraction, seed = self.qualities[0], self.fractions[0], self.study["seeds"][0]
+        return [self.job(size, quality, fraction, seed, float(lr)) for size, lr in product(self.sizes, self.rates)]
+
+    def tuning_losses(self, out: Path) -> dict[str, dict[float, float]]:
+        """{size: {learning rate: held-out loss}} of the tuning runs that are done."""
+        losses: dict[str, dict[float, float]] = {size: {} for size in self.sizes}
+        for job in self.tuning():
+            name, _ = ledger.encode(job)
+            if (out / name / "done.json").exists():
+                losses[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(out / name)["held_out"]
+        return losses
+
+    def learning_rates(self, out: Path) -> dict[str, float] | None:
+        """{size: learning rate}, the one of the least held-out loss; None until the tuning runs are over."""
+        if self.study["lr"]["rule"] == "fixed":
+            return {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
+        if not set(ledger.status(out, names(self.tuning())).values()) <= {"done", "failed"}:
+            return None
+        losses = self.tuning_losses(out)
+        if failed := [size for size in self.sizes if not losses[size]]:
+            raise ValueError(f"every tuning run of size {failed[0]} failed: action=status says why, action=retry tries again")
+        return {size: min(each, key=lambda lr: each[lr]) for size, each in losses.items()}
+
+    def jobs(self, out: Path) -> list[Job]:
+        """Every run of the grid, the small ones first; none until the tuning runs are over."""
+        rates = self.learning_rates(out)
+        return [self.job(*cell, rates[cell[0]]) for cell in self.cells()] if rates else []
+
+    def cells(self) -> list[tuple[str, str, float, int]]:
+        """The (size, quality, fraction, seed) of every run: the whole grid without what an entry of `exclude` matches."""
+        entries = [{axis: as_words(values) for axis, values in entry.items()} for entry in self.study["exclude"]]
+
+        def excluded(cell: tuple[Any, ...]) -> bool:
+            words = dict(zip(("size", "quality", "fraction", "seed"), as_words(list(cell)), strict=True))
+            return any(all(words[axis] in values for axis, values in entry.items()) for entry in entries)
+
+        cells = product(self.sizes, self.qualities, self.fractions, self.study["seeds"])
+        return [cell for cell in cells if not excluded(cell)]
+
+    def all_jobs(self, out: Path) -> dict[str, Job]:
+        """Every run that is known by now, tuning runs first: {name: job}"""
+        known = self.tuning() + self.jobs(out)
+        return dict(zip(names(known), known, strict=True))
+
+
+def names(jobs: list[Job]) -> list[str]:
+    """The ledger's names of these jobs."""
+    return [ledger.encode(job)[0] for job in jobs]
+
+
+def estimate(grid: Grid, config: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Print what a study would take: runs, parameters, tokens, FLOPs, disk, and hours as a few steps of each size predict them."""
+    rows, runs = [], Counter(size for size, *_ in grid.cells())
+    for size in grid.sizes:
+        job = grid.job(size, grid.qualities[0], grid.fractions[-1], grid.study["seeds"][0], 1e-3)
+        train, counted = job["train"], grid.count(size, grid.qualities[0])
+        each = runs[size] + max(len(grid.rates) - 1, 0)  # one of the tuning runs is in the grid
+        steps = train["steps"] * (2 ** (job["budget"].get("doublings", 0) + 1) - 1)  # at the most
+        where = {"cache_dir": config["cache_dir"], "device": config["device"]}
+        seconds = seconds_per_step(train | where, config["probe"]) if config["probe"] else math.nan
+        rows.append({
+            "size": size, "parameters": counted["total"], "trained": counted["trained"], "runs": each, "steps a run": steps,
+            "tokens": each * steps * train["optim"]["batch_size"] * counted["tokens"], "FLOPs": each * steps * flops(train, counted),
+            "hours": each * steps * seconds / 3600, "MB on disk": each * (12 * counted["trained"] * config["keep"] + 60e3) / 1e6,
+        })  # fmt: skip
+    table = pd.DataFrame(rows)
+    total = table.sum(numeric_only=True, skipna=False)
+    say(table.to_string(index=False, float_format="{:,.2f}".format))
+    work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS})"
+    say(
+        f"{work}; {total['hours']:.2f} hours of training by one worker; {total['MB on disk']:,.0f} MB on disk; rollouts not counted"
+    )
