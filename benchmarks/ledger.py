@@ -79,12 +79,9 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
     import hydra
     import yaml
 
-    from decisionllm import registry
-    from decisionllm.config import configs
+    from decisionllm.config import configs, store_choices
 
-    for group, choices in registry.discover().items():
-        for name, node in choices.items():
-            hydra.core.config_store.ConfigStore.instance().store(group=group, name=name, node=node)
+    store_choices()
     study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {"seeds": list(range(-(-count // 18)))}
     study["lr"] = {"rule": "fixed"}
     root, began = Path(folder) / "large", time.process_time()

@@ -11,8 +11,7 @@ import pytest
 import torch
 import yaml
 
-from decisionllm import registry
-from decisionllm.__main__ import configs
+from decisionllm.config import configs, store_choices
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead
@@ -360,11 +359,8 @@ def test_new_weights_of_a_backbone_make_a_new_run(tmp_path):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_shipped_study_composes_and_has_a_note(name, capsys):
     from hydra import initialize_config_dir
-    from hydra.core.config_store import ConfigStore
 
-    for group, choices in registry.discover().items():
-        for choice, content in choices.items():
-            ConfigStore.instance().store(group=group, name=choice, node=content)
+    store_choices()
     note = (configs() / "study" / f"{name}.yaml").read_text()
     study = grid.check(yaml.safe_load(note))
     with initialize_config_dir(str(configs()), version_base="1.3"):

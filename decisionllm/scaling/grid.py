@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.config import one_of
+from decisionllm.config import UsageError, merged, one_of, settle
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.scaling import ledger
@@ -78,18 +78,16 @@ def compose(command: str, words: list[Any]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    line = [str(word) for word in words]
     try:
-        config: Any = OmegaConf.to_container(hydra.compose(command, [str(word) for word in words]), resolve=True)
-        return dict(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        line, reason = " ".join(map(str, words)), str(error).splitlines()[0]
-        raise ValueError(f"study: `decisionllm {command} {line}` does not compose: {reason}") from error
-
-
-def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A config with these changes, nested groups merged."""
-    nested = {key: merged(config[key], value) for key, value in changes.items() if isinstance(value, dict) and key in config}
-    return config | changes | nested
+        config = hydra.compose(command, line, return_hydra_config=True)
+        OmegaConf.set_struct(config, False)
+        chosen = config.pop("hydra").runtime.choices.items()
+        defaults = hydra.compose(command, [f"{group}={name}" for group, name in chosen if name and "/" not in group])
+        return settle(config, defaults, {word.lstrip("+").partition("=")[0] for word in line})
+    except (HydraException, OmegaConfBaseException, UsageError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"study: `decisionllm {command} {' '.join(line)}` does not compose: {reason}") from error
 
 
 def check_data(store: Store, data: dict[str, Any], fraction: float) -> None:

@@ -162,7 +162,7 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     loss, error = (sums[:2] / sums[2]).tolist()
     return {
         "held_out": loss,
-        "floor": float(model.head.loss_floor),
+        "floor": model.head.loss_floor,
         "action_error": error if store.spec.num_actions else error**0.5,
     }
 

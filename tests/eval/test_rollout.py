@@ -1,4 +1,4 @@
-"""Rollouts against returns worked out by hand; reports over seeds."""
+"""Rollouts against returns worked out by hand."""
 
 import numpy as np
 import pytest

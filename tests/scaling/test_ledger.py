@@ -145,7 +145,7 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
     first.join()
     names = ledger.plan(root, jobs(60))
     hold(root, 60)
-    until(lambda: "running" not in ledger.status(root, names).values())  # its workers end what they began, and go
+    until(lambda: "running" not in ledger.status(root, names).values())  # its workers finish their runs, then end
     assert 10 <= len(book(root)) < 60
     hold(root, len(book(root)) + 5)
     killed = []
