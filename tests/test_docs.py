@@ -21,6 +21,7 @@ import yaml
 from decisionllm.__main__ import COMMANDS
 from decisionllm.config import TrainConfig
 from tests.conftest import command
+from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -157,6 +158,19 @@ def test_local_links_lead_somewhere(page):
 def test_a_page_uses_the_words_of_the_field(page):
     found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(), re.I)
     assert not found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_paragraph_has_at_most_four_sentences(page):
+    prose = re.sub(r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$", "", page.read_text(), flags=re.M | re.S)
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d\. )", prose):
+        assert len(re.findall(r"[a-z)%`][.?!](?:\s|$)", paragraph)) <= 4, paragraph
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_imports():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [set(re.findall(r"`(\w+)/?`", row)) for row in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)]
+    assert [floor - {"__init__"} for floor in FLOORS] == rows
 
 
 def options(cls=TrainConfig, at=""):

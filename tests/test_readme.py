@@ -18,12 +18,6 @@ def test_it_has_at_most_1800_words():
     assert 500 < len(README.split()) <= 1800
 
 
-def test_a_paragraph_has_at_most_four_sentences():
-    prose = re.sub(r"```.*?```|^\|.*$|^#.*$", "", README, flags=re.M | re.S)
-    for paragraph in prose.split("\n\n"):
-        assert len(re.findall(r"[a-z)%`][.?!](?:\s|$)", paragraph)) <= 4, paragraph
-
-
 def test_the_first_run_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     block = README.split("## First run")[1].split("```sh\n")[1].split("```")[0]
