@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from decisionllm.registry import choice, register
     from decisionllm.schema import Episode, History, Spec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Episode", "History", "Policy", "Spec", "TrainConfig", "choice", "load", "register", "rollout"]
 
 PUBLIC = {  # name -> where it is defined

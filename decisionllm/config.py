@@ -160,6 +160,17 @@ def configs() -> Path:
     return next(folder for folder in (here / "configs", here.parent / "configs") if folder.is_dir())
 
 
+def with_defaults(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for an unknown one."""
+    import yaml
+
+    options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
+    options = {key: value for key, value in options.items() if key not in ("defaults", "hydra")}
+    if wrong := next((key for key in given if key not in options), None):
+        raise ValueError(unknown_key(wrong, options))
+    return merged(options, given)
+
+
 def store_choices() -> None:
     """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
     from hydra.core.config_store import ConfigStore

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from decisionllm.config import with_defaults
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
@@ -33,7 +34,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     """Roll out every run of config["run"].
 
     Args:
-        config: plain dicts, see configs/evaluate.yaml.
+        config: plain dicts of the form of configs/evaluate.yaml; an option left out has its default.
 
     Returns:
         The path of results.jsonl.
@@ -42,7 +43,7 @@ def evaluate(config: dict[str, Any]) -> Path:
         ValueError: a run cannot be evaluated, or an option does not fit it.
         FileNotFoundError: a run is not there or has no checkpoint.
     """
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console, config = Console(soft_wrap=True, markup=False, highlight=False), with_defaults("evaluate", config)
     runs = [Path(str(run)) for run in (config["run"] if isinstance(config["run"], list) else [config["run"]])]
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")

@@ -5,6 +5,8 @@ import json
 import pytest
 import yaml
 
+from decisionllm.config import with_defaults
+from decisionllm.evaluate import evaluate
 from tests.conftest import LOOP, NANO, command
 
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
@@ -137,3 +139,11 @@ def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, c
     assert command("evaluate", f"run={runs}/{run}", f"out={tmp_path}", *words) == 1
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_in_python_an_option_left_out_has_its_default():
+    options = with_defaults("evaluate", {"run": "runs/x", "episodes": 7, "act": {"decode": "mean"}})
+    assert options["episodes"] == 7 and options["target_returns"] == [] and options["env"] == {}
+    assert options["act"] == {"stride": None, "decode": "mean", "planning_horizon": None, "planning_margin": None}
+    with pytest.raises(ValueError, match="no key 'episode' in the config; did you mean episodes"):
+        evaluate({"run": "runs/x", "episode": 7})

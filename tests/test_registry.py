@@ -118,7 +118,7 @@ def test_somebody_elses_class_needs_no_registration():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head=bims", "Could not find 'head/bims' Available options in 'head': bins discrete gaussian pointer"),
+        ("head=bims", f"Could not find 'head/bims' Available options in 'head': {' '.join(sorted(discover()['head']))}"),
         ("head.num_binz=3", "Could not override 'head.num_binz'"),
         ("windw=3", "Could not override 'windw'"),
     ],

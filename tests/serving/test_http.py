@@ -39,9 +39,9 @@ from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
 from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
 from tests.serving.test_campaigns import settings as settings_of
-from tests.test_readme import README
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
 MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f"}
 
 
@@ -562,9 +562,9 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     near(got, wanted, scale=policy.model.spec.high[0])
 
 
-def test_the_readme_tour_of_the_server_works(run, tmp_path):
+def test_the_tour_of_the_server_in_the_docs_works(run, tmp_path):
     """Its lines, run by a shell."""
-    tour = README.split("## Serve")[1].split("```sh\n")[2].split("```")[0]
+    tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url=")).split("```")[0]
     with program(run, f"journal={tmp_path}/j") as (_, client):
         lines = tour.replace("http://127.0.0.1:8080", str(client.base_url).rstrip("/")).replace(
             "curl -s ", "curl -s -f -w '\\n' "
@@ -578,9 +578,9 @@ def test_the_readme_tour_of_the_server_works(run, tmp_path):
 
 
 @pytest.mark.numeric
-def test_the_readme_reads_the_journal_and_serves_auctionnet(run, tmp_path, capsys):
-    lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", README.split("## Serve")[1], re.M)
-    block = README.split("## Serve")[1].split("```python\n")[1].split("```")[0]
+def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
+    lines = re.findall(r"^decisionllm (data|train) (dataset=journal .*)$", PAGE, re.M)
+    block = PAGE.split("```python\n")[1].split("```")[0]
     with program(run, f"journal={tmp_path}/j") as (_, client):
         known = {}
         exec(block.replace("runs/auction/nano-0", str(run)).replace("http://127.0.0.1:8080", str(client.base_url)), known)

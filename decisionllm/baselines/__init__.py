@@ -1,0 +1,1 @@
+"""Players to compare with: rules, and policies that others trained."""

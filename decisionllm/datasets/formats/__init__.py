@@ -1,0 +1,1 @@
+"""File formats of other projects and of our own: no learning."""

@@ -1,0 +1,1 @@
+"""The advertising market, campaigns, what a policy observes of them, and the journal."""

@@ -1,0 +1,1 @@
+"""Rollouts, scores and the report; one file per environment."""

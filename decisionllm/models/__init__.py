@@ -1,0 +1,1 @@
+"""The model: normaliser, tokenizer, backbone, heads and dynamics put together."""

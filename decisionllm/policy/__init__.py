@@ -1,0 +1,1 @@
+"""Histories to actions: policies, sessions of running episodes, planning, and run directories."""

@@ -1,0 +1,1 @@
+"""A policy over HTTP: routes, campaigns, cache, batches, OpenRTB."""

@@ -1,0 +1,133 @@
+"""Writes docs/options.md from the dataclasses of decisionllm/config.py and from the registered choices: python -m docs.options"""
+
+import ast
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from decisionllm import config
+from decisionllm.registry import discover
+
+INTRO = """# Options
+
+<!-- written by `python -m docs.options` from decisionllm/config.py; edit the comments there -->
+
+```sh
+decisionllm train --help
+decisionllm train --cfg job
+```
+
+`--help` lists commands and choices, `--cfg job` prints the whole configuration, resolved. This page is written from the code. [Training](train.md)
+explains the options in context."""
+TITLES = {
+    "TrainConfig": ("Run", ""),
+    "DataOptions": ("Data", "data."),
+    "ModelOptions": ("Model", "model."),
+    "TeamOptions": ("Teams", "team."),
+    "OptimOptions": ("Optimiser", "optim."),
+    "LogOptions": ("Log", "log."),
+    "ActOptions": ("Acting", "act."),
+}
+INTROS = {
+    "Run": "Everything that a training run depends on (`TrainConfig`).",
+    "Data": "Which episodes of the dataset are trained on.",
+    "Model": "What the model reads and what it learns to predict.",
+    "Teams": "For agents whose episodes share a `group`.",
+    "Optimiser": "AdamW and its schedule.",
+    "Log": "Validation, checkpoints and trackers.",
+    "Acting": "How the trained policy acts; `evaluate` and `serve` take the same options.",
+}
+MEANINGS = {  # where the comment in the source is short
+    "dataset": "which data: see the choices below",
+    "backbone": "which language model: see the choices below",
+    "head": "which distribution over actions: see the choices below",
+    "env": "where `evaluate` rolls the run out: see the choices below; `none`: nowhere",
+    "steps": "optimiser steps",
+    "seed": "of the weights and of the order of windows",
+    "model.embedding": "map of numbers to tokens: `linear`, or `mlp` with one hidden layer",
+    "model.timesteps": "`learned`: one vector per step of the episode; `none`: episodes may be longer than in training",
+    "optim.lr": "peak learning rate; linear warm-up, then a cosine down to 5 % of it",
+    "optim.lr_backbone": "peak learning rate of the backbone, or of its LoRA adapters",
+    "optim.weight_decay": "of AdamW",
+    "optim.warmup": "steps until the peak learning rate",
+    "optim.clip": "largest norm of the gradient; 0: no clipping",
+    "optim.precision": "`no`: float32; `bf16`; `auto`: bf16 where the processor supports it natively",
+    "log.every": "steps between log lines, each with a held-out loss",
+    "log.save_every": "steps between checkpoints; also one at the end and at Ctrl-C",
+    "log.validation_batches": "held-out batches of each log line; 0: none",
+    "log.tracker": "`tensorboard`, `wandb` or `none`",
+    "act.decode": "action from the distribution: `mode`, `mean` or `sample`",
+}
+
+
+def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
+    """(option, default, meaning) of each field of a dataclass, as its source says it; a meaning is the comment on its line."""
+    source = inspect.getsource(vars(config)[name])
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    text, found = source.splitlines(), []
+    for node in tree.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        key, default = node.target.id, "" if node.value is None else ast.unparse(node.value)
+        if "Options" in ast.unparse(node.annotation):
+            continue
+        if "lambda" in default:
+            default = "none"
+        default = {"True": "true", "False": "false"}.get(default, default)
+        comment = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :].rpartition("# ")[2].strip()
+        found.append((key, default.strip("'\""), MEANINGS.get(f"{prefix}{key}", comment)))
+    return found
+
+
+def cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[str]:
+    return [
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(map(cell, line)) + " |" for line in lines),
+    ]
+
+
+def page() -> str:
+    """The text of docs/options.md."""
+    parts = [INTRO]
+    for name, (title, prefix) in TITLES.items():
+        described = [
+            (f"`{prefix}{key}`", f"`{default}`" if default else "", meaning) for key, default, meaning in rows(name, prefix)
+        ]
+        parts += ["", f"## {title}", "", INTROS[title], "",
+                  *table(("option", "default", "meaning"), described)]  # fmt: skip
+    parts += [
+        "",
+        "## Choices",
+        "",
+        "`dataset=NAME` chooses; `dataset.OPTION=` sets one of its options. `???` must be given; `${text}` takes the value of the option `text`.",
+        "",
+    ]
+    for group, choices in discover().items():
+        targets: dict[str, dict[str, dict[str, Any]]] = {}  # presets of one callable share a row
+        for name, node in choices.items():
+            targets.setdefault(node["_target_"], {})[name] = node
+        lines = []
+        for presets in targets.values():
+            keys = [key for key in next(iter(presets.values())) if key != "_target_"]
+            given = [f"`{key}={'/'.join(dict.fromkeys(shown(node[key]) for node in presets.values()))}`" for key in keys]
+            lines.append((", ".join(f"`{name}`" for name in presets), ", ".join(given) or "none"))
+        parts += [f"### {group}", "", *table(("choice", "options"), lines), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def shown(value: Any) -> str:
+    """A default as one writes it on the command line."""
+    value = re.sub(r"^\$\{oc\.select:([\w.]+),.*\}$", r"${\1}", value) if isinstance(value, str) else value
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else '""' if value == "" else str(value)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "options.md").write_text(page())

@@ -1,0 +1,226 @@
+"""Every snippet and command of README and docs runs, every option is documented, and the site is built without the network.
+
+Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file. Commands of `decisionllm` run with few
+steps and episodes. A block after `<!-- compose only -->` needs a GPU, a network or long training: its commands are composed only. A Python
+block after `<!-- needs a server ... -->` is run by another test.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from decisionllm.__main__ import COMMANDS
+from decisionllm.config import TrainConfig
+from tests.conftest import command
+from tests.test_layers import FLOORS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$", re.M | re.S
+)
+INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
+FEW = {r"(?<![.\w])steps=\d+": "steps=2", r"(?<![.\w])episodes=\d+": "episodes=3", r'"episodes": \d+': '"episodes": 3'}
+QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
+FIRST = ("dataset=synthetic", "text=goal", "backbone=nano", "window=4", "steps=2", "run=runs/first", *QUICK)
+PRIVATE = ("told", "untold", "asked", "nobody", "desk", "trunk", "crew", "reachable", "courses", "whoever")
+
+
+def name(path):
+    return path.stem
+
+
+def blocks(page):
+    """(composed only, language, file name, text) of each block of a page."""
+    return [(bool(mark), kind, title, text) for mark, kind, title, text in BLOCK.findall(page.read_text())]
+
+
+def lines(text):
+    """The commands of a shell block, continued lines joined, comments cut off."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    return [line for each in joined.splitlines() if (line := re.sub(r"\s+#.*$|^#.*$", "", each).strip())]
+
+
+def commands(page):
+    """Every `decisionllm COMMAND ...` of a page as words."""
+    found = [line for _, kind, _, text in blocks(page) if kind == "sh" for line in lines(text)]
+    found = [line.removeprefix("decisionllm ") for line in found if line.startswith("decisionllm ")]
+    return [shlex.split(line) for line in dict.fromkeys([*found, *INLINE.findall(page.read_text())])]
+
+
+def single(words):
+    """The words without sweeps: one value each."""
+    if "--multirun" not in words:
+        return words
+    return [re.sub(r"^([\w.]+=[^\[,]+),.*$", r"\1", word) for word in words if word != "--multirun"]
+
+
+def few(text):
+    for pattern, replacement in FEW.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def run_line(line):
+    """Run one line of a shell block in this process, with few steps."""
+    words = shlex.split(few(line))
+    if words[0] != "decisionllm" or "--help" in words or "--cfg" in words:
+        return check_line(line)
+    verb, *overrides = single(words[1:])
+    more = [word for word in QUICK if word.partition("=")[0] not in line] if verb == "train" else []
+    assert command(verb, *overrides, *more) == 0, line
+
+
+def check_line(line):
+    """`make` targets and benchmark modules exist; other lines are for the reader's machine."""
+    program, *targets = line.split()
+    if program == "make":
+        assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in targets), line
+    for module in re.findall(r"python -m (benchmarks\.\w+)", line):
+        assert importlib.util.find_spec(module), line
+    if program == "decisionllm":
+        compose([word for word in shlex.split(line)[1:] if word not in ("--cfg", "job")])
+
+
+def compose(words):
+    if "--help" in words:
+        with pytest.raises(SystemExit, match="0"):  # of argparse
+            command(*words)
+    else:
+        assert command(*single(words), "--cfg", "job") == 0, " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    """The run directory of the quick start, trained for two steps."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DECISIONLLM_HOME", str(folder / "data"))
+        assert command("train", *FIRST) == 0
+    return folder / "runs" / "first"
+
+
+@pytest.fixture
+def scratch(first_run, tmp_path, monkeypatch):
+    """A folder with runs/first, from which modules are imported."""
+    folder = tmp_path / "scratch"
+    shutil.copytree(first_run, folder / "runs" / "first")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield folder
+    for module in set(sys.modules) - before:
+        if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):  # a module of the page
+            del sys.modules[module]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_the_blocks_of_a_page_run(page, scratch, capsys):
+    known = {"__name__": page.stem}
+    for composed, kind, title, text in blocks(page):
+        if title:
+            Path(title).write_text(text)
+        elif kind == "python" and not composed:
+            exec(compile(few(text), f"{page.name}", "exec"), known)
+        elif kind == "sh":
+            for line in lines(text):
+                check_line(line) if composed else run_line(line)
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{page.stem}-{i}") for page in PAGES for i, words in enumerate(commands(page))]
+)
+def test_every_command_composes(words, capsys):
+    compose(words)
+
+
+def test_every_command_is_documented():
+    assert {words[0] for page in PAGES for words in commands(page)} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_local_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_uses_the_words_of_the_field(page):
+    found = re.findall(rf"\b({'|'.join(PRIVATE)})\b", page.read_text(), re.I)
+    assert not found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_paragraph_has_at_most_four_sentences(page):
+    prose = re.sub(r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$", "", page.read_text(), flags=re.M | re.S)
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d\. )", prose):
+        assert len(re.findall(r"[a-z)%`][.?!](?:\s|$)", paragraph)) <= 4, paragraph
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_imports():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [set(re.findall(r"`(\w+)/?`", row)) for row in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)]
+    assert [floor - {"__init__"} for floor in FLOORS] == rows
+
+
+def options(cls=TrainConfig, at=""):
+    for field in fields(cls):
+        made = field.default_factory() if callable(field.default_factory) else None
+        if is_dataclass(made):
+            yield from options(type(made), f"{at}{field.name}.")
+        else:
+            yield f"{at}{field.name}"
+
+
+def test_the_table_of_options_is_that_of_the_code():
+    from docs import options as script
+
+    assert (ROOT / "docs" / "options.md").read_text() == script.page(), "run: python -m docs.options"
+
+
+def test_every_option_is_documented_with_its_meaning():
+    text = (ROOT / "docs" / "options.md").read_text()
+    for option in options():
+        row = re.search(rf"^\| `{re.escape(option)}` \|(.*)\|$", text, re.M)
+        assert row and len(row[1].split("|")[-1].strip()) > 5, option
+
+
+def test_every_route_of_the_server_is_documented():
+    sources = "".join(path.read_text() for path in (ROOT / "decisionllm" / "serving").glob("*.py"))
+    paths = set(re.findall(r"@routes?r?\.(?:get|post|delete)\(\s*\"(/[^\"]+)\"", sources))
+    page = (ROOT / "docs" / "serve.md").read_text()
+    assert len(paths) > 8
+    for path in paths:
+        assert f"{path}`" in page, path
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(re.findall(r": (\w+\.md)$", text, re.M))
+
+
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs")
+    made = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", "mkdocs.yml", "--site-dir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    for page in tmp_path.rglob("*.html"):
+        assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?://(?!127)", page.read_text()), page.name
+    assert (tmp_path / "images" / "tokens.svg").is_file()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=name)
+def test_the_files_of_the_forge_are_yaml(path):
+    assert yaml.safe_load(path.read_text())
