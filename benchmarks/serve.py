@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks import measure
+from decisionllm.config import ModelOptions
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.models.decision_llm import DecisionLLM
@@ -42,7 +43,9 @@ CAMPAIGNS = 48
 def policy_of(backbone, dtype):
     choices = discover()
     torch.manual_seed(0)
-    model = DecisionLLM(SPEC, build(choices["backbone"][backbone], 0), choices["head"]["gaussian"], timesteps="none")
+    model = DecisionLLM(
+        SPEC, build(choices["backbone"][backbone], 0), choices["head"]["gaussian"], ModelOptions(timesteps="none")
+    )
     model.normalizer.fit(np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32), np.linspace(0, 40, 100))
     model.backbone.model.to(dtype)
     return Policy(model, 48, 24, 20.0)

@@ -63,6 +63,12 @@ def evaluate(config: dict[str, Any]) -> Path:
                 raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
             same = given.get("_target_", own["_target_"]) == own["_target_"]
             env: Env = build((own if same else {}) | given, config["episodes"])
+            if "policy" in run_config and (
+                ignored := [key for key, value in (config["act"] | config["team"]).items() if value is not None]
+            ):
+                console.print(
+                    f"{run}: a baseline acts by its network's mean; {', '.join(ignored)} of act and team have no effect on it"
+                )
             dataset = info["dataset"]["name"]
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]

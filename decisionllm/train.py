@@ -77,18 +77,10 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
 
     # -- processes and precision --
-    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process
-    accelerator = Accelerator(
-        mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=run,
-        log_with=None if c.log.tracker == "none" else c.log.tracker,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word embeddings, where there is no text
-    )  # fmt: skip
+    accelerator = processes(c)
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     say = console.print if main else lambda *_: None
     parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
-    if c.optim.batch_size % parts:
-        raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
-                         f"got {c.optim.batch_size}")  # fmt: skip
 
     # -- data, model, optimiser --
     with accelerator.main_process_first():
@@ -164,6 +156,21 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     if c.log.keep_best and not (c.data.held_out and c.log.validation_batches):
         raise ValueError("log.keep_best: held-out groups say which weights are best; expected data.held_out and "
                          f"log.validation_batches above 0, got {c.data.held_out} and {c.log.validation_batches}")  # fmt: skip
+
+
+def processes(c: TrainConfig) -> Any:
+    """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process, not a precision or device
+    accelerator = Accelerator(
+        mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
+        log_with=None if c.log.tracker == "none" else c.log.tracker,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word embeddings, where there is no text
+    )  # fmt: skip
+    world = accelerator.num_processes
+    if c.optim.batch_size % (world * c.optim.accumulate):
+        raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
+                         f"got {c.optim.batch_size}")  # fmt: skip
+    return accelerator
 
 
 def open_data(c: TrainConfig, store: Store) -> Data:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from decisionllm.__main__ import run
+from decisionllm.config import ModelOptions, TeamOptions
 from decisionllm.datasets import store, windows
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.policy import Policy
@@ -114,7 +115,8 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
     assert language_model.layout is not None, "our forward differs from the library's: the plain one would hide it"
     torch.manual_seed(seed)
-    model = DecisionLLM(spec, language_model, node("head", head, **head_options or {}), **options)
+    team = TeamOptions(**{key: options.pop(key) for key in ("execution", "hide_actions") if key in options})
+    model = DecisionLLM(spec, language_model, node("head", head, **head_options or {}), ModelOptions(**options), team)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim < 2 or not weight.any():

@@ -1,6 +1,7 @@
 """Imports only go down a floor, or stay in their own folder: read from the syntax trees, nothing is run."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,28 @@ def test_imports_only_go_down(path):
         if module.startswith("decisionllm.") and module != "decisionllm.__version__" and room(module) != here:
             assert floor(room(module)) is not None, f"{module} has no floor"
             assert floor(room(module)) < floor(here), f"{of(path)} imports {module}, which is not below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=of)
+def test_dotted_paths_in_strings_only_point_down(path):
+    here = room(of(path))
+    strings = (
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    for module in (word for text in strings for word in re.findall(r"^decisionllm(?:\.\w+)+$", text)):
+        assert room(module) == here or floor(room(module)) < floor(here), f"{of(path)} names {module}, which is not below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=of)
+def test_functions_fit_on_a_screen(path):
+    functions = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    first = {f: f.body[1 if ast.get_docstring(f) and len(f.body) > 1 else 0].lineno for f in functions}  # below the docstring
+    long = {f.name: f.end_lineno - first[f] + 1 for f in functions if f.end_lineno - first[f] >= 80}
+    assert not long, "expected functions of at most 80 lines"
 
 
 @pytest.mark.parametrize("path", FILES, ids=of)

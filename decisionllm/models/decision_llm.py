@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
+from decisionllm.config import ModelOptions, TeamOptions, one_of
 from decisionllm.models.dynamics import Dynamics
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head
@@ -22,51 +23,45 @@ class DecisionLLM(nn.Module):
         spec: of the data.
         backbone: the language model.
         head: config node of a head, see `protocols.Head`.
-        embedding, timesteps: see `TrajectoryTokenizer`.
-        condition_on: `return_to_go`, a token before each observation holds the return-to-go; `none`: behaviour cloning.
-        max_return_expectile: above 0, also learn the maximum return, as this expectile of the return-to-go. Every other row of a
-            batch then has the null return token. Source: Reinformer (arXiv 2405.08740).
-        dynamics: also learn a dynamics model, with which a policy can plan.
-        entity_layers: attention layers between entities, where observations have an entity schema.
-        execution: `per_agent`, each row is read alone; `joint` or `both`, the rows of a team are one list of tokens.
-        hide_actions: of a team, see `TeamTokenizer`.
+        options: `config.ModelOptions`. max_return_expectile above 0 also learns the maximum return, as this expectile of the
+            return-to-go; every other row of a batch then has the null return token. Source: Reinformer (arXiv 2405.08740).
+        team: `config.TeamOptions`. execution=per_agent reads each row alone; with joint or both, the rows of a team are one token list.
 
     Raises:
         ValueError: an option is unknown, or two do not fit together.
     """
 
     def __init__(
-        self, spec: Spec, backbone: Backbone, head: dict[str, Any], *, embedding: str = "linear", timesteps: str = "learned",
-        condition_on: str = "return_to_go", max_return_expectile: float = 0.0, dynamics: bool = False, entity_layers: int = 0,
-        execution: str = "per_agent", hide_actions: float = 0.0,
+        self, spec: Spec, backbone: Backbone, head: dict[str, Any], options: ModelOptions | None = None,
+        team: TeamOptions | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if condition_on not in ("return_to_go", "none"):
-            raise ValueError(f"model.condition_on: expected return_to_go or none, got {condition_on!r}")
-        if max_return_expectile and not (0 < max_return_expectile < 1 and condition_on == "return_to_go"):
+        o, team = options or ModelOptions(), team or TeamOptions()
+        expectile, returns = o.max_return_expectile, o.condition_on == "return_to_go"
+        one_of("model.condition_on", o.condition_on, ("return_to_go", "none"))
+        one_of("team.execution", team.execution, ("per_agent", "joint", "both"))
+        if expectile and not (0 < expectile < 1 and returns):
             raise ValueError("model.max_return_expectile: expected within 0 .. 1 and model.condition_on=return_to_go, "
-                             f"got {max_return_expectile} and {condition_on}")  # fmt: skip
-        if execution not in ("per_agent", "joint", "both"):
-            raise ValueError(f"team.execution: expected per_agent, joint or both, got {execution!r}")
-        if execution != "per_agent" and (max_return_expectile or dynamics):
-            raise ValueError(f"team.execution={execution}: expected neither model.max_return_expectile nor model.dynamics, "
+                             f"got {expectile} and {o.condition_on}")  # fmt: skip
+        if team.execution != "per_agent" and (expectile or o.dynamics):
+            raise ValueError(f"team.execution={team.execution}: expected neither model.max_return_expectile nor model.dynamics, "
                              "which are of a single agent")  # fmt: skip
         width = backbone.width
         self.spec, self.backbone = spec, backbone
         self.normalizer = Normalizer(spec)
         self.tokenizer = TrajectoryTokenizer(
-            spec, width, embedding=embedding, timesteps=timesteps, return_conditioned=condition_on == "return_to_go",
-            null_return=bool(max_return_expectile), entity_layers=entity_layers,
+            spec, width, embedding=o.embedding, timesteps=o.timesteps, return_conditioned=returns, null_return=bool(expectile),
+            entity_layers=o.entity_layers,
         )  # fmt: skip
         self.head: Head = build(head, width, spec)
         if not isinstance(self.head, Head):
             raise ValueError(
                 f"{head['_target_']}: expected a head with loss_floor and entities, see decisionllm.protocols.Head"
             )
-        self.dynamics = Dynamics(width, spec) if dynamics else None
-        self.max_return = nn.Linear(width, 1) if max_return_expectile else None
-        self.max_return_expectile = max_return_expectile
-        self.team = TeamTokenizer(spec, width, hide_actions=hide_actions) if execution != "per_agent" else None
+        self.dynamics = Dynamics(width, spec) if o.dynamics else None
+        self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
+        grouped = team.execution != "per_agent"
+        self.team = TeamTokenizer(spec, width, hide_actions=team.hide_actions) if grouped else None
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Returns-to-go, observations and actions in the model's units, and timesteps."""

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.config import flat
+from decisionllm.config import ModelOptions, TeamOptions, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import atomic
 from decisionllm.models.decision_llm import DecisionLLM
@@ -56,9 +56,7 @@ def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        options = {key: value for key, value in config["model"].items() if key != "return_horizon"}
-        team = {key: config["team"][key] for key in ("execution", "hide_actions")}
-        return DecisionLLM(spec, backbone, config["head"], **options, **team)
+        return DecisionLLM(spec, backbone, config["head"], ModelOptions(**config["model"]), TeamOptions(**config["team"]))
 
 
 def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:

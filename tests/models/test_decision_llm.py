@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from decisionllm.config import ModelOptions
 from decisionllm.datasets import windows
 from decisionllm.datasets.windows import collate
 from decisionllm.models.decision_llm import DecisionLLM, masked_mean
@@ -304,5 +305,5 @@ def test_the_loss_counts_allowed_actions_alone():
 
 
 def test_an_unknown_conditioning_is_refused():
-    with pytest.raises(ValueError, match="model.condition_on: expected return_to_go or none, got 'sometimes'"):
-        DecisionLLM(CONTINUOUS, None, None, condition_on="sometimes")
+    with pytest.raises(ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"):
+        DecisionLLM(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))
