@@ -60,7 +60,7 @@ def gates(**size):
 
 
 def cases(**size):
-    half = precision({"device": "cpu", "precision": "auto"}) == "bf16"
+    half = precision("cpu", "auto") == "bf16"
     for dtype in (torch.float32, torch.bfloat16)[: 1 + half]:
         day = Day(dtype=dtype, **size)
         again = list(range(3, day.steps, 8))

@@ -125,7 +125,7 @@ def cases(*, T=20, B=64, **size):
     models = [pair(**size) for _ in range(2)]
     ours, peer = trainer(models[0][0], our_loss, batch_of), trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer), target=1.3)
-    if precision({"device": "cpu", "precision": "auto"}) == "bf16":
+    if precision("cpu", "auto") == "bf16":
         ours = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)
         yield measure.Case("bfloat16, peer in float32", *repeated(ours, peer), target=2.1)
 

@@ -71,7 +71,7 @@ def cases(*, T=20, B=16, **size):
     batch_of = batches(models[0][0], T=T, B=B)
     ours, peer = trainer(models[0][0], our_loss, batch_of), trainer(models[0][1], peer_loss, batch_of)
     yield measure.Case("float32", *repeated(ours, peer, 2), target=1.6)
-    if precision({"device": "cpu", "precision": "auto"}) == "bf16":
+    if precision("cpu", "auto") == "bf16":
         half = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)
         peer_half = trainer(models[1][1], partial(peer_loss, dtype=torch.bfloat16), batch_of)
         yield measure.Case("bfloat16, peer in float32", *repeated(half, peer, 2), target=3)

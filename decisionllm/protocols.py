@@ -7,7 +7,7 @@ D model width, K entities.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -179,6 +179,7 @@ class Distribution(Protocol):
         ...
 
 
+@runtime_checkable
 class Head(Protocol):
     """Maps hidden states at observation tokens to a distribution over the next action. A subclass of torch.nn.Module.
 

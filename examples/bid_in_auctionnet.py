@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from decisionllm import TrainConfig, choice
-from decisionllm.train import train
 from decisionllm.baselines.rules import roster
 from decisionllm.config import DataOptions, LogOptions, ModelOptions
 from decisionllm.envs.auction.campaign import STEPS, score
 from decisionllm.envs.auction.market import Bidder, BidderContext, Market, Outcome, opportunities, settle
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
+from decisionllm.train import train
 
 
 class Player(Bidder):

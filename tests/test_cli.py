@@ -12,8 +12,8 @@ from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
-    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are auction, journal, maze2d-umaze,",
-    "data dataset=elsewhere": "no dataset 'elsewhere'; there are auction, journal, maze2d-umaze, maze2d-medium,",
+    "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, auction, journal, maze2d-umaze,",
+    "data dataset=elsewhere": "no dataset 'elsewhere'; there are arrays, store, auction, journal, maze2d-umaze, maze2d-medium,",
     "train backbone=tinny": "no backbone 'tinny'; did you mean tiny? there are nano, tiny, small, base, dt, pretrained",
     "train head=gausian": "no head 'gausian'; did you mean gaussian? there are gaussian, bins, discrete",
     "train env=synthetik": "no env 'synthetik'; did you mean synthetic?",
@@ -94,11 +94,12 @@ FAILED = {
     "optim.precision=fp8": "precision: expected auto, no or bf16, got 'fp8'",
     "log.tracker=paper": "paper",
     "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
-    "text=shuffled": "dataset.text: expected none or goal, got 'shuffled'",
+    "text=shuffled": "dataset.text: expected one of none, goal, got 'shuffled'",
     "head=discrete": "head=discrete: expected discrete actions, the data has continuous ones",
     "data.fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
     "backbone.tune=half": "backbone.tune: expected lora, full or frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
+    "head._target_=decisionllm.models.dynamics.Dynamics": "expected a head with loss_floor and entities, see decisionllm.protocols.Head",
     "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
 }
 
@@ -137,9 +138,10 @@ def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
 from torch import nn
 from decisionllm.models.heads import Gaussian
 class Flow(nn.Module):
+    entities = None
     def __init__(self, width, spec, *, deviation=0.1, layers=1):
         super().__init__()
-        self.deviation = deviation
+        self.deviation, self.loss_floor = deviation, 0.0
         self.out = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)), nn.Linear(width, spec.action_dim))
     def forward(self, hidden, action_masks=None):
         return Gaussian(self.out(hidden), self.deviation)

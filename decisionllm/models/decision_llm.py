@@ -59,6 +59,10 @@ class DecisionLLM(nn.Module):
             null_return=bool(max_return_expectile), entity_layers=entity_layers,
         )  # fmt: skip
         self.head: Head = build(head, width, spec)
+        if not isinstance(self.head, Head):
+            raise ValueError(
+                f"{head['_target_']}: expected a head with loss_floor and entities, see decisionllm.protocols.Head"
+            )
         self.dynamics = Dynamics(width, spec) if dynamics else None
         self.max_return = nn.Linear(width, 1) if max_return_expectile else None
         self.max_return_expectile = max_return_expectile

@@ -77,7 +77,7 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
         except Exception as error:  # the type depends on why Ray does not start
             raise ConnectionError(f"executor=ray address={address}: Ray did not answer: {error}") from error
     try:
-        resources, gpus = ray.cluster_resources(), config["gpus"]  # type: ignore[no-untyped-call]  # Ray's
+        resources, gpus = ray.cluster_resources(), config["gpus"]
         cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
