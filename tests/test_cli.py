@@ -133,8 +133,8 @@ def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
 
 def test_somebody_elses_head_keeps_its_own_options(tmp_path, monkeypatch):
     """The options of the head it stands in for are not passed to it, those that were given are."""
-    (tmp_path / "theirlab").mkdir()
-    (tmp_path / "theirlab" / "heads.py").write_text("""
+    (tmp_path / "otherlab").mkdir()
+    (tmp_path / "otherlab" / "heads.py").write_text("""
 from torch import nn
 from decisionllm.models.heads import Gaussian
 class Flow(nn.Module):
@@ -147,9 +147,9 @@ class Flow(nn.Module):
         return Gaussian(self.out(hidden), self.deviation)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("head._target_=theirlab.heads.Flow", "+head.layers=2", "head.deviation=0.25")
+    words = ("head._target_=otherlab.heads.Flow", "+head.layers=2", "head.deviation=0.25")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/run") == 0
-    assert "{_target_: theirlab.heads.Flow, deviation: 0.25, layers: 2}" in (tmp_path / "run" / "config.yaml").read_text().replace(
+    assert "{_target_: otherlab.heads.Flow, deviation: 0.25, layers: 2}" in (tmp_path / "run" / "config.yaml").read_text().replace(
         "\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")  # fmt: skip
     assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
 

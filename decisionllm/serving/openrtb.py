@@ -32,7 +32,7 @@ Words = Annotated[list[str], Field(max_length=1000)]
 class Part(BaseModel):
     """A part of a BidRequest. Fields that are not read are ignored, as the standard requires."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
 
 
 class Pmp(Part):

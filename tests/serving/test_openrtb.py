@@ -80,6 +80,7 @@ def test_excluded_seats_categories_and_campaigns_do_not_bid():
     ("wrong", "field"),
     [({"imp": []}, "imp"), ({"imp": [{"id": "1", "ext": {"value": 1.2}}]}, "value"), ({"imp": [{"id": "1"}]}, "ext"),
      ({"imp": [{"id": "1", "ext": {"value": float("nan")}}]}, "value"), ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": -1}]}, "bidfloor"),
+     ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": False}]}, "bidfloor"), ({"tmax": "100"}, "tmax"),
      ({"tmax": 0}, "tmax"), ({"ext": {}}, "campaign"), ({"test": 2}, "test"), ({"id": ""}, "id")],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_by_its_field(wrong, field):
