@@ -51,6 +51,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     acting = config["act"] | config["team"]
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
+    versions = checkpoint.versions()
     drawn: set[str] = set()  # labels of pictures, and of datasets whose baselines were played
     published: dict[str, dict[str, float]] = {}  # by dataset
     units: dict[str, str] = {}
@@ -76,10 +77,11 @@ def evaluate(config: dict[str, Any]) -> Path:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
-                      "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": checkpoint.versions()}  # fmt: skip
+                      "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
-                for protocol, members in env.conditions(policy.execution, contender.scripted).items():
+                conditions = env.conditions(policy.execution, contender.scripted)
+                for protocol, members in conditions.items():
                     part = [episodes[i] for i in members]
                     scores = env.score(part)
                     low, high = report.interval(scores)
@@ -94,8 +96,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                     file.flush()
                     console.print(line(row))
                     label = re.sub(r"[^\w.+-]+", "-", f"{contender.name}-{protocol}-{row.seed}")
-                    first = protocol == next(iter(env.conditions(policy.execution, contender.scripted)))
-                    if label not in drawn and row.headline and first:
+                    if label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
                         picture = env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")
                         if picture is not None:

@@ -16,6 +16,7 @@ from decisionllm.config import one_of
 from decisionllm.datasets.arrays import read_columns
 from decisionllm.datasets.store import Store
 from decisionllm.envs.maze2d import Maze, Planner, reward
+from decisionllm.files import atomic
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -214,20 +215,14 @@ def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
     path = Path(path).expanduser()
     if path.exists():
         raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    try:
-        with h5py.File(partial, "w") as file:
-            for key in ("observations", "actions"):
-                file.create_dataset(key, data=log[key], compression="gzip")
-            file["rewards"], file["timeouts"], file["terminals"] = log["rewards"], log["ends"], np.zeros(len(log["ends"]), bool)
-            file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
-            if "goals" in log:
-                file["infos/goal"] = log["goals"]
-            file.attrs["name"] = name
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic(path) as partial, h5py.File(partial, "w") as file:
+        for key in ("observations", "actions"):
+            file.create_dataset(key, data=log[key], compression="gzip")
+        file["rewards"], file["timeouts"], file["terminals"] = log["rewards"], log["ends"], np.zeros(len(log["ends"]), bool)
+        file["infos/qpos"], file["infos/qvel"] = log["observations"][:, :2], log["observations"][:, 2:]
+        if "goals" in log:
+            file["infos/goal"] = log["goals"]
+        file.attrs["name"] = name
 
 
 def read_hdf5(path: Path) -> tuple[Log, str]:

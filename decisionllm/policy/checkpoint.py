@@ -204,8 +204,7 @@ def load(
     (config, info), device = read(path), usable(device)
     if "policy" in config:
         return build(config["policy"], path, info, device), config, info
-    spec: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in info["spec"].items()}
-    model = make_model(config, Spec(**spec))
+    model = make_model(config, Spec.of(info["spec"]))
     restore(weights_folder(path, config), model, info)
     act, team = config["act"], config["team"]
     options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin")}
