@@ -96,6 +96,10 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     text: str = "none"  # task text of every episode: none, or what the dataset offers
+    text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
+    text_encoder: Node = field(
+        default_factory=lambda: {"_target_": "none"}
+    )  # features: of a frozen language model; none: the backbone's words
     window: int = 20  # T, steps of history
     steps: int = 2000
     minutes: float = 0.0  # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
@@ -178,10 +182,13 @@ def store_choices() -> None:
     for group, choices in registry.discover().items():
         for name, node in choices.items():
             ConfigStore.instance().store(group=group, name=name, node=node)
+    ConfigStore.instance().store(group="text_encoder", name="none", node={"_target_": "none"})
     for name in ["none", *(name for name in registry.discover()["dataset"] if name not in registry.discover()["env"])]:
         ConfigStore.instance().store(group="env", name=name, node={"_target_": "none"})  # a dataset without an env of its name
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
-    defaults = {key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env")}
+    defaults = {
+        key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env", "text_encoder")
+    }
     ConfigStore.instance().store(name="train_options", node=defaults)
 
 
@@ -231,7 +238,8 @@ def explain(command: str, overrides: list[str]) -> str | None:
     from hydra.errors import HydraException
 
     groups = {group: [*found] for group, found in registry.discover().items()}
-    groups["env"].append("none")
+    for group in ("env", "text_encoder"):
+        groups[group].append("none")
     for group in ("experiment", "study"):
         groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
     try:

@@ -24,7 +24,6 @@ from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.windows import collate
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Batch, Window
-from decisionllm.tokenizers import text
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
@@ -88,7 +87,9 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     data = open_data(c, store)
     model = checkpoint.make_model(options, store.spec)
     fit_normalizer(model, data, dynamics=c.model.dynamics)
-    texts = text.encode(model.backbone.tokenizer, data.tasks)
+    texts = model.backbone.encode(data.tasks)
+    if model.backbone.features is not None:
+        model.backbone.features.fit(*texts)
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
@@ -323,7 +324,7 @@ def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[s
     }
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            groups[not name.startswith("backbone."), weight.ndim > 1].append(weight)
+            groups[not name.startswith("backbone.model."), weight.ndim > 1].append(weight)
     trained = sum(p.requires_grad for p in model.parameters())
     assert sum(map(len, groups.values())) == trained, "a parameter is in no group, or in two"
     return [

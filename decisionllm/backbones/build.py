@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.lora import add_adapters
@@ -121,7 +120,7 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
     file = path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
     try:
         saved = load_file(file)
-        backbone.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.")})
+        backbone.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.model.")})
     except (SafetensorError, RuntimeError) as error:
         raise OSError(str(error)) from error
     return backbone.model, backbone.tokenizer
@@ -154,10 +153,12 @@ def tuned(model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora
     return Backbone(model, tokenizer, tune)
 
 
-def fingerprint(module: nn.Module) -> str:
-    """A hash of a module's frozen weights: a saved adapter belongs to them."""
+def fingerprint(backbone: Backbone) -> str:
+    """A hash of a backbone's frozen weights, and of its text encoder's: what was trained belongs to them."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, weight in sorted(module.named_parameters()):
+    for name, weight in sorted(backbone.named_parameters()):
         if not weight.requires_grad:
             digest.update(name.encode() + weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    if backbone.features is not None:
+        digest.update(backbone.features.digest.encode())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ and values. `Backbone.plain` is the library's own forward on the same embeddings
 an architecture whose blocks are not supported is read by `plain`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.backbones.lora import linear
+from decisionllm.tokenizers import text
+from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
 ALL = slice(None)
@@ -77,6 +79,8 @@ class Backbone(nn.Module):
     def __init__(self, model: Any, tokenizer: Any, tune: str) -> None:
         super().__init__()
         self.model, self.tokenizer, self.tune = model, tokenizer, tune
+        self.features: Any = None  # a text encoder in place of the word embeddings, see `readers.attach`
+        self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.config = self.core.config
         self.width: int = self.config.hidden_size
         self.layout: _Llama | _GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
@@ -90,9 +94,22 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
 
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
+        tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
+        ids, mask = text.encode(tokenizer, texts, with_numbers=self.numbers is not None)
+        if ids.shape[1] >= self.config.max_position_embeddings:
+            raise ValueError(f"text: expected fewer than {self.config.max_position_embeddings} tokens, the positions of this "
+                             f"backbone, got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
+        return ids if self.features is None else self.features.rows(ids, mask), mask
+
     def embed(self, text_ids: Tensor) -> Tensor:
-        """Word embeddings (U, L) -> (U, L, D)."""
-        return self.core.get_input_embeddings()(text_ids)  # type: ignore[no-any-return]  # of transformers
+        """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
+        words = self.core.get_input_embeddings() if self.features is None else self.features
+        if self.numbers is None:
+            return words(text_ids)  # type: ignore[no-any-return]  # of transformers
+        x = words(text_ids.clamp(min=0))
+        return torch.where(text_ids[..., None] < 0, self.numbers(values(text_ids)).to(x.dtype), x)
 
     def forward(
         self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *,

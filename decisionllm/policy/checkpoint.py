@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.readers import attach
 from decisionllm.config import ModelOptions, TeamOptions, flat
 from decisionllm.datasets.store import Store
 from decisionllm.files import atomic
@@ -36,6 +37,7 @@ from decisionllm.schema import Spec
 FORMAT = 2  # of run.json, config.yaml and the names of weights
 UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "log.tracker", "log.every", "log.save_every")  # when a run is continued
+FITTED = ("normalizer.", "backbone.features.")  # buffers that belong to a checkpoint
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -56,7 +58,9 @@ def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
     backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        return DecisionLLM(spec, backbone, config["head"], ModelOptions(**config["model"]), TeamOptions(**config["team"]))
+        model = DecisionLLM(spec, backbone, config["head"], ModelOptions(**config["model"]), TeamOptions(**config["team"]))
+        attach(backbone, config)
+    return model
 
 
 def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:
@@ -251,7 +255,7 @@ def target(info: dict[str, Any], quantile: float) -> float:
 def _own_state(model: DecisionLLM) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith(FITTED)}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 

@@ -18,7 +18,6 @@ from decisionllm.policy.planner import candidate_actions, plan
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import History
-from decisionllm.tokenizers import text
 
 
 @dataclass
@@ -126,7 +125,7 @@ class Policy:
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})
-        texts = text.encode(self.model.backbone.tokenizer, tasks)
+        texts = self.model.backbone.encode(tasks)
         window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
         batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
         each, last = torch.arange(len(histories)), torch.from_numpy(now - start)

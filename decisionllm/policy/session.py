@@ -12,7 +12,6 @@ from decisionllm.backbones.forward import KVCache
 from decisionllm.datasets.windows import Steps, collate, cut, rollout_returns_to_go, window_start
 from decisionllm.policy.planner import plan
 from decisionllm.schema import History
-from decisionllm.tokenizers import text
 
 if TYPE_CHECKING:
     from decisionllm.policy.policy import Policy
@@ -124,8 +123,7 @@ class Session(EpisodeBuffer):
         self.tasks = list(tasks)
         self.predicted_returns = np.zeros(self.rewards.shape, np.float32)  # maximum return-to-go at each step, where predicted
         self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of each row's last decision
-        tokenizer = policy.model.backbone.tokenizer
-        self.text_room = max(text_room, text.encode(tokenizer, sorted(set(self.tasks)))[0].shape[1])  # tokens
+        self.text_room = max(text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1])  # tokens
         self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
         self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
 
@@ -248,7 +246,7 @@ class Session(EpisodeBuffer):
             self.caches[return_given] = shape.rows(torch.zeros(N, dtype=torch.long, device=device)).with_room(room)
         if len(rows):
             distinct = sorted({self.tasks[i] for i in rows})
-            ids, mask = text.encode(backbone.tokenizer, distinct)
+            ids, mask = backbone.encode(distinct)
             texts = backbone.read_text(ids.to(device), mask.to(device))
             index = torch.tensor([distinct.index(self.tasks[i]) for i in rows], device=device)
             self.caches[return_given].set_prefix(torch.from_numpy(rows).to(device), texts.rows(index))

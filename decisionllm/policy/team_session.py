@@ -65,7 +65,7 @@ class TeamSession(EpisodeBuffer):
             members[at].append(task)
         texts = [text.of_team(each) for each in members]
         distinct = sorted(set(texts))
-        self.texts = text.encode(model.backbone.tokenizer, distinct)
+        self.texts = model.backbone.encode(distinct)
         self.text_index = np.array([distinct.index(each) for each in texts])[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
         self.cache: KVCache | None = None

@@ -25,7 +25,6 @@ from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.scaling import executors
 from decisionllm.schema import Spec
-from decisionllm.tokenizers import text
 from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
@@ -149,7 +148,7 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
     draw = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
-    texts, sums = text.encode(model.backbone.tokenizer, store.tasks), np.zeros(3)
+    texts, sums = model.backbone.encode(store.tasks), np.zeros(3)
     for i in range(-(-count // BATCH)):
         window = draw(i)
         batch = collate(window, texts, store.task[window.episodes]).to(policy.device)

@@ -14,7 +14,6 @@ import numpy as np
 from decisionllm.policy.policy import Policy
 from decisionllm.policy.session import Session
 from decisionllm.schema import History
-from decisionllm.tokenizers import text
 
 ROUND = 32  # tokens: text room grows in multiples of it
 Decision = tuple[np.ndarray, float | None]  # action (A,), and the return-to-go it was conditioned on
@@ -37,8 +36,7 @@ class Cache:
 
     def __init__(self, policy: Policy, *, room: int, rows: int, horizon: int) -> None:
         self.policy, self.room, self.max_rows, self.horizon = policy, room, rows, horizon
-        tokenizer = policy.model.backbone.tokenizer
-        self.text_tokens = lru_cache(10_000)(lambda task: text.encode(tokenizer, [task])[0].shape[1])
+        self.text_tokens = lru_cache(10_000)(lambda task: policy.model.backbone.encode([task])[0].shape[1])
         self.counts: Counter[str] = Counter()  # hits, misses, evictions
         self._allocate(0)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decisionllm.tokenizers.numbers import insert
+
 HERE = Path(__file__).parent
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's pre-tokenisation pattern
 VOCABULARY = 2048
@@ -51,21 +53,31 @@ def own_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode(tokenizer: Any, texts: Sequence[str], *, with_numbers: bool = False) -> tuple[Tensor, Tensor]:
     """Token ids of texts, padded on the right.
 
     Args:
         tokenizer: of a backbone.
         texts: U texts.
+        with_numbers: a `[NUM]` token follows each number, see `numbers.insert`.
 
     Returns:
         ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all texts are empty.
     """
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    if with_numbers:
+        read = (tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts)
+        ids = [insert(x["input_ids"], x["offset_mapping"], text) for x, text in zip(read, texts, strict=True)]
+    else:
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return padded(ids)
+
+
+def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
     length = max(map(len, ids), default=0)
-    padded = torch.tensor([row + [0] * (length - len(row)) for row in ids], dtype=torch.long).view(len(ids), length)
+    rows = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], dtype=torch.long).view(len(ids), length)
     sizes = torch.tensor([len(row) for row in ids])
-    return padded, torch.arange(length) < sizes[:, None]
+    return rows, torch.arange(length) < sizes[:, None]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""Text encoders: which tokens a backbone reads of a task text, beside its own word embeddings."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decisionllm.backbones.build import fingerprint, pretrained
+from decisionllm.backbones.forward import Backbone
+from decisionllm.config import one_of
+from decisionllm.files import atomic
+from decisionllm.registry import build, register
+from decisionllm.tokenizers.numbers import NumberEmbedding
+
+AT_ONCE = 32  # texts that the encoder reads in one forward
+
+
+def attach(backbone: Backbone, config: dict[str, Any]) -> None:
+    """Give a backbone the text encoder and the number embedding that a run's config names."""
+    numbers, encoder = config.get("text_numbers", "digits"), config.get("text_encoder", {"_target_": "none"})
+    one_of("text_numbers", numbers, ("digits", "embedded"))
+    if encoder["_target_"] != "none":
+        backbone.features = build(encoder, backbone.width, config["seed"], config["cache_dir"])
+    if numbers == "embedded":
+        backbone.numbers = NumberEmbedding(backbone.width)
+
+
+@register("text_encoder", "features")
+class FrozenFeatures(nn.Module):
+    """Features of each token of a text by a frozen language model, mapped to embeddings by a linear map and LayerNorm.
+
+    Token ids are rows of a table of features (n, F) that grows with every new text. A text is read once; the features are kept
+    on disk by the text and the weights of the encoder.
+
+    Args:
+        width: D of the backbone that reads the embeddings.
+        seed: of weights=random and shuffled.
+        cache_dir: where features are kept.
+        folder: a local model folder, a GGUF file or a run, see `backbones.build.pretrained`; hub_id: a name on the hub; without
+            both: SmolLM2-135M-Instruct, see `backbones.build.smollm2`.
+        weights: see there.
+        layer: the block whose output is taken, counted from 1; 0: the word embeddings.
+
+    Raises:
+        ValueError: the encoder has no such layer.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, width: int, seed: int, cache_dir: str, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", layer: int = 12
+    ) -> None:  # fmt: skip
+        super().__init__()
+        given = {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
+        from decisionllm.backbones import build as b
+
+        encoder = (pretrained if given else b.smollm2)(seed, weights=weights, tune="frozen", **given)
+        layers = encoder.config.num_hidden_layers
+        if not 0 <= layer <= layers:
+            raise ValueError(f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}")
+        self.encoder = [encoder.eval()]  # in a list: no part of this module, its weights are not saved
+        self.tokenizer, self.layer, self.size = encoder.tokenizer, layer, encoder.width
+        self.digest = hashlib.blake2b(f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12).hexdigest()
+        self.cache = Path(cache_dir).expanduser() / "text-features" / self.digest
+        self.table = torch.zeros(1, self.size, dtype=torch.float16)  # row 0: padding
+        self.used = 1  # rows of the table
+        self.first_rows: dict[tuple[int, ...], int] = {}  # of each text that was read
+        self.register_buffer("mean", torch.zeros(self.size))
+        self.register_buffer("scale", torch.ones(self.size))
+        self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
+
+    def fit(self, ids: Tensor, mask: Tensor) -> None:
+        """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`."""
+        known = self.table[ids[mask & (ids > 0)]].float()
+        if len(known):
+            self.mean.copy_(known.mean(0))
+            self.scale.copy_(known.std(0).clamp(min=1e-3))
+
+    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids of texts (U, L) as rows of the table (U, L); a `[NUM]` (below 0) stays as it is, padding is 0."""
+        words = [tuple(row[real & (row >= 0)].tolist()) for row, real in zip(ids, mask, strict=True)]
+        new = [text for text in dict.fromkeys(words) if text and text not in self.first_rows]
+        if new:
+            found = self._features(new)
+            starts = self.used + np.cumsum([0, *map(len, found)])
+            self.first_rows |= dict(zip(new, starts[:-1].tolist(), strict=True))
+            end = int(starts[-1])
+            if end > len(self.table):  # twice the room: each feature is copied a few times in all
+                self.table = torch.cat([self.table, self.table.new_zeros(2 * end - len(self.table), self.size)])
+            self.table[self.used : end], self.used = torch.cat(found), end
+        rows = ids.clone()
+        for row, real, text in zip(rows, mask, words, strict=True):
+            if text:
+                row[real & (row >= 0)] = self.first_rows[text] + torch.arange(len(text))
+        return rows
+
+    def forward(self, rows: Tensor) -> Any:
+        """Rows of the table (U, L) -> embeddings (U, L, D)."""
+        features = self.table[rows.cpu()].to(self.mean.device)
+        return self.out((features - self.mean) / self.scale)
+
+    def _features(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """The features of the tokens of texts, (length, F) float16 each, from the disk or from the encoder."""
+        from rich.progress import track
+
+        files = [self.cache / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.npy" for text in texts]
+        lacking = [i for i, file in enumerate(files) if not file.is_file()]
+        starts = range(0, len(lacking), AT_ONCE)
+        for at in track(starts, "reading task texts", transient=True) if len(starts) > 1 else starts:
+            part = lacking[at : at + AT_ONCE]
+            for i, features in zip(part, self._read([texts[i] for i in part]), strict=True):
+                with atomic(files[i]) as partial:
+                    np.save(partial, features.numpy())
+        return [torch.from_numpy(np.load(file)) for file in files]
+
+    @torch.no_grad()
+    def _read(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """What the encoder makes of texts: (length, F) float16 each."""
+        encoder, longest = self.encoder[0], max(map(len, texts))
+        ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+        mask = torch.arange(longest) < torch.tensor([*map(len, texts)])[:, None]
+        out = encoder.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
+        return [row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)]

@@ -1,0 +1,132 @@
+"""Text encoders: features of a frozen language model for each token, read once, kept on disk; `[NUM]` tokens beside them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.readers import FrozenFeatures, attach
+from decisionllm.policy import checkpoint
+from decisionllm.schema import History, Spec
+from tests.backbones.test_backbones import small_backbone, write
+from tests.conftest import LOOP, NANO, command, near
+
+pytestmark = pytest.mark.numeric
+
+TEXTS = ["Walk to row 2.", "Stay.", ""]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "encoder")
+
+
+def reader(folder, tmp_path, **options):
+    torch.manual_seed(1)
+    return FrozenFeatures(32, 0, str(tmp_path / "cache"), folder=str(folder), **{"layer": 1} | options)
+
+
+def rows_of(features, texts=TEXTS):
+    backbone = small_backbone("qwen2")
+    backbone.features = features
+    return backbone.encode(texts)
+
+
+def test_every_token_of_a_text_has_its_features(folder, tmp_path):
+    from transformers import AutoModel
+
+    features = reader(folder, tmp_path)
+    rows, mask = rows_of(features)
+    ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    wanted = AutoModel.from_pretrained(folder)(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+    assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
+    near(features.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
+    assert not rows[~mask].any() and not features.table[0].any(), "padding is row 0, which is zeros"
+
+
+def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
+    first, second = reader(folder, tmp_path), reader(folder, tmp_path)
+    rows, mask = rows_of(first)
+    kept = sorted((tmp_path / "cache" / "text-features" / first.digest).glob("*.npy"))
+    assert len(kept) == 2, "one file for each text that is not empty"
+    first.encoder = second.encoder = [None]  # neither may read again
+    again, _ = rows_of(first, TEXTS[::-1])
+    assert torch.equal(again.flip(0)[:, : rows.shape[1]], rows)
+    other, _ = rows_of(second)
+    assert torch.equal(first.table[rows], second.table[other])
+
+
+def test_another_layer_or_other_weights_have_files_of_their_own(folder, tmp_path):
+    digests = {reader(folder, tmp_path, **o).digest for o in ({}, {"layer": 2}, {"weights": "random"})}
+    assert len(digests) == 3
+
+
+def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
+    features = reader(folder, tmp_path)
+    rows, mask = rows_of(features)
+    features.fit(rows, mask)
+    units = (features.table[rows[mask]].float() - features.mean) / features.scale
+    near(units.mean(0), np.zeros(32), 1e-4, scale=1)
+    near(units.std(0), np.ones(32), 1e-4)
+
+
+def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"):
+        reader(folder, tmp_path, layer=3)
+
+
+def test_number_tokens_are_embedded_beside_words_and_features(folder, tmp_path):
+    node = {"_target_": "decisionllm.backbones.readers.FrozenFeatures", "folder": str(folder), "layer": 1}
+    for encoder in ({"_target_": "none"}, node):
+        backbone = small_backbone("qwen2")
+        plain = backbone.encode(["row 2, row 3"])[0].shape[1]
+        config = {"text_numbers": "embedded", "text_encoder": encoder, "seed": 0, "cache_dir": str(tmp_path / "cache")}
+        attach(backbone, config)
+        ids, mask = backbone.encode(["row 2, row 3"])
+        assert ids.shape[1] == plain + 2 and mask.all()
+        x = backbone.embed(ids)
+        near(x[ids < 0].detach(), backbone.numbers(torch.tensor([2.0, 3.0])).detach())
+        assert x.isfinite().all()
+
+
+def test_an_unknown_reading_of_numbers_is_refused():
+    with pytest.raises(ValueError, match="text_numbers: expected one of digits, embedded, got 'words'"):
+        attach(small_backbone("qwen2"), {"text_numbers": "words"})
+
+
+def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
+    backbone = small_backbone("qwen2", tune="frozen")
+    before = fingerprint(backbone)
+    backbone.features = reader(folder, tmp_path)
+    assert fingerprint(backbone) != before
+
+
+def test_a_text_longer_than_the_positions_is_refused():
+    backbone = small_backbone("gpt2")
+    backbone.config.n_positions = 8
+    with pytest.raises(ValueError, match="text: expected fewer than 8 tokens, the positions of this backbone, got 9"):
+        backbone.encode(["one two three four five six seven eight"])
+
+
+@pytest.mark.parametrize("text_encoder", ["none", "features"])
+def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path, text_encoder):
+    run, reading = tmp_path / "run", [f"text_encoder={text_encoder}", "text_numbers=embedded"]
+    if text_encoder == "features":
+        reading += [f"text_encoder.folder={folder}", "text_encoder.layer=1"]
+    command("train", *NANO, *LOOP, *reading, f"run={run}")
+    one, config, info = checkpoint.load(run)
+    other, _, _ = checkpoint.load(run)
+    spec, rng = Spec.of(info["spec"]), np.random.default_rng(0)
+    shape = rng.normal(size=(3, spec.observation_dim)).astype(np.float32)
+    past = np.zeros((2, spec.action_dim), np.float32)
+    history = History(shape, past, np.zeros(2, np.float32), task="Walk to row 7.")
+    assert np.array_equal(one.act([history]), other.act([history]))
+    session = one.begin([history.task], 10).restore([history])
+    session.observe(shape[-1:])
+    near(session.decide(), one.act([history]), 1e-4, scale=2)
+    names = checkpoint.content(run / "checkpoint" / "model.safetensors")
+    assert ("backbone.features.mean" in names) == (text_encoder == "features") and "backbone.numbers.out.0.weight" in names
+    assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9
