@@ -35,6 +35,9 @@ class ModelOptions:
     timesteps: str = "learned"  # or none
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
+    language_loss: float = (
+        0.0  # weight of the next-token loss on task texts, so that a language model keeps its language; 0: none
+    )
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
 
 

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from decisionllm.backbones.readers import perplexity
 from decisionllm.config import with_defaults
 from decisionllm.eval import report
 from decisionllm.eval.rollout import rollout
@@ -77,6 +78,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
+                      "perplexity": [info.get("perplexity"), perplexity(policy.model.backbone)] if info.get("perplexity") else None,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])

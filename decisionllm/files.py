@@ -1,10 +1,16 @@
-"""Writing files and folders all or nothing."""
+"""Writing files and folders all or nothing, and the folder of what is made once."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+
+def cache_dir() -> Path:
+    """$DECISIONLLM_HOME, or ~/.cache/decisionllm: the default of the option cache_dir, and where backbones are kept."""
+    return Path(os.environ.get("DECISIONLLM_HOME", "~/.cache/decisionllm")).expanduser()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
 from decisionllm.datasets import team_windows, windows
 from decisionllm.datasets.store import Store, prepare
@@ -98,7 +99,8 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         info = checkpoint.same_run(run, options, store)
         loop.step, loop.elapsed = resume(run, model, optimizer, info)
     elif main:
-        checkpoint.describe(run, options, store, targets=targets(c, data), frozen=fingerprint(model.backbone))
+        checkpoint.describe(run, options, store, targets=targets(c, data), frozen=fingerprint(model.backbone),
+                            perplexity=perplexity(model.backbone))  # fmt: skip
     loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
     inner = accelerator.unwrap_model(model)
@@ -141,6 +143,9 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
             loop.step, loop.count = loop.step + 1, loop.count + 1
+    before = checkpoint.read(run)[1].get("perplexity") if main else None
+    if before:
+        console.print(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
@@ -151,6 +156,9 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     """Raise a ValueError for a number that cannot be. options: flat."""
     if c.data.return_weighting_temperature < 0:
         raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
+    if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
+        raise ValueError("model.language_loss: expected 0 or more, and task texts to learn from (text=...), "
+                         f"got {c.model.language_loss} and text={c.text}")  # fmt: skip
     for key in POSITIVE:
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")

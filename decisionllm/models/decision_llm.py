@@ -59,6 +59,7 @@ class DecisionLLM(nn.Module):
                 f"{head['_target_']}: expected a head with loss_floor and entities, see decisionllm.protocols.Head"
             )
         self.dynamics = Dynamics(width, spec) if o.dynamics else None
+        self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
         grouped = team.execution != "per_agent"
         self.team = TeamTokenizer(spec, width, hide_actions=team.hide_actions) if grouped else None
@@ -123,7 +124,8 @@ class DecisionLLM(nn.Module):
         Returns:
             Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask. `max_return`, with an
             expectile: asymmetric squared error of the maximum return, on rows with the null return token. `change` and `reward`,
-            with dynamics: unexplained share of the variance.
+            with dynamics: unexplained share of the variance. `language`, with a language_loss: its weight times the next-token loss
+            on the task texts, nats. Source: LaMo (arXiv 2310.20587).
         """
         known = batch if self.dynamics is None else batch.until(-1)
         return_given = None if self.max_return is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
@@ -141,6 +143,8 @@ class DecisionLLM(nn.Module):
             terms["change"] = masked_mean((change - true_change).square().mean(-1), batch.mask[:, 1:])
             true_reward = (known.rewards - units.reward_mean) / units.reward_scale
             terms["reward"] = masked_mean((reward - true_reward).square(), known.mask)
+        if self.language_loss:
+            terms["language"] = self.language_loss * self.backbone.next_token_loss(batch.text_ids, batch.text_mask)
         return terms
 
     def predict_max_return(self, hidden: Tensor) -> Tensor:

@@ -203,8 +203,9 @@ def seconds_per_step(config: dict[str, Any], steps: int) -> float:
 
 
 def weights_digest(folder: str | None) -> str | None:
-    """A digest of the safetensors in the folder that a backbone is read from; None without a folder or weights."""
-    files = sorted(Path(folder).expanduser().rglob("*.safetensors")) if folder else []
+    """A digest of the safetensors in the folder, or of the GGUF file, that a backbone is read from; None without weights."""
+    place = Path(folder or "").expanduser()
+    files = [place] if place.suffix == ".gguf" else sorted(place.rglob("*.safetensors")) if folder else []
     digest = hashlib.blake2b(digest_size=8)
     for path in files:
         with path.open("rb") as file:

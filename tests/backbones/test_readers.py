@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.backbones.build import fingerprint
-from decisionllm.backbones.readers import FrozenFeatures, attach
+from decisionllm.backbones.build import fingerprint, pretrained
+from decisionllm.backbones.readers import FrozenFeatures, attach, perplexity, sentences
+from decisionllm.files import cache_dir
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
 from tests.backbones.test_backbones import small_backbone, write
-from tests.conftest import LOOP, NANO, command, near
+from tests.conftest import LOOP, NANO, command, make_model, near
+from tests.models.test_decision_llm import make_batch
 
 pytestmark = pytest.mark.numeric
 
@@ -23,9 +25,9 @@ def folder(tmp_path):
     return write(tmp_path / "encoder")
 
 
-def reader(folder, tmp_path, **options):
+def reader(folder, **options):
     torch.manual_seed(1)
-    return FrozenFeatures(32, 0, str(tmp_path / "cache"), folder=str(folder), **{"layer": 1} | options)
+    return FrozenFeatures(32, 0, folder=str(folder), **{"layer": 1} | options)
 
 
 def rows_of(features, texts=TEXTS):
@@ -37,7 +39,7 @@ def rows_of(features, texts=TEXTS):
 def test_every_token_of_a_text_has_its_features(folder, tmp_path):
     from transformers import AutoModel
 
-    features = reader(folder, tmp_path)
+    features = reader(folder)
     rows, mask = rows_of(features)
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
     wanted = AutoModel.from_pretrained(folder)(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
@@ -47,9 +49,9 @@ def test_every_token_of_a_text_has_its_features(folder, tmp_path):
 
 
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
-    first, second = reader(folder, tmp_path), reader(folder, tmp_path)
+    first, second = reader(folder), reader(folder)
     rows, mask = rows_of(first)
-    kept = sorted((tmp_path / "cache" / "text-features" / first.digest).glob("*.npy"))
+    kept = sorted((cache_dir() / "text-features" / first.digest).glob("*.npy"))
     assert len(kept) == 2, "one file for each text that is not empty"
     first.encoder = second.encoder = [None]  # neither may read again
     again, _ = rows_of(first, TEXTS[::-1])
@@ -59,12 +61,12 @@ def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
 
 
 def test_another_layer_or_other_weights_have_files_of_their_own(folder, tmp_path):
-    digests = {reader(folder, tmp_path, **o).digest for o in ({}, {"layer": 2}, {"weights": "random"})}
+    digests = {reader(folder, **o).digest for o in ({}, {"layer": 2}, {"weights": "random"})}
     assert len(digests) == 3
 
 
 def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
-    features = reader(folder, tmp_path)
+    features = reader(folder)
     rows, mask = rows_of(features)
     features.fit(rows, mask)
     units = (features.table[rows[mask]].float() - features.mean) / features.scale
@@ -74,7 +76,7 @@ def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
 
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"):
-        reader(folder, tmp_path, layer=3)
+        reader(folder, layer=3)
 
 
 def test_number_tokens_are_embedded_beside_words_and_features(folder, tmp_path):
@@ -82,7 +84,7 @@ def test_number_tokens_are_embedded_beside_words_and_features(folder, tmp_path):
     for encoder in ({"_target_": "none"}, node):
         backbone = small_backbone("qwen2")
         plain = backbone.encode(["row 2, row 3"])[0].shape[1]
-        config = {"text_numbers": "embedded", "text_encoder": encoder, "seed": 0, "cache_dir": str(tmp_path / "cache")}
+        config = {"text_numbers": "embedded", "text_encoder": encoder, "seed": 0, "model": {}}
         attach(backbone, config)
         ids, mask = backbone.encode(["row 2, row 3"])
         assert ids.shape[1] == plain + 2 and mask.all()
@@ -93,13 +95,13 @@ def test_number_tokens_are_embedded_beside_words_and_features(folder, tmp_path):
 
 def test_an_unknown_reading_of_numbers_is_refused():
     with pytest.raises(ValueError, match="text_numbers: expected one of digits, embedded, got 'words'"):
-        attach(small_backbone("qwen2"), {"text_numbers": "words"})
+        attach(small_backbone("qwen2"), {"text_numbers": "words", "model": {}})
 
 
 def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
     backbone = small_backbone("qwen2", tune="frozen")
     before = fingerprint(backbone)
-    backbone.features = reader(folder, tmp_path)
+    backbone.features = reader(folder)
     assert fingerprint(backbone) != before
 
 
@@ -130,3 +132,46 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path, tex
     assert ("backbone.features.mean" in names) == (text_encoder == "features") and "backbone.numbers.out.0.weight" in names
     assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9
+
+
+def test_the_language_loss_is_a_term_of_the_loss():
+    spec = Spec(observation_dim=3, action_dim=2, horizon=20, low=(-2.0, 0.0), high=(2.0, 1.0))
+    model, plain = make_model(spec, language_loss=0.5), make_model(spec)
+    batch = make_batch(spec, [3, 4], 4, TEXTS[:2], [0, 1])
+    terms = model(batch)
+    wanted = 0.5 * model.backbone.next_token_loss(batch.text_ids, batch.text_mask)
+    assert set(terms) == {"nll", "language"} and set(plain(batch)) == {"nll"}
+    near(terms["language"].detach(), wanted.detach())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["text=none", "model.language_loss=0.1"], "task texts to learn from"),
+        (["text=goal", "model.language_loss=0.1", "text_numbers=embedded"], "expected text_numbers=digits"),
+        (["model.language_loss=-1"], "expected 0 or more"),
+    ],
+)
+def test_a_language_loss_that_cannot_be_is_refused(capsys, tmp_path, options, message):
+    assert command("train", *NANO, *LOOP, *options, f"run={tmp_path / 'run'}") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_perplexity_before_and_after_stands_in_results(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    tie = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(tie))
+    adapted = ["backbone=pretrained", f"backbone.folder={folder}", "text=goal", "model.language_loss=0.1"]
+    assert command("train", *LOOP, *adapted, f"run={run}") == 0
+    before = checkpoint.read(run)[1]["perplexity"]
+    assert before == pytest.approx(pretrained(0, folder=str(folder)).perplexity(sentences()))
+    assert "perplexity of plain sentences:" in capsys.readouterr().out
+    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false") == 0
+    row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
+    after = perplexity(checkpoint.load(run)[0].model.backbone)
+    assert row["perplexity"] == [before, after] and after != before
+
+
+def test_perplexity_has_no_meaning_for_the_tokenizer_of_the_package():
+    assert perplexity(small_backbone("qwen2")) is None

