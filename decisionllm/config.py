@@ -96,6 +96,7 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     text: str = "none"  # task text of every episode: none, or what the dataset offers
+    text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     window: int = 20  # T, steps of history
     steps: int = 2000
     minutes: float = 0.0  # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit

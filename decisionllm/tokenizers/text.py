@@ -5,13 +5,14 @@ bytes. It splits text as Qwen does, digits apart, and its vocabulary holds every
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 HERE = Path(__file__).parent
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's pre-tokenisation pattern
@@ -66,6 +67,18 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     padded = torch.tensor([row + [0] * (length - len(row)) for row in ids], dtype=torch.long).view(len(ids), length)
     sizes = torch.tensor([len(row) for row in ids])
     return padded, torch.arange(length) < sizes[:, None]
+
+
+def cached(encode: Callable[[Sequence[str]], tuple[Tensor, Tensor]]) -> Callable[[Sequence[str]], tuple[Tensor, Tensor]]:
+    """The same function of texts -> (ids, mask), with a memory of the last 100,000 texts."""
+    row = lru_cache(100_000)(lambda task: encode([task])[0][0])
+
+    def encoded(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        rows = [row(task) for task in texts]
+        ids = pad_sequence(rows, batch_first=True)
+        return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+
+    return encoded
 
 
 if __name__ == "__main__":
