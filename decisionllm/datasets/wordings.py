@@ -20,6 +20,7 @@ from decisionllm.schema import Window
 FOLDER = Path(__file__).parent / "frames"
 KINDS = ("new_frames", "contrast", "unseen_words")  # of held-out frames: seen words, other order or distractors, new words
 OTHER = "other_"
+VARIETY = 8  # frames that the rows of a batch share; more cost time: each distinct text of a batch is read once
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 ORDINALS = [
@@ -184,13 +185,14 @@ class Wordings(Sequence[str]):
         return render(self.frames[task][frame], {**self.facts[task], "task": self.tasks[task]}, self.facts[other])
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A random text of each of these tasks: numbers (B,)."""
-        return self.number(task, rng.integers(self.counts[task, 0]), rng)
+        """A text of each of these tasks: numbers (B,). They share VARIETY frames, so that a batch has few distinct texts to read."""
+        frame, turn = rng.random((VARIETY, 2))[rng.integers(VARIETY, size=len(task))].T
+        return self.number(task, (frame * self.counts[task, 0]).astype(int), turn)
 
-    def number(self, task: np.ndarray, frame: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The numbers (B,) of these frames of these tasks, the other task of a contrast drawn."""
-        turn = rng.integers(self.counts[task, 1])
-        return np.asarray((task * self.most + frame) * len(self.tasks) + np.where(self.contrasts[task, frame], turn, 0))
+    def number(self, task: np.ndarray, frame: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """The numbers (B,) of these frames (B,) of these tasks (B,). turn: (B,) within 0 .. 1, which other task a contrast has."""
+        other = (turn * self.counts[task, 1]).astype(int) * self.contrasts[task, frame]
+        return np.asarray((task * self.most + frame) * len(self.tasks) + other)
 
     def sampler(self, sampler: Callable[[int], Window], task: np.ndarray, seed: int) -> Callable[[int], Window]:
         """The windows of a sampler, a text drawn for each row: a pure function of (seed, step). task: (E,) of each episode."""

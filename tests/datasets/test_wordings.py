@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from decisionllm.datasets.maze2d import goal_facts, task_text
-from decisionllm.datasets.wordings import FOLDER, KINDS, Wordings, fields_of, library, number_words, read, render
+from decisionllm.datasets.wordings import FOLDER, KINDS, VARIETY, Wordings, fields_of, library, number_words, read, render
+from decisionllm.schema import Window
 
 LIBRARY = {
     "fields": "row column spot",
@@ -86,11 +87,11 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     facts = goal_facts("umaze")
     words = Wordings([*facts, "by itself"], facts)
     task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
-    assert [words[i] for i in words.number(task, frame, np.random.default_rng(0))][::2] == [
+    assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
         "Go to row one, column one.", "Could you roll the ball to x = 1.0, y = 3.0, please?"
     ]  # fmt: skip
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
-    texts = {words[i] for seed in range(50) for i in words.number(task[1:2], frame[1:2], np.random.default_rng(seed))}
+    texts = {words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)}
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
     assert texts == {f"Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others}
 
@@ -129,14 +130,10 @@ def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(p
 
 @pytest.mark.parametrize("maze", ["umaze", "medium", "large", "open"])
 def test_every_text_of_a_maze_names_one_goal(maze):
-    facts = goal_facts(maze)
-    meaning = {}
+    facts, named = goal_facts(maze), {}
     for kind in ("trained", *KINDS):
-        words = Wordings(list(facts), facts, kind=kind)
-        for task in range(len(facts)):
-            for frame in range(len(words.frames[task])):
-                text = words[int(words.number(np.array([task]), np.array([frame]), np.random.default_rng(frame))[0])]
-                assert meaning.setdefault(text, task) == task and "{" not in text, text
+        for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
+            assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
 
 
 def test_the_libraries_are_in_the_wheel():
@@ -144,3 +141,36 @@ def test_the_libraries_are_in_the_wheel():
 
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert f"{FOLDER.name}/*.yaml" in settings["package-data"]["decisionllm.datasets"]
+
+
+def test_a_wording_is_drawn_for_each_row_by_seed_and_step_alone(tmp_path):
+    facts = goal_facts("umaze")
+    words = Wordings(list(facts), facts)
+    task = np.repeat(np.arange(7), 100)
+
+    def drawn(seed, step):
+        return words.sampler(lambda step: window(task), np.arange(7), seed)(step).text_index
+
+    first = drawn(0, 5)
+    assert (first == drawn(0, 5)).all() and (first != drawn(0, 6)).any() and (first != drawn(1, 5)).any()
+    texts, known = [words[i] for i in first], meanings(words)
+    assert all(known[text] == {goal} for goal, text in zip(task, texts, strict=True))
+    assert 2 * 7 <= len({*texts}) <= VARIETY * 7 and len({words[i] for step in range(200) for i in drawn(0, step)}) > 7 * 60
+
+
+def window(episodes):
+    zeros = np.zeros((len(episodes), 1), np.float32)
+    return Window(
+        observations=zeros[..., None], actions=zeros[..., None], returns_to_go=zeros, timesteps=zeros.astype(int),
+        mask=zeros == 0, episodes=episodes,
+    )  # fmt: skip
+
+
+def meanings(words):
+    """{text: the tasks that have it}"""
+    found = {}
+    for task, own in enumerate(words.frames):
+        for frame in range(len(own)):
+            for turn in np.arange(6) / 6:
+                found.setdefault(words[int(words.number(task, frame, turn))], set()).add(task)
+    return found
