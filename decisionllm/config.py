@@ -99,6 +99,7 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     text: str = "none"  # task text of every episode: none, or what the dataset offers
+    text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
     text_encoder: Node = field(
         default_factory=lambda: {"_target_": "none"}

@@ -179,7 +179,7 @@ class Window(StepColumns[np.ndarray]):
     loss_mask: np.ndarray = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
     team: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
     identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
-    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # of a team: which of its sampler's texts
+    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
 
     def __post_init__(self) -> None:
         check_record(self)

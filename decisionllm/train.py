@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +23,7 @@ from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_con
 from decisionllm.datasets import team_windows, windows
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.windows import collate
+from decisionllm.datasets.wordings import Wordings
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Batch, Window
 
@@ -41,7 +42,7 @@ class Data:
     held_out: np.ndarray
     sampler: Any  # step -> Window
     validator: Any  # the same of held-out episodes; None without any
-    tasks: list[str]  # the texts of windows, by index
+    tasks: Sequence[str]  # the texts of windows, by index
 
 
 @dataclass
@@ -88,9 +89,8 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     data = open_data(c, store)
     model = checkpoint.make_model(options, store.spec)
     fit_normalizer(model, data, dynamics=c.model.dynamics)
-    texts = model.backbone.encode(data.tasks)
     if model.backbone.features is not None:
-        model.backbone.features.fit(*texts)
+        model.backbone.features.fit(*model.backbone.encode(some_texts(data)))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
@@ -107,7 +107,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
-    batch_of = partial(to_batch, store=store, texts=texts, device=accelerator.device)
+    batch_of = partial(to_batch, data=data, encode=inner.backbone.encode, device=accelerator.device)
 
     # -- the loop --
     progress = 0.0
@@ -206,6 +206,12 @@ def open_data(c: TrainConfig, store: Store) -> Data:
     validator = draw(held_out, seed=0, weights=None) if len(held_out) else None
     rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
     tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
+    if "wordings" in store.info:
+        if c.team.execution != "per_agent":
+            raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
+        tasks = Wordings(store.tasks, store.info["wordings"], frames=c.text_wordings)
+        sampler = tasks.sampler(sampler, store.task, c.seed)
+        validator = validator and tasks.sampler(validator, store.task, 0)
     return Data(store, rows, steps, chosen, held_out, sampler, validator, tasks)
 
 
@@ -237,11 +243,22 @@ def announce(say: Any, c: TrainConfig, data: Data, model: torch.nn.Module, accel
     say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
 
 
-def to_batch(window: Window, rows: Any, *, store: Store, texts: Any, device: Any) -> Batch:
-    """These rows of a window, with their texts, on the device."""
+def text_numbers(data: Data, window: Window) -> np.ndarray:
+    """The text of each row of a window, by its number in data.tasks: (B,)."""
+    return data.store.task[window.episodes] if window.text_index is None else window.text_index
+
+
+def some_texts(data: Data, batches: int = 8) -> list[str]:
+    """The distinct texts of the first batches."""
+    numbers = np.unique(np.concatenate([text_numbers(data, data.sampler(step)) for step in range(batches)]))
+    return [data.tasks[i] for i in numbers]
+
+
+def to_batch(window: Window, rows: Any, *, data: Data, encode: Any, device: Any) -> Batch:
+    """These rows of a window, with their texts, on the device. encode: texts -> ids, mask."""
     window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-    index = store.task[window.episodes] if window.text_index is None else window.text_index
-    return collate(window, texts, index).to(device)
+    used, index = np.unique(text_numbers(data, window), return_inverse=True)
+    return collate(window, encode([data.tasks[i] for i in used]), index).to(device)
 
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:

@@ -21,6 +21,7 @@ from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
 ALL = slice(None)
+MOST_TEXTS = 100_000  # of which token ids are kept
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -80,6 +81,7 @@ class Backbone(nn.Module):
     def __init__(self, model: Any, tokenizer: Any, tune: str) -> None:
         super().__init__()
         self.model, self.tokenizer, self.tune = model, tokenizer, tune
+        self.encoded: dict[str, list[int]] = {}  # token ids of texts
         self.features: Any = None  # a text encoder in place of the word embeddings, see `readers.attach`
         self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.config = self.core.config
@@ -102,12 +104,19 @@ class Backbone(nn.Module):
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
-        tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
-        ids, mask = text.encode(tokenizer, texts, with_numbers=self.numbers is not None)
+        new = [task for task in dict.fromkeys(texts) if task not in self.encoded]
+        if new:
+            tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
+            ids, mask = text.encode(tokenizer, new, with_numbers=self.numbers is not None)
+            ids = ids if self.features is None else self.features.rows(ids, mask)
+            self.encoded |= {task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)}
+        ids, mask = text.padded([self.encoded[task] for task in texts])
+        if len(self.encoded) > MOST_TEXTS:
+            self.encoded = {}
         if ids.shape[1] >= self.config.max_position_embeddings:
             raise ValueError(f"text: expected fewer than {self.config.max_position_embeddings} tokens, the positions of this "
                              f"backbone, got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
-        return ids if self.features is None else self.features.rows(ids, mask), mask
+        return ids, mask
 
     def embed(self, text_ids: Tensor) -> Tensor:
         """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""

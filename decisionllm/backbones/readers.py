@@ -31,6 +31,7 @@ def attach(backbone: Backbone, config: dict[str, Any]) -> None:
         backbone.features = build(encoder, backbone.width, config["seed"])
     if numbers == "embedded":
         backbone.numbers = NumberEmbedding(backbone.width)
+    backbone.encoded = {}
 
 
 def perplexity(backbone: Backbone) -> float | None:

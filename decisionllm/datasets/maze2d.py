@@ -7,6 +7,7 @@ Regenerated logs are equal in their statistics, not in their bytes, and are name
 """
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from decisionllm.schema import Episode, Spec
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 
@@ -45,6 +47,7 @@ def load(
     path: str = "",
     steps: int = 0,
     noise: float = 0.5,
+    without_goals: str = "",
     seed: int = 0,
 ) -> Source:
     """One Maze2D log as episodes.
@@ -53,7 +56,8 @@ def load(
         maze: umaze, medium or large.
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: `none`; `constant` names the maze; `goal` names the goal that the planner walked to, from the log's goal column, and
-            relabels the rewards for it; `shuffled` is `goal` with the texts permuted among the episodes.
+            relabels the rewards for it; `paraphrased` is `goal` in the wordings of `frames/maze2d.yaml`, another one in each window;
+            `shuffled` is `goal` with the texts permuted among the episodes.
         cut: see above; `run` leaves the log as it is, one continuous run, in pieces of at most `piece` steps.
         source: `file` reads D4RL's HDF5 (path, $D4RL_DATASET_DIR, ~/.d4rl/datasets); `regenerate` runs the protocol; `auto` reads
             the file where there is one.
@@ -63,6 +67,7 @@ def load(
         path: of the file.
         steps: how many to regenerate; 0: the published size.
         noise: standard deviation of the noise on the planner's actions, which are within -1 .. 1; the published logs have 0.5.
+        without_goals: with a goal in the text, leave out the episodes that walked to these cells, such as `1,3;3,1`.
         seed: of the regeneration.
 
     Raises:
@@ -73,13 +78,15 @@ def load(
     """
     if not 0 <= noise < np.inf:
         raise ValueError(f"dataset.noise: expected a deviation of actions within -1 .. 1, 0 or more, got {noise}")
-    if steps_after_goal and text not in ("goal", "shuffled"):
-        raise ValueError(f"dataset.steps_after_goal={steps_after_goal}: needs text=goal, got {text}")
-    one_of("dataset.text", text, ("none", "constant", "goal", "shuffled"))
+    by_goal = text in GOAL_TEXTS
+    for option, value in {"steps_after_goal": steps_after_goal, "without_goals": without_goals}.items():
+        if value and not by_goal:
+            raise ValueError(f"dataset.{option}={value}: needs text=goal, got {text}")
+    one_of("dataset.text", text, ("none", "constant", *GOAL_TEXTS))
     one_of("dataset.cut", cut, ("timeouts", "horizon", "goal_exit", "run"))
     one_of("dataset.source", source, ("auto", "file", "regenerate"))
     simulator, published = Maze.named(maze), f"maze2d-{maze}{'-dense' if dense else ''}-v1"
-    by_goal = text in ("goal", "shuffled")
+    absent = simulator.cells(without_goals, "dataset.without_goals")
     if by_goal and cut not in ("timeouts", "run"):
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
     file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
@@ -105,7 +112,11 @@ def load(
             raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
         rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the planner had in this episode
         goals = np.rint(log["goals"][rows]).astype(int)
+        kept = ~(goals[:, None] == absent).all(-1).any(1)
+        first, last, until, goals = (x[kept] for x in (first, last, until, goals))
         tasks = [task_text(maze, goal) for goal in goals]
+    if text == "paraphrased":
+        info["wordings"] = {task: goal_facts(maze)[task] for task in dict.fromkeys(tasks)}
     if text == "shuffled":
         tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
 
@@ -123,11 +134,50 @@ def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> st
     """The task in words. goal: (2,) cell, also its position; None: the text only names the maze."""
     if goal is None:
         return f"Maze2D {maze}. Push the ball to the goal and keep it there."
-    rows, columns = Maze.named(maze).walls.shape
-    vertical = ("top", "middle", "bottom")[int(3 * (goal[0] - 1) / (rows - 2))]
-    horizontal = ("left", "centre", "right")[int(3 * (goal[1] - 1) / (columns - 2))]
-    place = f"{vertical} {horizontal}, row {goal[0]}, column {goal[1]} (x = {goal[0]}.0, y = {goal[1]}.0)"
+    vertical, horizontal = thirds(maze, goal)
+    place = f"{('top', 'middle', 'bottom')[vertical]} {('left', 'centre', 'right')[horizontal]}"
+    place += f", row {goal[0]}, column {goal[1]} (x = {goal[0]}.0, y = {goal[1]}.0)"
     return f"Maze2D {maze}. Push the ball to the goal at the {place}, and keep it there."
+
+
+def thirds(maze: str, goal: np.ndarray | tuple[int, int]) -> tuple[int, int]:
+    """In which third of the maze a cell is: (0: top .. 2: bottom, 0: left .. 2: right)."""
+    rows, columns = Maze.named(maze).walls.shape
+    return int(3 * (goal[0] - 1) / (rows - 2)), int(3 * (goal[1] - 1) / (columns - 2))
+
+
+@cache
+def goal_facts(maze: str) -> dict[str, dict[str, Any]]:
+    """The facts of every goal of a maze for `wordings`, by its task text.
+
+    row, column; up, down, left, right: cells to the outer free cells; place: the third of the maze; kind: of the cell, by its free
+    neighbours. Where each goal of the maze has another one: spot, the place; side, in compass words; region, in other words;
+    path, moves from the cell of the fixed goal.
+    """
+    simulator = Maze.named(maze)
+    rows, columns = (int(size) - 2 for size in simulator.walls.shape)
+    found = {}
+    for cell in simulator.free_cells:
+        (row, column), (i, j) = cell.tolist(), thirds(maze, cell)
+        free = [not simulator.walls[row + a, column + b] for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1))]
+        straight = free in ([True, True, False, False], [False, False, True, True])
+        compass = "-".join(word for word in (("north", "", "south")[i], ("west", "", "east")[j]) if word)
+        side = f"{compass} corner" if "-" in compass else f"middle of the {compass} side" if compass else "very centre"
+        found[task_text(maze, cell)] = {
+            "library": "maze2d", "maze": maze, "rows": rows, "columns": columns, "row": row, "column": column,
+            "up": rows - row, "down": row - 1, "left": columns - column, "right": column - 1,
+            "place": f"{('top', 'middle', 'bottom')[i]} {('left', 'centre', 'right')[j]}",
+            "kind": "corridor" if straight else ("dead end", "corner", "junction", "crossing")[sum(free) - 1],
+            "side": side, "region": f"{('upper', 'mid', 'lower')[i]} {('left', 'middle', 'right')[j]}",
+            "path": simulator.distance(simulator.goal, cell),
+        }  # fmt: skip
+    for name in ("spot", "side", "region", "path"):
+        values = [facts.get(name, facts["place"]) for facts in found.values()]
+        for facts, value in zip(found.values(), values, strict=True):
+            facts[name] = value
+            if len({*values}) < len(values):
+                del facts[name]
+    return found
 
 
 def cut_points(log: Log, cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +246,7 @@ def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 30
 
 def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, which keeps where its episodes end, as `timeouts`, and its name, as an attribute."""
-    if store.info.get("env") != "maze2d" or store.info["text"] in ("goal", "shuffled"):
+    if store.info.get("env") != "maze2d" or store.info["text"] in GOAL_TEXTS:
         raise ValueError(
             f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
             f"got {store.info['name']} with text={store.info.get('text')}"

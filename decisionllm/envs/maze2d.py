@@ -90,6 +90,22 @@ class Maze:
         index[tuple(self.free_cells.T)] = np.arange(len(self.free_cells))
         return index
 
+    def cells(self, given: str, name: str) -> np.ndarray:
+        """ "1,3; 3,1" -> (cells, 2) int; a ValueError that names this option unless all are free cells."""
+        free = {f"{row},{column}": (row, column) for row, column in self.free_cells.tolist()}
+        words = [word for word in given.replace(" ", "").split(";") if word]
+        if wrong := [word for word in words if word not in free]:
+            raise ValueError(f"{name}: expected free cells as row,column, of {' '.join(free)}; got {wrong[0]!r}")
+        return np.array([free[word] for word in words], int).reshape(-1, 2)
+
+    def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
+        """Moves of a shortest path between two free cells."""
+        index = self._goal_index[*goal]
+        cell, moves = start, 0
+        while (cell != goal).any():
+            cell, moves = self._steps_to[*cell, index], moves + 1
+        return moves
+
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, at rest but for noise."""
         cells = self.free_cells[rng.integers(len(self.free_cells), size=count)]

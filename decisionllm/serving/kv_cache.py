@@ -6,7 +6,6 @@ A row is used only if it holds exactly the past of the request, so that evicting
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +35,6 @@ class Cache:
 
     def __init__(self, policy: Policy, *, room: int, rows: int, horizon: int) -> None:
         self.policy, self.room, self.max_rows, self.horizon = policy, room, rows, horizon
-        self.text_tokens = lru_cache(10_000)(lambda task: policy.model.backbone.encode([task])[0].shape[1])
         self.counts: Counter[str] = Counter()  # hits, misses, evictions
         self._allocate(0)
 
@@ -52,7 +50,7 @@ class Cache:
 
     def decide(self, keys: Sequence[Hashable], histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray]:
         """Decide for N episodes, each key once. Returns actions (N, A) and the returns-to-go they were conditioned on (N,)."""
-        longest = max(self.text_tokens(h.task) for h in histories)
+        longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
         if self.session is not None and longest > self.session.text_room:
             self._allocate(-(-longest // ROUND) * ROUND)
         if self.session is None:

@@ -32,7 +32,7 @@ def reader(folder, **options):
 
 def rows_of(features, texts=TEXTS):
     backbone = small_backbone("qwen2")
-    backbone.features = features
+    backbone.features, backbone.encoded = features, {}
     return backbone.encode(texts)
 
 

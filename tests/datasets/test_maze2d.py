@@ -338,7 +338,7 @@ def test_regenerated_statistics_are_the_published_ones():
     "options, message",
     [
         ({"maze": "giant"}, "maze: expected one of open, umaze, medium, large, got 'giant'"),
-        ({"text": "goals"}, "dataset.text: expected one of none, constant, goal, shuffled, got 'goals'"),
+        ({"text": "goals"}, "dataset.text: expected one of none, constant, goal, paraphrased, shuffled, got 'goals'"),
         ({"cut": "rolling"}, "dataset.cut: expected one of timeouts, horizon, goal_exit, run, got 'rolling'"),
         ({"source": "web"}, "dataset.source: expected one of auto, file, regenerate, got 'web'"),
         ({"text": "goal", "cut": "horizon"}, "dataset.cut: text=goal needs cut=timeouts or run, got horizon"),

@@ -1,0 +1,204 @@
+"""Task texts in many wordings: sentence frames with named fields, one YAML file a domain, filled with the facts of a task.
+
+A file in `frames/` has `fields`, the facts that a frame may name; `identify`, sets of fields that each tell one task from all others,
+of which every frame names at least one; `trained`, the frames of training; and `held_out`, frames of evaluation alone, by kind.
+A field `other_x` is the fact x of another task, for contrasts: "not row {other_row}, but row {row}".
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from decisionllm.config import one_of
+from decisionllm.schema import Window
+
+FOLDER = Path(__file__).parent / "frames"
+KINDS = ("new_frames", "contrast", "unseen_words")  # of held-out frames: seen words, other order or distractors, new words
+OTHER = "other_"
+VARIETY = 8  # frames that the rows of a batch share; more cost time: each distinct text of a batch is read once
+ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+ORDINALS = [
+    "zeroth",
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+]
+Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the values of its fields
+
+
+@dataclass(frozen=True)
+class Library:
+    """The sentence frames of one domain. held_out: by kind, see KINDS."""
+
+    trained: tuple[str, ...]
+    held_out: Mapping[str, tuple[str, ...]]
+
+    def frames(self, kind: str) -> tuple[str, ...]:
+        """kind: `trained`, or one of KINDS."""
+        return self.trained if kind == "trained" else self.held_out[kind]
+
+
+@cache
+def library(name: str) -> Library:
+    """The library in frames/NAME.yaml; see `read`."""
+    one_of("wordings", name, sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    return read(FOLDER / f"{name}.yaml")
+
+
+def read(path: Path) -> Library:
+    """A library file.
+
+    Raises:
+        ValueError: a key or a frame is missing or unknown; a frame names an unknown field, identifies no task, or is there twice.
+    """
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML ({error})") from error
+    keys = ["fields", "identify", "trained", "held_out"]
+    if not isinstance(given, dict) or sorted(given) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
+        raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")
+    known, seen = given["fields"].split(), set()
+    groups = {"trained": given["trained"]} | given["held_out"]
+    for kind, frame in ((kind, frame) for kind, frames in groups.items() for frame in frames or [""]):
+        where = f"{path}: {kind} frame {frame!r}"
+        if not isinstance(frame, str) or not frame:
+            raise ValueError(f"{where}: expected a sentence with fields")
+        named = fields_of(frame)
+        if unknown := sorted(name for name in named if name.removeprefix(OTHER) not in known):
+            raise ValueError(f"{where}: no field {unknown[0]}; there are {', '.join(known)}, each also with {OTHER} before it")
+        if not any(named.issuperset(group.split()) for group in given["identify"]):
+            raise ValueError(f"{where}: lacks a field; expected all of one of: {'; '.join(given['identify'])}")
+        if (same := " ".join(frame.casefold().split())) in seen:
+            raise ValueError(f"{where}: is there twice; a held-out frame must not be trained")
+        seen.add(same)
+    return Library(tuple(given["trained"]), {kind: tuple(given["held_out"][kind]) for kind in KINDS})
+
+
+def fields_of(frame: str) -> set[str]:
+    """The fields that a frame names."""
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(frame) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"frame {frame!r}: {error}") from error
+
+
+class Renderer(string.Formatter):
+    """str.format with conversions of numbers: {row!w} three, {row!o} third, {budget!c} in hundredths, {budget!k} in thousands."""
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        forms: dict[str, Callable[[Any], str]] = {
+            "w": lambda x: number_words(round(x)), "o": lambda x: ORDINALS[x],
+            "c": lambda x: f"{100 * x:.0f}", "k": lambda x: f"{x / 1000:g}",
+        }  # fmt: skip
+        return forms[conversion](value) if conversion in forms else super().convert_field(value, conversion)
+
+
+def number_words(number: int) -> str:
+    """2914 -> "two thousand nine hundred fourteen"; 0 .. 999,999."""
+    for size, name in ((1000, "thousand"), (100, "hundred")):
+        if number >= size:
+            rest = number % size
+            return f"{number_words(number // size)} {name}" + f" {number_words(rest)}" * bool(rest)
+    return ONES[number] if number < 20 else TENS[number // 10 - 2] + f"-{ONES[number % 10]}" * bool(number % 10)
+
+
+def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
+    """The text of a frame. other: facts of another task, where the frame contrasts with one."""
+    return Renderer().vformat(frame, (), {**facts, **{OTHER + name: value for name, value in (other or {}).items()}})
+
+
+class Wordings(Sequence[str]):
+    """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast.
+
+    A frame that names a fact which a task lacks is not used for it. A task without facts has one text, its own.
+
+    Args:
+        tasks: n task texts.
+        facts: of these tasks, {task text: facts}; the `wordings` of a dataset's info.
+        kind: `trained`, or a kind of held-out frames.
+        frames: how many frames of a task, the first ones; 0: all.
+    """
+
+    def __init__(self, tasks: Sequence[str], facts: Mapping[str, Facts], *, kind: str = "trained", frames: int = 0) -> None:
+        if frames < 0:
+            raise ValueError(f"text_wordings: expected a number of frames, or 0 for all, got {frames}")
+        self.tasks, self.facts = list(tasks), [facts.get(task, {}) for task in tasks]
+        same: dict[str, list[int]] = {}  # the tasks of each library
+        for i, known in enumerate(self.facts):
+            same.setdefault(known.get("library", ""), []).append(i)
+        self.others = [same[known.get("library", "")] for known in self.facts]
+        self.place = {task: k for members in same.values() for k, task in enumerate(members)}  # of a task among them
+        self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
+        self.counts = np.array(
+            [[len(own), max(len(others) - 1, 1)] for own, others in zip(self.frames, self.others, strict=True)]
+        )
+        self.most = int(self.counts[:, 0].max())
+        self.text = lru_cache(100_000)(self._text)
+        self.contrasts = np.array([
+            [any(name.startswith(OTHER) for name in fields_of(frame)) for frame in own] + [False] * (self.most - len(own))
+            for own in self.frames
+        ])  # fmt: skip
+
+    def _usable(self, task: int, kind: str, count: int) -> list[str]:
+        known = self.facts[task]
+        if not known:
+            return ["{task}"]
+        names = set(known) | {OTHER + name for name in known if len(self.others[task]) > 1}
+        usable = [frame for frame in library(known["library"]).frames(kind) if fields_of(frame) <= names]
+        if len(usable) < max(count, 1):
+            raise ValueError(f"text_wordings={count}: {len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}")
+        return usable[: count or None]
+
+    def __len__(self) -> int:
+        return len(self.tasks) ** 2 * self.most
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[str]: ...
+    def __getitem__(self, number: Any) -> Any:
+        return [self[i] for i in range(*number.indices(len(self)))] if isinstance(number, slice) else self.text(int(number))
+
+    def _text(self, number: int) -> str:
+        rest, turn = divmod(number, len(self.tasks))
+        task, frame = divmod(rest, self.most)
+        members = self.others[task]
+        other = members[(self.place[task] + 1 + turn) % len(members)]
+        return render(self.frames[task][frame], {**self.facts[task], "task": self.tasks[task]}, self.facts[other])
+
+    def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A text of each of these tasks: numbers (B,). They share VARIETY frames, so that a batch has few distinct texts to read."""
+        frame, turn = rng.random((VARIETY, 2))[rng.integers(VARIETY, size=len(task))].T
+        return self.number(task, (frame * self.counts[task, 0]).astype(int), turn)
+
+    def number(self, task: np.ndarray, frame: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """The numbers (B,) of these frames (B,) of these tasks (B,). turn: (B,) within 0 .. 1, which other task a contrast has."""
+        other = (turn * self.counts[task, 1]).astype(int) * self.contrasts[task, frame]
+        return np.asarray((task * self.most + frame) * len(self.tasks) + other)
+
+    def sampler(self, sampler: Callable[[int], Window], task: np.ndarray, seed: int) -> Callable[[int], Window]:
+        """The windows of a sampler, a text drawn for each row: a pure function of (seed, step). task: (E,) of each episode."""
+
+        def drawn(step: int) -> Window:
+            window = sampler(step)
+            return replace(window, text_index=self.draw(task[window.episodes], np.random.default_rng((seed, step, 1))))
+
+        return drawn

@@ -1,0 +1,176 @@
+"""Wordings: libraries that are refused, texts by hand, draws that repeat, and every shipped frame."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from decisionllm.datasets.maze2d import goal_facts, task_text
+from decisionllm.datasets.wordings import FOLDER, KINDS, VARIETY, Wordings, fields_of, library, number_words, read, render
+from decisionllm.schema import Window
+
+LIBRARY = {
+    "fields": "row column spot",
+    "identify": ["row column", "spot"],
+    "trained": ["Row {row}, column {column}.", "Not {other_spot}, but {spot}."],
+    "held_out": {"new_frames": ["Go to {spot}."], "contrast": ["{spot}, not {other_spot}"], "unseen_words": ["Rank {row}, {column}"]},
+}  # fmt: skip
+
+
+def put(path, **changed):
+    path.write_text(yaml.safe_dump(LIBRARY | changed))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"trained": ["Go to {rwo}, {column}."]}, "trained frame 'Go to {rwo}, {column}.': no field rwo; there are row, column, spot"),
+        ({"trained": ["Go to row {row}."]}, "lacks a field; expected all of one of: row column; spot"),
+        ({"trained": ["Not row {other_row}, column {other_column}."]}, "lacks a field"),
+        ({"trained": ["Go to {spot}", "{spot}", "go  to {spot}"]}, "frame 'go  to {spot}': is there twice"),
+        ({"trained": ["Go to {spot}."]}, "new_frames frame 'Go to {spot}.': is there twice; a held-out frame must not be trained"),
+        ({"trained": ["Go to {spot"]}, "frame 'Go to {spot': expected '}'"),
+        ({"trained": [7]}, "trained frame 7: expected a sentence with fields"),
+        ({"trained": []}, "trained frame '': expected a sentence"),
+        ({"held_out": {"contrast": ["{spot}"]}}, "expected fields, identify, trained, held_out, and new_frames, contrast, unseen_words"),
+        ({"frames": []}, "expected fields, identify, trained, held_out"),
+    ],
+)  # fmt: skip
+def test_a_library_with_a_mistake_is_refused(tmp_path, changed, message):
+    assert read(put(tmp_path / "good.yaml")).trained == tuple(LIBRARY["trained"])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(put(tmp_path / "bad.yaml", **changed))
+
+
+def test_a_file_that_is_no_yaml_and_a_library_that_is_not_there_are_refused(tmp_path):
+    (tmp_path / "bad.yaml").write_text("trained: [")
+    with pytest.raises(ValueError, match="bad.yaml: not YAML"):
+        read(tmp_path / "bad.yaml")
+    with pytest.raises(ValueError, match="wordings: expected one of .*maze2d.*, got 'chess'"):
+        library("chess")
+
+
+def test_texts_and_number_words_by_hand():
+    facts, other = {"row": 1, "spot": "top left", "budget": 2914.0}, {"row": 3, "spot": "bottom left"}
+    assert (
+        render("Row {row}, {row!w}, {row!o}: {spot}, not {other_spot}", facts, other)
+        == "Row 1, one, first: top left, not bottom left"
+    )
+    assert render("{budget:,.0f} {budget!c} {budget!k}", facts) == "2,914 291400 2.914"
+    known = {
+        0: "zero",
+        19: "nineteen",
+        20: "twenty",
+        47: "forty-seven",
+        300: "three hundred",
+        2914: "two thousand nine hundred fourteen",
+    }
+    assert {n: number_words(n) for n in known} == known
+    assert number_words(110_005) == "one hundred ten thousand five"
+
+
+def test_facts_of_the_cells_of_a_maze_by_hand():
+    facts = goal_facts("umaze")
+    assert len(facts) == 7 and list(facts)[2] == task_text("umaze", (1, 3))
+    assert facts[task_text("umaze", (3, 1))] == {
+        "library": "maze2d", "maze": "umaze", "rows": 3, "columns": 3, "row": 3, "column": 1, "down": 2, "right": 0, "up": 0, "left": 2,
+        "place": "bottom left", "spot": "bottom left", "side": "south-west corner", "region": "lower left", "kind": "dead end", "path": 6,
+    }  # fmt: skip
+    large = goal_facts("large")[task_text("large", (1, 1))]
+    assert large["place"] == "top left" and not {"spot", "side", "region", "path"} & set(large), "many cells have them"
+
+
+def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
+    facts = goal_facts("umaze")
+    words = Wordings([*facts, "by itself"], facts)
+    task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
+    assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
+        "Go to row one, column one.", "Could you roll the ball to x = 1.0, y = 3.0, please?"
+    ]  # fmt: skip
+    assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
+    texts = {words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)}
+    others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
+    assert texts == {f"Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others}
+
+
+def test_the_first_frames_are_used_and_too_many_are_refused():
+    facts = goal_facts("umaze")
+    words = Wordings(list(facts), facts, frames=1)
+    assert [words[i] for i in words.draw(np.arange(7), np.random.default_rng(3))] == list(facts), (
+        "the first is the task text itself"
+    )
+    for count, message in (
+        (-1, "a number of frames, or 0 for all, got -1"),
+        (999, "trained frames fit the facts of 'Maze2D umaze"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Wordings(list(facts), facts, frames=count)
+    alone = Wordings(list(facts)[:1], facts)
+    assert not any("{other" in frame for frame in alone.frames[0]) and alone.frames[0], "no contrast with one task"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(path):
+    frames = read(path)
+    assert len(frames.trained) >= 60 and sum(map(len, frames.held_out.values())) == 20
+
+    def words(frame):
+        return set(re.findall(r"[a-z]+", re.sub(r"{[^}]*}", " ", frame.lower())))
+
+    known = set().union(*map(words, frames.trained))
+    fields = set().union(*map(fields_of, frames.trained))
+    for kind in ("new_frames", "contrast"):
+        assert all(words(frame) <= known and fields_of(frame) <= fields for frame in frames.held_out[kind]), kind
+    assert all(words(frame) - known for frame in frames.held_out["unseen_words"])
+    assert all("other_" in frame for frame in frames.held_out["contrast"])
+
+
+@pytest.mark.parametrize("maze", ["umaze", "medium", "large", "open"])
+def test_every_text_of_a_maze_names_one_goal(maze):
+    facts, named = goal_facts(maze), {}
+    for kind in ("trained", *KINDS):
+        for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
+            assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
+
+
+def test_the_libraries_are_in_the_wheel():
+    import tomllib
+
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert f"{FOLDER.name}/*.yaml" in settings["package-data"]["decisionllm.datasets"]
+
+
+def test_a_wording_is_drawn_for_each_row_by_seed_and_step_alone(tmp_path):
+    facts = goal_facts("umaze")
+    words = Wordings(list(facts), facts)
+    task = np.repeat(np.arange(7), 100)
+
+    def drawn(seed, step):
+        return words.sampler(lambda step: window(task), np.arange(7), seed)(step).text_index
+
+    first = drawn(0, 5)
+    assert (first == drawn(0, 5)).all() and (first != drawn(0, 6)).any() and (first != drawn(1, 5)).any()
+    texts, known = [words[i] for i in first], meanings(words)
+    assert all(known[text] == {goal} for goal, text in zip(task, texts, strict=True))
+    assert 2 * 7 <= len({*texts}) <= VARIETY * 7 and len({words[i] for step in range(200) for i in drawn(0, step)}) > 7 * 60
+
+
+def window(episodes):
+    zeros = np.zeros((len(episodes), 1), np.float32)
+    return Window(
+        observations=zeros[..., None], actions=zeros[..., None], returns_to_go=zeros, timesteps=zeros.astype(int),
+        mask=zeros == 0, episodes=episodes,
+    )  # fmt: skip
+
+
+def meanings(words):
+    """{text: the tasks that have it}"""
+    found = {}
+    for task, own in enumerate(words.frames):
+        for frame in range(len(own)):
+            for turn in np.arange(6) / 6:
+                found.setdefault(words[int(words.number(task, frame, turn))], set()).add(task)
+    return found
