@@ -9,6 +9,7 @@ from rich.console import Console
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.wordings import Wordings
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -54,7 +55,7 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns")]
+    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings")]
     yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
         yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
@@ -96,6 +97,9 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
     sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]
+    if "wordings" in store.info:
+        words = Wordings(store.tasks, store.info["wordings"])
+        task = words[int(words.draw(store.task[w.episodes], np.random.default_rng(seed))[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
     yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of the trajectory"
     yield f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}" if task else "  no text"

@@ -80,6 +80,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
                       "perplexity": [info.get("perplexity"), perplexity(policy.model.backbone)] if info.get("perplexity") else None,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
+            shared |= {} if "policy" in run_config else env.probe(policy)
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
                 conditions = env.conditions(policy.execution, contender.scripted)

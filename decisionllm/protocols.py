@@ -110,6 +110,11 @@ class Env(Protocol):
         """Scripted players to compare with: {name: tasks -> player}."""
         ...
 
+    def probe(self, policy: Any) -> dict[str, Any]:
+        """Further columns of the result rows of a trained `Policy` that need no rollout, JSON values. A value with the keys rows,
+        columns and shares is drawn as a heat map."""
+        ...
+
     def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
         """(N,) target returns of this quantile of similar training episodes; None: one target for all, from the run.
 
@@ -151,6 +156,9 @@ class EnvDefaults:
         return None
 
     def baselines(self, seed: int) -> dict[str, Begin]:
+        return {}
+
+    def probe(self, policy: Any) -> dict[str, Any]:
         return {}
 
     def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:

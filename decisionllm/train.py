@@ -107,7 +107,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
-    batch_of = partial(to_batch, data=data, encode=inner.backbone.encode, device=accelerator.device)
+    batch_of = partial(to_batch, store=store, tasks=data.tasks, encode=inner.backbone.encode, device=accelerator.device)
 
     # -- the loop --
     progress = 0.0
@@ -243,22 +243,22 @@ def announce(say: Any, c: TrainConfig, data: Data, model: torch.nn.Module, accel
     say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
 
 
-def text_numbers(data: Data, window: Window) -> np.ndarray:
-    """The text of each row of a window, by its number in data.tasks: (B,)."""
-    return data.store.task[window.episodes] if window.text_index is None else window.text_index
+def text_numbers(store: Store, window: Window) -> np.ndarray:
+    """The text of each row of a window, by its number: (B,)."""
+    return store.task[window.episodes] if window.text_index is None else window.text_index
 
 
 def some_texts(data: Data, batches: int = 8) -> list[str]:
     """The distinct texts of the first batches."""
-    numbers = np.unique(np.concatenate([text_numbers(data, data.sampler(step)) for step in range(batches)]))
+    numbers = np.unique(np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)]))
     return [data.tasks[i] for i in numbers]
 
 
-def to_batch(window: Window, rows: Any, *, data: Data, encode: Any, device: Any) -> Batch:
-    """These rows of a window, with their texts, on the device. encode: texts -> ids, mask."""
+def to_batch(window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any) -> Batch:
+    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode: texts -> ids, mask."""
     window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-    used, index = np.unique(text_numbers(data, window), return_inverse=True)
-    return collate(window, encode([data.tasks[i] for i in used]), index).to(device)
+    used, index = np.unique(text_numbers(store, window), return_inverse=True)
+    return collate(window, encode([tasks[i] for i in used]), index).to(device)
 
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from decisionllm.data import card, data, window
-from decisionllm.datasets.maze2d import read_hdf5
+from decisionllm.datasets.maze2d import load, read_hdf5
 from decisionllm.datasets.store import open_store, write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
@@ -135,3 +135,12 @@ def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()
+
+
+def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
+    source = load(maze="umaze", text="paraphrased", source="regenerate", steps=2000, without_goals="1,1; 3,1")
+    store = write(tmp_path / "s", source)
+    assert len(store.tasks) == 5 == len(store.info["wordings"]) and not any("row 1, column 1 " in task for task in store.tasks)
+    assert "wordings" not in lines(store)["options"] and "5 different" in lines(store)["text"]
+    shown = {list(window(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
+    assert len(shown) > 5, "of more wordings than goals"

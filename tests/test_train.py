@@ -19,6 +19,7 @@ from decisionllm.config import OptimOptions
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.synthetic import load
 from decisionllm.policy import checkpoint
+from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
 from decisionllm.train import POSITIVE, parameter_groups, trim
@@ -340,3 +341,30 @@ def test_tensorboard_reads_along(tmp_path):
 def test_a_number_that_must_be_positive_is_named(key, tmp_path, capsys):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"{key}=0") == 1
     assert f"{key}: expected more than 0, got 0" in capsys.readouterr().err
+
+
+def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tmp_path, monkeypatch):
+    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, "data.held_out=0.3")
+    assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/straight") == 0
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=1)
+        assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/resumed") == 130
+    assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/resumed") == 0
+    assert same_bits(saved(tmp_path / "straight"), saved(tmp_path / "resumed"))
+    assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
+    assert command("train", *maze, "text=paraphrased", "text_wordings=1", f"run={tmp_path}/one") == 0
+    assert command("train", *maze, "text=goal", f"run={tmp_path}/goal") == 0
+    assert same_bits(saved(tmp_path / "one"), saved(tmp_path / "goal")), "the first frame is the goal's text"
+    assert not same_bits(saved(tmp_path / "one"), saved(tmp_path / "straight"))
+
+    def measured(name):
+        policy, config, _ = checkpoint.load(tmp_path / name)
+        return measure(policy, config, store.prepare(config["dataset"], config["cache_dir"]), 1)
+
+    assert measured("one") == measured("goal") != measured("straight")
+
+
+def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
+    options = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=paraphrased", "team.execution=joint", *LOOP[2:], *NANO)
+    assert command("train", *options, f"run={tmp_path}") == 1
+    assert "text=paraphrased: needs team.execution=per_agent, got joint" in capsys.readouterr().err

@@ -125,6 +125,20 @@ def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
     return Renderer().vformat(frame, (), {**facts, **{OTHER + name: value for name, value in (other or {}).items()}})
 
 
+def spread(
+    facts: Mapping[str, Facts], kinds: Sequence[str], *, frames: int = 0, seed: int = 0
+) -> dict[str, list[tuple[str, str]]]:
+    """Every frame of these kinds once for each task, the other task of a contrast drawn: {task text: [(kind, text), ...]}."""
+    tasks, rng = list(facts), np.random.default_rng(seed)
+    found: dict[str, list[tuple[str, str]]] = {task: [] for task in tasks}
+    for kind in kinds:
+        words = Wordings(tasks, facts, kind=kind, frames=frames)
+        for k, task in enumerate(tasks):
+            frame = np.arange(len(words.frames[k]))
+            found[task] += [(kind, words[i]) for i in words.number(np.full_like(frame, k), frame, rng.random(len(frame)))]
+    return found
+
+
 class Wordings(Sequence[str]):
     """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast.
 

@@ -2,18 +2,22 @@
 
 The standard protocol shows four numbers and no goal. For a policy trained with text=goal the text names the fixed goal; such a
 row is always labelled `goal-text`, since the standard protocol lacks that information, or `instructed-1-3` where the text names
-another cell.
+another cell. Wordings that were never trained on are labelled `-held-out`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from decisionllm.datasets.maze2d import HORIZON, task_text
+from decisionllm.config import one_of
+from decisionllm.datasets.maze2d import GOAL_TEXTS, HORIZON, goal_facts, task_text
+from decisionllm.datasets.wordings import KINDS, spread
 from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.report import figure, normalised
 from decisionllm.eval.rollout import ScriptedPlayer
+from decisionllm.eval.understood import understood
 from decisionllm.protocols import Begin, EnvDefaults
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -36,12 +40,12 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@register("env", "maze2d-umaze", maze="umaze", text="${text}")
-@register("env", "maze2d-medium", maze="medium", text="${text}")
-@register("env", "maze2d-large", maze="large", text="${text}")
-@register("env", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}")
-@register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
-@register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}")
+@register("env", "maze2d-umaze", maze="umaze", text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-medium", maze="medium", text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-large", maze="large", text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}", frames="${text_wordings}")
 class Maze2D(EnvDefaults):
     """N mazes of one layout with one goal.
 
@@ -51,29 +55,44 @@ class Maze2D(EnvDefaults):
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: as in the dataset.
         instructed_goal: the text names this cell instead, as `row,column`, while rewards stay with the fixed goal: does the policy
-            follow the text? Needs text=goal.
+            follow the text? `1,3;3,1` or `all` name several in turn. Needs text=goal.
+        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
+        frames: how many frames were trained on, see `text_wordings`; 0: all.
     """
 
     def __init__(
-        self, num_episodes: int, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = ""
-    ) -> None:
+        self, num_episodes: int, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = "",
+        wordings: str = "trained", frames: int = 0,
+    ) -> None:  # fmt: skip
         self.maze, self.dense, self.text, self.horizon = Maze.named(maze), dense, text, HORIZON[maze]
-        self.instructed, by_goal = self.maze.goal, text in ("goal", "shuffled")
+        self.facts = goal_facts(maze)
+        by_goal, held_out, cells = text in GOAL_TEXTS, wordings == "held_out", self.maze.goal[None]
+        one_of("env.wordings", wordings, ("trained", "held_out"))
+        if held_out and text != "paraphrased":
+            raise ValueError(f"env.wordings=held_out: needs text=paraphrased, got text={text}")
         if instructed_goal:
-            cells = {f"{row},{column}": np.array((row, column)) for row, column in self.maze.free_cells}
-            if (name := instructed_goal.replace(" ", "")) not in cells:
-                raise ValueError(
-                    f"env.instructed_goal: expected a free cell as row,column, one of {' '.join(cells)}; got {instructed_goal!r}"
-                )
+            cells = (
+                self.maze.free_cells if instructed_goal == "all" else self.maze.cells(instructed_goal, "env.instructed_goal")
+            )
             if not by_goal:
                 raise ValueError(f"env.instructed_goal: needs text=goal, so that the text names it; got text={text}")
-            self.instructed = cells[name]
-        words = {"none": "", "constant": task_text(maze)}.get(text, task_text(maze, self.instructed))
-        self.tasks = [words] * num_episodes
+        goals = {task_text(maze, cell): cell for cell in cells} if by_goal else {"": cells[0]}
+        texts = {task: [("", task_text(maze) if text == "constant" else task)] for task in goals}
+        if text == "paraphrased":
+            texts = spread(self.facts, KINDS if held_out else ("trained",), frames=0 if held_out else frames)
+        self.meaning: dict[str, tuple[np.ndarray, str]] = {}  # of each text: its goal, and the kind of its frame
+        self.tasks = []
+        for i in range(num_episodes):
+            task, cell = list(goals.items())[i % len(goals)]
+            kind, words = texts[task][i // len(goals) % len(texts[task])]
+            self.tasks.append(words)
+            self.meaning[words] = cell, kind
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED[maze]
-        row, column = self.instructed
-        self.protocol = f"instructed-{row}-{column}" if instructed_goal else "goal-text" if by_goal else "standard"
+        self.protocol = "goal-text" if by_goal else "standard"
+        if instructed_goal:
+            self.protocol = "-".join(["instructed", *re.findall(r"\w+", instructed_goal)])
+        self.protocol += "-held-out" * held_out
 
     def reset(self, seed: int) -> np.ndarray:
         self.states, self.time = self.maze.reset(len(self.tasks), np.random.default_rng(seed)), 0
@@ -91,13 +110,38 @@ class Maze2D(EnvDefaults):
         return normalised(episodes, self.reference)
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """With a goal in the text: the share of episodes in which the ball came within its disc, and stayed for half of the last 100
-        steps."""
+        """With a goal in the text: the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
+        the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end."""
         if self.protocol == "standard":
             return {}
         places = np.array([[*e.observations, e.final_observation] for e in episodes])[..., :2]
-        inside = reward(places, self.instructed) > 0
-        return {"reached": float(inside.any(1).mean()), "stayed": float((inside[:, -100:].mean(1) >= 0.5).mean())}
+        goals, kinds = (np.array(x) for x in zip(*(self.meaning[e.task] for e in episodes), strict=True))
+        inside = reward(places, goals[:, None]) > 0
+        shares = {"reached": inside.any(1), "stayed": inside[:, -100:].mean(1) >= 0.5}
+        found: dict[str, Any] = {name: float(x.mean()) for name, x in shares.items()}
+        names, ends = (np.array([f"{r},{c}" for r, c in cells]) for cells in (goals, np.rint(places[:, -1]).astype(int)))
+        for by, labels in {"by_kind": kinds, "by_goal": names}.items():
+            if len({*labels}) > 1:
+                found[by] = {
+                    str(k): {name: float(x[labels == k].mean()) for name, x in shares.items()} for k in np.unique(labels)
+                }
+        if "by_goal" in found:
+            rows, columns = ([str(name) for name in np.unique(x)] for x in (names, [*names, *ends]))
+            table = [[float((ends[names == r] == c).mean()) for c in columns] for r in rows]
+            found["final_cell"] = {"rows": rows, "columns": columns, "shares": table}
+        return found
+
+    def probe(self, policy: Any) -> dict[str, Any]:
+        """The share of texts that a policy with text=paraphrased understands, on 64 states with velocities; see `understood`."""
+        trained = policy.info["dataset"].get("wordings", {})
+        facts = {task: known for task, known in self.facts.items() if task in trained}
+        if not facts:
+            return {}
+        rng = np.random.default_rng(0)
+        states = self.maze.reset(64, rng)
+        states[:, 2:] = rng.uniform(-1, 1, (64, 2))
+        labels = [f"{known['row']},{known['column']}" for known in facts.values()]
+        return understood(policy, states, facts, labels, frames=policy.config["text_wordings"])
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 16) -> Any:
         """The first episodes on the maze: rows downwards, columns to the right, walls where the ball's frame has them."""

@@ -105,6 +105,14 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     curves = {row["run"]: row["policy"] for row in rows if row.get("run") and (Path(row["run"]) / "metrics.jsonl").is_file()}
     if curves:
         pictures["learning.png"] = draw_curves(curves)
+    tables: dict[str, Any] = {}
+    for title, table in (
+        (f"{row['policy']}, {row['protocol']}, seed {row['seed']}: {name}", row[name]) for row in rows for name in row
+    ):
+        if isinstance(table, dict) and "shares" in table and table not in tables.values():  # a probe is in all rows of its run
+            tables[title] = table
+    if tables:
+        pictures["tables.png"] = draw_tables(tables)
     for name, made in pictures.items():
         save(folder / name, made)
 
@@ -169,6 +177,21 @@ def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[st
             axis.axvline(at, color="black", linewidth=0.5, linestyle=":" if at else "-")
         axis.set(xlabel=labels[dataset], title=dataset)
         axis.legend(fontsize=7)
+    return made
+
+
+def draw_tables(tables: Mapping[str, Mapping[str, Any]]) -> "Figure":
+    """A heat map of each table of shares within 0 .. 1: {title: {rows, columns, shares}}."""
+    widest = max(len(table["columns"]) for table in tables.values())
+    made = figure(1.5 + 0.4 * widest, sum(1.2 + 0.3 * len(table["rows"]) for table in tables.values()))
+    panels = made.subplots(len(tables), squeeze=False, height_ratios=[4 + len(table["rows"]) for table in tables.values()])
+    for axis, (title, table) in zip(panels[:, 0], tables.items(), strict=True):
+        image = axis.imshow(table["shares"], cmap="viridis", vmin=0, vmax=1)
+        axis.set_xticks(range(len(table["columns"])), table["columns"], fontsize=7, rotation=60)
+        axis.set_yticks(range(len(table["rows"])), table["rows"], fontsize=7)
+        axis.set_title(title, fontsize=7)
+        axis.set_ylabel("goal in the text", fontsize=7)
+        made.colorbar(image, ax=axis)
     return made
 
 

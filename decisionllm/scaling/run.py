@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ import torch
 
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.datasets.windows import collate
+from decisionllm.datasets.wordings import Wordings
 from decisionllm.evaluate import evaluate
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.scaling import executors
 from decisionllm.schema import Spec
-from decisionllm.train import train
+from decisionllm.train import to_batch, train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
 FLOPS = "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters without embeddings; without the text"
@@ -147,11 +148,14 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     _, episodes = windows.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    draw = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
-    texts, sums = model.backbone.encode(store.tasks), np.zeros(3)
+    draw: Any = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
+    tasks: Sequence[str] = store.tasks
+    sums = np.zeros(3)
+    if "wordings" in store.info:
+        words = Wordings(store.tasks, store.info["wordings"], frames=config["text_wordings"])
+        tasks, draw = words, words.sampler(draw, store.task, 0)
     for i in range(-(-count // BATCH)):
-        window = draw(i)
-        batch = collate(window, texts, store.task[window.episodes]).to(policy.device)
+        batch = to_batch(draw(i), slice(None), store=store, tasks=tasks, encode=model.backbone.encode, device=policy.device)
         known = batch.until(-1) if config["model"]["dynamics"] else batch
         distribution = model.distribution(model.read(known), known.action_masks, known.observations)
         actions, real = model.normalizer.actions(known.actions), known.loss_mask

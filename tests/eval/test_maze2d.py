@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from decisionllm.datasets.maze2d import task_text
 from decisionllm.eval.maze2d import REFERENCE, Maze2D
+from decisionllm.eval.report import draw_tables
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Episode
 from tests.conftest import episode
@@ -67,7 +69,7 @@ def test_the_text_may_name_another_goal_than_the_rewarded_one():
 
 @pytest.mark.parametrize("cell", ["2,1", "9,9", "-2,1", "1", "1,2,3", "one,two"])
 def test_a_goal_that_is_no_free_cell_is_refused(cell):
-    with pytest.raises(ValueError, match=f"env.instructed_goal: expected a free cell .* 1,1 1,2 1,3 2,3 3,1 .*got '{cell}'"):
+    with pytest.raises(ValueError, match=f"env.instructed_goal: expected free cells .* 1,1 1,2 1,3 2,3 3,1 .*got '{cell}'"):
         Maze2D(1, maze="umaze", text="goal", instructed_goal=cell)
 
 
@@ -96,8 +98,51 @@ def test_reaching_and_keeping_the_goal_are_measured():
     def walk(*places):
         rows = np.array([place for place, count in places for _ in range(count)], np.float32)
         rows = np.concatenate([rows, np.zeros_like(rows)], 1)
-        return Episode(rows[:-1], np.zeros((299, 2), np.float32), np.zeros(299, np.float32), final_observation=rows[-1])
+        zeros = np.zeros((299, 2), np.float32)
+        return Episode(rows[:-1], zeros, zeros[:, 0], final_observation=rows[-1], task=env.tasks[0])
 
     episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
     assert env.metrics(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
     assert Maze2D(1, maze="umaze").metrics(episodes) == {}
+
+
+def test_paraphrased_texts_name_the_goal_in_trained_or_in_held_out_frames():
+    trained = Maze2D(62, maze="umaze", text="paraphrased")
+    assert trained.protocol == "goal-text" and len(set(trained.tasks)) == 60 and trained.tasks[60:] == trained.tasks[:2]
+    assert trained.tasks[:2] == [task_text("umaze", (1, 1)), "Go to row one, column one."]
+    few = Maze2D(4, maze="umaze", text="paraphrased", frames=2)
+    assert few.tasks == trained.tasks[:2] * 2
+    held_out = Maze2D(20, maze="umaze", text="paraphrased", wordings="held_out", frames=2)
+    assert held_out.protocol == "goal-text-held-out" and not set(held_out.tasks) & set(trained.tasks)
+    assert [kind for _, kind in held_out.meaning.values()] == ["new_frames"] * 7 + ["contrast"] * 7 + ["unseen_words"] * 6
+    several = Maze2D(4, maze="umaze", text="paraphrased", instructed_goal="1,3; 3,1", wordings="held_out")
+    assert several.protocol == "instructed-1-3-3-1-held-out"
+    assert [several.meaning[task][0].tolist() for task in several.tasks] == [[1, 3], [3, 1], [1, 3], [3, 1]]
+    assert Maze2D(1, maze="umaze", text="goal", instructed_goal="all").protocol == "instructed-all"
+    for options, message in (
+        ({"text": "goal", "wordings": "held_out"}, "env.wordings=held_out: needs text=paraphrased, got text=goal"),
+        ({"text": "paraphrased", "wordings": "new"}, "env.wordings: expected one of trained, held_out, got 'new'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Maze2D(1, maze="umaze", **options)
+
+
+def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
+    env = Maze2D(40, maze="umaze", text="paraphrased", instructed_goal="1,3;3,1", wordings="held_out")
+    rows = [0, 1, 14, 39]  # 1,3 and 3,1 in a new frame; 1,3 in a contrast; 3,1 in unseen words
+    ends = [(1.0, 3.0), (1.0, 1.0), (1.0, 3.1), (3.0, 1.4)]
+    zeros = np.zeros((299, 2), np.float32)
+
+    def at(place, task):
+        states = np.tile(np.array([*place, 0, 0], np.float32), (300, 1))
+        return Episode(states[:-1], zeros, zeros[:, 0], final_observation=states[-1], task=task)
+
+    found = env.metrics([at(end, env.tasks[row]) for row, end in zip(rows, ends, strict=True)])
+    assert found == {
+        "reached": 0.75, "stayed": 0.75,
+        "by_kind": {"contrast": {"reached": 1, "stayed": 1}, "new_frames": {"reached": 0.5, "stayed": 0.5},
+                    "unseen_words": {"reached": 1, "stayed": 1}},
+        "by_goal": {"1,3": {"reached": 1, "stayed": 1}, "3,1": {"reached": 0.5, "stayed": 0.5}},
+        "final_cell": {"rows": ["1,3", "3,1"], "columns": ["1,1", "1,3", "3,1"], "shares": [[0, 1, 0], [0.5, 0, 0.5]]},
+    }  # fmt: skip
+    assert draw_tables({"title": found["final_cell"]}).axes[0].images[0].get_array().tolist() == [[0, 1, 0], [0.5, 0, 0.5]]
