@@ -317,11 +317,13 @@ class _Llama:
         return core.layers
 
     def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
-        return x, core.rotary_emb(x, positions)
+        cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
+        left, right = sin.chunk(2, -1)
+        return x, (cos, torch.cat([-left, right], -1))
 
     def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
         attention, h = block.self_attn, _rms(block.input_layernorm, x)
-        cos, sin = (part[:, None] for part in rope)  # (B, 1, n, d)
+        cos, sin = rope
         if h.shape[1] == h[:, out].shape[1]:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
         else:
@@ -385,7 +387,29 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
+    if x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
+        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return]
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+class _FrozenRMS(torch.autograd.Function):
+    """RMS norm of frozen weight, whose gradient is that of layer norm with a mean of 0, which torch has in one call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        ctx.epsilon = epsilon
+        ctx.save_for_backward(x, weight.float())
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (x, weight), D = ctx.saved_tensors, ctx.saved_tensors[1].numel()
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D + ctx.epsilon).rsqrt()
+        of_layer_norm = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, False, False)
+        )[0]
+        mean = (gradient @ weight.to(gradient.dtype))[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
+        return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
 
 
 def _split_heads(x: Tensor, width: int) -> Tensor:
@@ -394,8 +418,8 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+    """Rotary embedding; the first half of the sines has the sign of the rotation."""
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 
 
 @torch.no_grad()

@@ -32,19 +32,54 @@ def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) 
 
 
 def linear(x: Tensor, *layers: Any) -> list[Tensor]:
-    """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes.
-
-    The products with the narrow sides of all adapters are one, and those with the wide sides are added in place.
-    """
+    """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
     if not all(map(_adapted, layers)):
         return [layer(x) for layer in layers]
-    names, rows = [layer.active_adapters[0] for layer in layers], x.flatten(0, -2)
-    narrow = torch.cat([layer.lora_A[name].weight * layer.scaling[name] for layer, name in zip(layers, names, strict=True)])
-    inner = F.linear(rows, narrow.to(x.dtype)).split([layer.r[name] for layer, name in zip(layers, names, strict=True)], -1)
-    outputs = [layer.base_layer(rows) for layer in layers]
-    for out, part, layer, name in zip(outputs, inner, layers, names, strict=True):
-        out.addmm_(part, layer.lora_B[name].weight.to(out.dtype).t())
+    names = [layer.active_adapters[0] for layer in layers]
+    pairs = [*zip(layers, names, strict=True)]
+    A, B = ([getattr(layer, side)[name].weight for layer, name in pairs] for side in ("lora_A", "lora_B"))
+    frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
+    outputs = _Adapted.apply(x.flatten(0, -2), frozen, [layer.scaling[name] for layer, name in pairs], *A, *B)
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
+
+
+class _Adapted(torch.autograd.Function):
+    """Several frozen linear maps with adapters: rows (n, in) -> (n, out) each.
+
+    The products with the narrow sides of all adapters are one, those with the wide sides are added in place, and so are the
+    gradients. Casts of adapters have no nodes in the graph.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, frozen: list[Any], scales: list[float], *adapters: Tensor) -> tuple[Tensor, ...]:
+        k, device = len(scales), rows.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
+        ctx.given, ctx.scales, rows = rows.dtype, scales, rows.to(dtype)
+        weights = [weight.to(dtype) for weight, _ in frozen]
+        narrow = torch.cat([A * scale for A, scale in zip(adapters[:k], scales, strict=True)]).to(dtype)
+        wide = [B.to(dtype) for B in adapters[k:]]
+        inner = F.linear(rows, narrow)
+        ctx.save_for_backward(rows, narrow, inner, *wide, *weights)
+        outputs = [F.linear(rows, w, None if b is None else b.to(dtype)) for w, (_, b) in zip(weights, frozen, strict=True)]
+        for out, part, B in zip(outputs, inner.split([B.shape[1] for B in wide], -1), wide, strict=True):
+            out.addmm_(part, B.t())
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (rows, narrow, inner, *saved), k = ctx.saved_tensors, len(ctx.scales)
+        wide, weights, ranks = saved[:k], saved[k:], [B.shape[1] for B in saved[:k]]
+        parts = [g @ B for g, B in zip(gradients, wide, strict=True)]
+        of_inner = torch.cat(parts, -1)
+        of_rows = None
+        if ctx.needs_input_grad[0]:
+            of_rows = of_inner @ narrow
+            for g, weight in zip(gradients, weights, strict=True):
+                of_rows.addmm_(g, weight)
+            of_rows = of_rows.to(ctx.given)
+        of_A = (of_inner.t() @ rows).split(ranks)
+        of_B = [(part.t() @ g).t() for part, g in zip(inner.split(ranks, -1), gradients, strict=True)]
+        return of_rows, None, None, *(a * scale for a, scale in zip(of_A, ctx.scales, strict=True)), *of_B
 
 
 def _adapted(layer: Any) -> bool:
