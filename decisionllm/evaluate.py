@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import with_defaults
-from decisionllm.eval import report
+from decisionllm.eval import attention, report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
 from decisionllm.protocols import Begin, Env, Player
@@ -80,6 +80,11 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
                       "perplexity": [info.get("perplexity"), perplexity(policy.model.backbone)] if info.get("perplexity") else None,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
+            if info.get("perplexity"):
+                before, after = shared["perplexity"]
+                console.print(
+                    f"{run_config['name']}: perplexity of plain sentences {before:.1f} before training, {after:.1f} after"
+                )
             shared |= {} if "policy" in run_config else env.probe(policy)
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
@@ -101,9 +106,12 @@ def evaluate(config: dict[str, Any]) -> Path:
                     label = re.sub(r"[^\w.+-]+", "-", f"{contender.name}-{protocol}-{row.seed}")
                     if label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
-                        picture = env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")
-                        if picture is not None:
-                            report.save(out / f"rollout-{label}.png", picture)
+                        pictures = {"rollout": env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")}
+                        if not contender.scripted and "policy" not in run_config:
+                            pictures["attention"] = attention.draw(policy, part, f"{contender.name}: attention to the text")
+                        for name, picture in pictures.items():
+                            if picture is not None:
+                                report.save(out / f"{name}-{label}.png", picture)
             drawn.add(dataset)
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:

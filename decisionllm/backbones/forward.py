@@ -118,6 +118,12 @@ class Backbone(nn.Module):
                              f"backbone, got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
         return ids, mask
 
+    def words(self, task: str) -> list[str]:
+        """The tokens of a text, as text."""
+        tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
+        ids, _ = text.encode(tokenizer, [task], with_numbers=self.numbers is not None)
+        return [tokenizer.decode([i]) if i >= 0 else "[NUM]" for i in ids[0].tolist()]
+
     def embed(self, text_ids: Tensor) -> Tensor:
         """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
         words = self.core.get_input_embeddings() if self.features is None else self.features
@@ -162,12 +168,26 @@ class Backbone(nn.Module):
 
     def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
+        out = self._library(tokens, text_ids, text_mask, text_index)
+        hidden: Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
+        return hidden
+
+    def attention_to_text(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
+        """How much each of the tokens attends to each token of its text, mean over the heads: (layers, B, n, L)."""
+        before = self.core.config._attn_implementation
+        self.core.set_attn_implementation("eager")  # the only one that returns its weights
+        out = self._library(tokens, text_ids, text_mask, text_index, output_attentions=True)
+        self.core.set_attn_implementation(before)
+        L = text_ids.shape[1]
+        return torch.stack([weights.float().mean(1)[:, L:, :L] for weights in out.attentions])
+
+    def _library(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, **options: Any) -> Any:
+        """The output of the library's own forward on texts and tokens."""
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
         x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        out = self.model(inputs_embeds=x.to(self.dtype), attention_mask=mask.long(), position_ids=positions, use_cache=False)
-        hidden: Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
-        return hidden
+        given = {"inputs_embeds": x.to(self.dtype), "attention_mask": mask.long(), "position_ids": positions}
+        return self.model(**given, use_cache=False, **options)
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""

@@ -118,7 +118,7 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
 
     from jinja2 import Template
 
-    images = [*pictures, *sorted(path.name for path in folder.glob("rollout-*.png"))]
+    images = [*pictures, *sorted(path.name for kind in ("rollout", "attention") for path in folder.glob(f"{kind}-*.png"))]
     page = Template((Path(__file__).parent / "report.html").read_text(), autoescape=True).render(
         columns=COLUMNS, results=results, published=published, labels=labels, rows=[json.dumps(row) for row in rows],
         images=[(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images],

@@ -17,7 +17,7 @@ from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.policy.planner import candidate_actions, plan
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
-from decisionllm.schema import History
+from decisionllm.schema import Batch, History
 
 
 @dataclass
@@ -119,6 +119,13 @@ class Policy:
     def read(self, histories: Sequence[History]) -> tuple[Tensor, Tensor | None, np.ndarray]:
         """Hidden states at the last observations (N, D), the allowed actions there, (N, C) or None, and the return-to-go that
         each is conditioned on (N,)."""
+        batch, last = self.batch(histories)
+        each = torch.arange(len(histories))
+        masks = None if batch.action_masks is None else batch.action_masks[each, last]
+        return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
+
+    def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
+        """The windows of N histories as a batch, and the place of the last observation in each (N,)."""
         self._check(histories)
         targets = self.resolve_targets([h.target_return for h in histories])
         steps = of_histories(histories, np.nan_to_num(targets), return_horizon=self.return_horizon)
@@ -128,13 +135,11 @@ class Policy:
         texts = self.model.backbone.encode(tasks)
         window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
         batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
-        each, last = torch.arange(len(histories)), torch.from_numpy(now - start)
-        masks = None if batch.action_masks is None else batch.action_masks[each, last]
         predicted = torch.from_numpy(np.isnan(targets)).to(self.device)
         if predicted.any():
             returns = self.model.predict_max_return(self.model.read(batch, torch.zeros_like(predicted)))
             batch = replace(batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go))
-        return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
+        return batch, torch.from_numpy(now - start)
 
     def begin(
         self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
