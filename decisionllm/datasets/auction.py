@@ -4,6 +4,7 @@ An episode ends with the first step that began without budget, that step include
 last step.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.envs.auction.campaign import STATE, STEPS, score
 from decisionllm.envs.auction.market import Market
-from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -33,7 +34,7 @@ def load(
         path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, a traffic or a trajectory log; empty: days of our own market,
             with the bidders of `behaviour`.
         periods: such as `0-6` or `7,8`; empty: all there are, 0-6 of the market.
-        text: `none`, `constant`, `informative` or `shuffled`, see ObservationSpec.
+        text: `none`, `constant`, `informative`, `paraphrased` or `shuffled`, see ObservationSpec.
         observation: see ObservationSpec.
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
@@ -45,7 +46,7 @@ def load(
         ValueError: an unknown option, or a file that is not a complete log.
         FileNotFoundError: no log at `path`.
     """
-    one_of("dataset.text", text, ("none", "constant", "informative", "shuffled"))
+    one_of("dataset.text", text, ("none", "constant", "informative", "paraphrased", "shuffled"))
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     log = read_log(path, periods=periods, behaviour=behaviour, seed=seed)
     origin = stem(path) if path else f"market-{behaviour}" + (f"-seed{seed}" if seed else "")
@@ -70,6 +71,8 @@ def load(
         "name": name, "env": "auction", **spec.info(), "relabel": relabel, "behaviour": "" if path else behaviour, "seed": seed,
         "path": path, "periods": format_periods(log.period), "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
+    if text == "paraphrased":
+        info["wordings"] = facts(tasks, log.budget, log.target_cpa, log.category)
     return Source(sizes, map(episode, range(len(ends))), info)
 
 
@@ -177,6 +180,11 @@ def texts(
             for k, task in zip(rows, shuffled, strict=True):
                 tasks[k] = task
     return tasks
+
+
+def facts(tasks: Sequence[str], budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> dict[str, dict[str, Any]]:
+    """The facts of campaigns for `wordings`, (K,) each, by task text."""
+    return {task: task_facts(*campaign) for task, *campaign in zip(tasks, budget, target_cpa, category, strict=True)}
 
 
 def files(*, path: str = "", **options: Any) -> list[Path]:

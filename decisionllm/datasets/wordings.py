@@ -92,6 +92,7 @@ def read(path: Path) -> Library:
     return Library(tuple(given["trained"]), {kind: tuple(given["held_out"][kind]) for kind in KINDS})
 
 
+@cache
 def fields_of(frame: str) -> set[str]:
     """The fields that a frame names."""
     try:
@@ -105,14 +106,18 @@ class Renderer(string.Formatter):
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
         forms: dict[str, Callable[[Any], str]] = {
-            "w": lambda x: number_words(round(x)), "o": lambda x: ORDINALS[x],
+            "w": number_words, "o": lambda x: ORDINALS[x],
             "c": lambda x: f"{100 * x:.0f}", "k": lambda x: f"{x / 1000:g}",
         }  # fmt: skip
         return forms[conversion](value) if conversion in forms else super().convert_field(value, conversion)
 
 
-def number_words(number: int) -> str:
-    """2914 -> "two thousand nine hundred fourteen"; 0 .. 999,999."""
+def number_words(number: float) -> str:
+    """2914.5 -> "two thousand nine hundred fourteen point five"; 0 .. 999,999, six digits."""
+    whole, _, part = f"{number:g}".partition(".")
+    if part:
+        return " ".join([number_words(int(whole)), "point", *(ONES[int(digit)] for digit in part)])
+    number = int(number)
     for size, name in ((1000, "thousand"), (100, "hundred")):
         if number >= size:
             rest = number % size
@@ -125,14 +130,26 @@ def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
     return Renderer().vformat(frame, (), {**facts, **{OTHER + name: value for name, value in (other or {}).items()}})
 
 
-def spread(
-    facts: Mapping[str, Facts], kinds: Sequence[str], *, frames: int = 0, seed: int = 0
-) -> dict[str, list[tuple[str, str]]]:
-    """Every frame of these kinds once for each task, the other task of a contrast drawn: {task text: [(kind, text), ...]}."""
-    tasks, rng = list(facts), np.random.default_rng(seed)
+def is_held_out(wordings: str, text: str) -> bool:
+    """Whether an env's option `wordings` is `held_out`; a ValueError unless it is that or `trained` and fits the option `text`."""
+    one_of("env.wordings", wordings, ("trained", "held_out"))
+    if wordings == "held_out" and text != "paraphrased":
+        raise ValueError(f"env.wordings=held_out: needs text=paraphrased, got text={text}")
+    return wordings == "held_out"
+
+
+def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """Every trained frame, or held-out one, once for each task: {task text: [(kind, text), ...]}.
+
+    Args:
+        facts: {task text: facts}; the other task of a contrast is drawn from these, always the same one.
+        held_out: the frames of KINDS instead of the trained ones.
+        frames: how many trained frames; 0: all.
+    """
+    tasks, rng = list(facts), np.random.default_rng(0)
     found: dict[str, list[tuple[str, str]]] = {task: [] for task in tasks}
-    for kind in kinds:
-        words = Wordings(tasks, facts, kind=kind, frames=frames)
+    for kind in KINDS if held_out else ("trained",):
+        words = Wordings(tasks, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(tasks):
             frame = np.arange(len(words.frames[k]))
             found[task] += [(kind, words[i]) for i in words.number(np.full_like(frame, k), frame, rng.random(len(frame)))]
@@ -194,9 +211,11 @@ class Wordings(Sequence[str]):
     def _text(self, number: int) -> str:
         rest, turn = divmod(number, len(self.tasks))
         task, frame = divmod(rest, self.most)
-        members = self.others[task]
-        other = members[(self.place[task] + 1 + turn) % len(members)]
-        return render(self.frames[task][frame], {**self.facts[task], "task": self.tasks[task]}, self.facts[other])
+        members, own, sentence = self.others[task], self.facts[task], self.frames[task][frame]
+        turned = (self.facts[members[(self.place[task] + 1 + turn + k) % len(members)]] for k in range(len(members) - 1))
+        names = [name.removeprefix(OTHER) for name in fields_of(sentence) if name.startswith(OTHER)]
+        other = next((other for other in turned if any(other[name] != own[name] for name in names)), own)
+        return render(sentence, {**own, "task": self.tasks[task]}, other)
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A text of each of these tasks: numbers (B,). They share VARIETY frames, so that a batch has few distinct texts to read."""

@@ -15,7 +15,8 @@ import numpy as np
 from decisionllm.baselines.auctionnet_dt import AuctionNetDT
 from decisionllm.baselines.rules import TargetCPA, roster
 from decisionllm.config import listed, one_of, ranges
-from decisionllm.datasets.auction import nearest_returns, texts
+from decisionllm.datasets.auction import facts, nearest_returns, texts
+from decisionllm.datasets.wordings import KINDS, is_held_out, spread
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, score
 from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, Bidder, BidderContext, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
@@ -36,7 +37,7 @@ PEERS = {
 @register("env", "journal", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}",
           reward="${dataset.reward}")  # fmt: skip
 @register("env", "auction", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}",
-          reward="${dataset.reward}")  # fmt: skip
+          reward="${dataset.reward}", frames="${text_wordings}")  # fmt: skip
 class Auction(EnvDefaults):
     """N campaigns: budget factors x repeats x periods x positions.
 
@@ -55,6 +56,8 @@ class Auction(EnvDefaults):
         observation: as in the dataset.
         context_features: as in the dataset.
         reward: as in the dataset.
+        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
+        frames: how many frames were trained on, see `text_wordings`; 0: all.
 
     Raises:
         ValueError: an option out of range.
@@ -67,6 +70,7 @@ class Auction(EnvDefaults):
         self, num_episodes: int, *, protocol: str = "replay", periods: str = "7-8", budgets: Any = "1", path: str = "",
         positions: str = "", repeats: int = 0, draws: str = "bernoulli", opportunities: int = 500000, text: str = "none",
         observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
+        wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
         one_of("env.protocol", protocol, ("replay", "market"))
         one_of("env.draws", draws, ("bernoulli", "expected"))
@@ -93,6 +97,14 @@ class Auction(EnvDefaults):
         columns = (self.budgets, self.target_cpa, self.category, period)
         blocks = (np.split(x, len(self.factors) * times) for x in columns)  # texts are shuffled within a budget and a repeat
         self.tasks = [task for block in zip(*blocks, strict=True) for task in texts(self.spec, *block)]
+        held_out = is_held_out(wordings, text)
+        self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
+        if text == "paraphrased":
+            known = facts(self.tasks, self.budgets, self.target_cpa, self.category)
+            said = spread(known, held_out=held_out, frames=frames)
+            turns = [said[task][i % len(said[task])] for i, task in enumerate(self.tasks)]
+            self.tasks, self.kinds = [words for _, words in turns], {words: kind for kind, words in turns if held_out}
+        self.protocol += ", held-out wordings" * held_out
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}
         simulation: Any = PriceReplay if protocol == "replay" else MarketSimulation
         self.simulate = partial(simulation, self.entries, roster=roster, path=path, total=opportunities)
@@ -157,6 +169,7 @@ class Auction(EnvDefaults):
         conversions, spend, limit = outcome(episodes, "conversions", "spend", "target_cpa")
         category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
         some = conversions > 0
+        kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]  # of held-out wordings
         size = np.digitize(np.array(PUBLISHED["budgets"])[advertiser], (2500, 3500))
 
         def mean(x: np.ndarray) -> float:
@@ -171,7 +184,7 @@ class Auction(EnvDefaults):
             "by_category": by(category, map(str, range(CATEGORIES))),
             "by_budget": by(size, ("small", "medium", "large")),
             "by_period": {str(p): mean(scores[period == p]) for p in np.unique(period)},
-        }  # fmt: skip
+        } | ({"by_kind": by(np.array([KINDS.index(kind) for kind in kinds]), KINDS)} if kinds else {})  # fmt: skip
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 4) -> Any:
         """Spend, bid multiplier and CPA by step: a coloured line for each of `count` campaigns, a black one for all of them."""

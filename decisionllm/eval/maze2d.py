@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
 from decisionllm.datasets.maze2d import GOAL_TEXTS, HORIZON, goal_facts, task_text
-from decisionllm.datasets.wordings import KINDS, spread
+from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.report import figure, normalised
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -66,10 +65,7 @@ class Maze2D(EnvDefaults):
     ) -> None:  # fmt: skip
         self.maze, self.dense, self.text, self.horizon = Maze.named(maze), dense, text, HORIZON[maze]
         self.facts = goal_facts(maze)
-        by_goal, held_out, cells = text in GOAL_TEXTS, wordings == "held_out", self.maze.goal[None]
-        one_of("env.wordings", wordings, ("trained", "held_out"))
-        if held_out and text != "paraphrased":
-            raise ValueError(f"env.wordings=held_out: needs text=paraphrased, got text={text}")
+        by_goal, held_out, cells = text in GOAL_TEXTS, is_held_out(wordings, text), self.maze.goal[None]
         if instructed_goal:
             cells = (
                 self.maze.free_cells if instructed_goal == "all" else self.maze.cells(instructed_goal, "env.instructed_goal")
@@ -79,7 +75,7 @@ class Maze2D(EnvDefaults):
         goals = {task_text(maze, cell): cell for cell in cells} if by_goal else {"": cells[0]}
         texts = {task: [("", task_text(maze) if text == "constant" else task)] for task in goals}
         if text == "paraphrased":
-            texts = spread(self.facts, KINDS if held_out else ("trained",), frames=0 if held_out else frames)
+            texts = spread(self.facts, held_out=held_out, frames=frames)
         self.meaning: dict[str, tuple[np.ndarray, str]] = {}  # of each text: its goal, and the kind of its frame
         self.tasks = []
         for i in range(num_episodes):

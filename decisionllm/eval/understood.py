@@ -28,7 +28,7 @@ def understood(
         understood: shares of the trained texts, all held-out ones and each kind of them, and by chance, 1 / n. nearest: for the
         held-out texts of each task (rows), the share that is nearest to each task (columns).
     """
-    texts = [spread(facts, ("trained",), frames=frames), spread(facts, KINDS)]
+    texts = [spread(facts, held_out=False, frames=frames), spread(facts, held_out=True)]
     rows = [(t, kind, text) for made in texts for t, task in enumerate(facts) for kind, text in made[task]]
     task, kind = np.array([t for t, _, _ in rows]), np.array([kind for _, kind, _ in rows])
     acting = replace(policy, planning_horizon=0, decode="mode")

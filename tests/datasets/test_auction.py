@@ -458,7 +458,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"),
+        ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'"),
         ({"context_features": "all"}, "context_features: expected one of none, budget_and_cpa, progress, got 'all'"),
         ({"reward": "value"}, "reward: expected one of conversions, expected_value, score, got 'value'"),
         ({"observation": "all"}, "observation: expected one of auctionnet, minimal, got 'all'"),
@@ -568,3 +568,23 @@ def test_relabelled_episodes_have_texts_and_rewards_of_their_budget(tmp_path):
     assert made[2].rewards.sum() == pytest.approx(score(bought, spend, target_cpa), rel=1e-4)
     again, other = ([e.task for e in made_with(seed)[1]] for seed in (3, 4))
     assert again == [e.task for e in made] != other
+
+
+def test_paraphrased_texts_keep_the_informative_ones_and_save_their_facts():
+    source, known = (load(path=str(TRAJECTORY_LOG), text=text) for text in ("paraphrased", "informative"))
+    tasks = [e.task for e in source.episodes]
+    assert tasks == [e.task for e in known.episodes] and "wordings" not in known.info
+    _, _, category, budget, cpa, _ = source.info["campaigns"][0]
+    assert list(source.info["wordings"]) == list(dict.fromkeys(tasks)) and f"budget of {budget:g}," in tasks[0]
+    size = "small" if budget < 2500 else "medium" if budget < 3500 else "large"
+    limit = "strict" if cpa < 85 else "moderate" if cpa < 105 else "loose"
+    facts = {
+        "library": "auction",
+        "category": category,
+        "budget": budget,
+        "cpa": cpa,
+        "steps": 48,
+        "size": size,
+        "limit": limit,
+    }
+    assert source.info["wordings"][tasks[0]] == facts

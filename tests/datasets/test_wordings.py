@@ -9,6 +9,8 @@ import yaml
 
 from decisionllm.datasets.maze2d import goal_facts, task_text
 from decisionllm.datasets.wordings import FOLDER, KINDS, VARIETY, Wordings, fields_of, library, number_words, read, render
+from decisionllm.envs.auction.observation import task_facts
+from decisionllm.envs.auction.observation import task_text as task_text_of_campaign
 from decisionllm.schema import Window
 
 LIBRARY = {
@@ -69,6 +71,7 @@ def test_texts_and_number_words_by_hand():
         2914: "two thousand nine hundred fourteen",
     }
     assert {n: number_words(n) for n in known} == known
+    assert number_words(87.35) == "eighty-seven point three five" and number_words(0.5) == "zero point five"
     assert number_words(110_005) == "one hundred ten thousand five"
 
 
@@ -134,6 +137,18 @@ def test_every_text_of_a_maze_names_one_goal(maze):
     for kind in ("trained", *KINDS):
         for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
             assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
+
+
+def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amount():
+    campaigns = [(2900.0, 100.0, 3), (2900.0, 100.5, 3), (987.0, 87.3, 0), (10400.0, 87.3, 5)]
+    facts, named = {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns}, {}
+    for kind in ("trained", *KINDS):
+        for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
+            assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
+    assert "Not 2900, but 2900 is the budget" not in " ".join(named)
+    assert "In cents: the budget is 98700, a conversion may cost 8730. The category is 0." in named
+    assert "Category zero: spend nine hundred eighty-seven, at eighty-seven point three for each conversion." in named
+    assert "A budget of 10.4 thousand and a target CPA of 87.3, for category 5." in named
 
 
 def test_the_libraries_are_in_the_wheel():

@@ -429,3 +429,22 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     page = (tmp_path / "out/report.html").read_text()
     assert "conversions, with a penalty for exceeding the target CPA" in page and "replay 50 %" in page and "37.1" in page
     assert priced.cache_info().hits > 0, "prices are made once"
+
+
+def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
+    env = Auction(1, text="paraphrased", periods="7", **SMALL)
+    known = Auction(1, text="informative", periods="7", **SMALL).tasks
+    assert env.tasks[0] == known[0] and env.tasks[1].startswith("Category ") and len({*env.tasks}) == 48
+    assert "by_kind" not in env.metrics(rollout(always(0.0), env, seed=0)) and env.protocol == "replay"
+    assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == known
+    held_out = Auction(1, text="paraphrased", wordings="held_out", periods="7", **SMALL)
+    assert held_out.protocol == "replay, held-out wordings" and not {*held_out.tasks} & {*env.tasks}
+    kinds = [held_out.kinds[task] for task in held_out.tasks]
+    assert kinds == (["new_frames"] * 7 + ["contrast"] * 7 + ["unseen_words"] * 6) * 2 + ["new_frames"] * 7 + ["contrast"]
+    episodes = rollout(always(80.0), held_out, seed=0)
+    by_kind, scores = held_out.metrics(episodes)["by_kind"], held_out.score(episodes)
+    assert by_kind == {
+        kind: round(float(scores[np.array(kinds) == kind].mean()), 4) for kind in ("new_frames", "contrast", "unseen_words")
+    }
+    with pytest.raises(ValueError, match="env.wordings=held_out: needs text=paraphrased, got text=informative"):
+        Auction(1, text="informative", wordings="held_out", **SMALL)

@@ -19,7 +19,7 @@ OBSERVATIONS = {
 }
 CONTEXT_FEATURES = {"none": 0, "budget_and_cpa": 2, "progress": 5}  # how many columns of Campaigns.context()
 REWARDS = ("conversions", "expected_value", "score")
-TEXTS = ("none", "constant", "informative", "shuffled", "served")
+TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class ObservationSpec:
             conversions and exposed value so far.
         reward: `conversions`, as counted; `expected_value`, the sum of the predicted conversion probabilities of exposed ads, with less
             noise; `score`, the increase of AuctionNet's score of the expected conversions, so that exceeding the target CPA is penalised.
-        text: `none`; `constant`, the objective without numbers; `informative`, also budget, target CPA and category; `shuffled`, trained
-            on informative texts of other advertisers; `served`, the texts that a server's journal holds.
+        text: `none`; `constant`, the objective without numbers; `informative`, also budget, target CPA and category; `paraphrased`,
+            trained on informative texts in many wordings, of which the informative one is the first; `shuffled`, trained on
+            informative texts of other advertisers; `served`, the texts that a server's journal holds.
 
     Raises:
         ValueError: an unknown value of an option.
@@ -113,9 +114,17 @@ def task_text(budget: float | None = None, target_cpa: float | None = None, cate
     goal = f"Bid for impressions over one day of {STEPS} steps. Get as many conversions as you can within"
     if budget is None or target_cpa is None or category is None:
         return f"Auction. {goal} a budget, at a cost limit for each."
-    size = "small" if budget < 2500 else "medium" if budget < 3500 else "large"  # thirds of AuctionNet's 48 advertisers
-    limit = "strict" if target_cpa < 85 else "moderate" if target_cpa < 105 else "loose"
+    facts = task_facts(budget, target_cpa, category)
     return (
-        f"Auction, advertiser of category {int(category)}. {goal} a {size} budget of {budget:g}, "
-        f"at a {limit} cost limit of {target_cpa:g} for each."
+        f"Auction, advertiser of category {int(category)}. {goal} a {facts['size']} budget of {budget:g}, "
+        f"at a {facts['limit']} cost limit of {target_cpa:g} for each."
     )
+
+
+def task_facts(budget: float, target_cpa: float, category: int) -> dict[str, Any]:
+    """The facts of one campaign for `wordings`; size and limit by the thirds of AuctionNet's 48 advertisers."""
+    return {
+        "library": "auction", "category": int(category), "budget": float(budget), "cpa": float(target_cpa), "steps": STEPS,
+        "size": "small" if budget < 2500 else "medium" if budget < 3500 else "large",
+        "limit": "strict" if target_cpa < 85 else "moderate" if target_cpa < 105 else "loose",
+    }  # fmt: skip
