@@ -40,7 +40,7 @@ class Data:
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
     sampler: Any  # step -> Window
-    validator: Any  # the same of held-out episodes; None without any
+    validators: dict[str, Any]  # the same of held-out episodes, of each part of a mixture; {} without any
     tasks: list[str]  # the texts of windows, by index
 
 
@@ -97,7 +97,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         info = checkpoint.same_run(run, options, store)
         loop.step, loop.elapsed = resume(run, model, optimizer, info)
     elif main:
-        checkpoint.describe(run, options, store, targets=targets(c, data), frozen=fingerprint(model.backbone))
+        checkpoint.describe(run, options, store, **targets(c, data), frozen=fingerprint(model.backbone))
     loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
     inner = accelerator.unwrap_model(model)
@@ -185,8 +185,10 @@ def open_data(c: TrainConfig, store: Store) -> Data:
         raise ValueError(
             f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
         )
-    temperature = d.return_weighting_temperature
-    weights = windows.return_weights(store.returns, temperature) if temperature else None
+    shares = d.part_weights or [1.0] * len(store.parts)
+    if len(shares) != len(store.parts) or min(shares) < 0 or not sum(shares):
+        raise ValueError(f"data.part_weights: expected {len(store.parts)} numbers, 0 or more, one for each part, got {shares}")
+    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
     shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, steps, **shape)
     if c.team.execution != "per_agent":
@@ -194,10 +196,11 @@ def open_data(c: TrainConfig, store: Store) -> Data:
         draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
                        order=c.team.order)  # fmt: skip
     sampler = draw(chosen, seed=c.seed, weights=weights)
-    validator = draw(held_out, seed=0, weights=None) if len(held_out) else None
-    rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
+    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
+    validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+    rows = steps.rows(chosen)
     tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
-    return Data(store, rows, steps, chosen, held_out, sampler, validator, tasks)
+    return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
 
 
 def fit_normalizer(model: Any, data: Data, *, dynamics: bool) -> None:
@@ -210,10 +213,17 @@ def fit_normalizer(model: Any, data: Data, *, dynamics: bool) -> None:
         model.normalizer.fit_dynamics(changes, store.rewards[data.rows])
 
 
-def targets(c: TrainConfig, data: Data) -> dict[str, float]:
-    """Quantiles of the returns that were trained on, raw reward units: {"0.9": ...}."""
-    returns = data.steps.returns_to_go[data.rows] if c.model.return_horizon else data.store.returns[data.episodes]
-    return {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})}
+def targets(c: TrainConfig, data: Data) -> dict[str, Any]:
+    """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}}; also of each part of a mixture."""
+    store, steps, quantiles = data.store, data.steps, sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})
+
+    def of(episodes: np.ndarray) -> dict[str, float]:
+        returns = steps.returns_to_go[steps.rows(episodes)] if c.model.return_horizon else store.returns[episodes]
+        return {str(q): float(np.quantile(returns, q)) for q in quantiles}
+
+    parts = {label: part | {"targets": of(np.intersect1d(store.parts[label], data.episodes))}
+             for label, part in store.info.get("parts", {}).items()}  # fmt: skip
+    return {"targets": of(data.episodes)} | ({"parts": parts} if parts else {})
 
 
 def announce(say: Any, c: TrainConfig, data: Data, model: torch.nn.Module, accelerator: Any, step: int) -> None:
@@ -255,12 +265,17 @@ def measure(
 ) -> dict[str, float]:
     """Mean loss terms since the last log line and on held-out windows; logged to the tracker."""
     values = {name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()}
-    if data.validator and c.log.validation_batches:
+    if data.validators and c.log.validation_batches:
         model.eval()
+        found: dict[str, list[float]] = {}  # of each part
         with torch.no_grad():
-            terms = [inner(batch_of(data.validator(i), slice(None))) for i in range(c.log.validation_batches)]
+            for label, draw in data.validators.items():
+                terms = [inner(batch_of(draw(i), slice(None))) for i in range(c.log.validation_batches)]
+                for name in terms[0]:
+                    found.setdefault(name, []).append(float(np.mean([float(t[name]) for t in terms])))
+                values |= {f"held_out_nll/{label}": found["nll"][-1]} if label else {}
         model.train()
-        values |= {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
+        values |= {f"held_out_{name}": float(np.mean(parts)) for name, parts in found.items()}
     weights = (w for w in inner.parameters() if w.requires_grad)
     if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
         kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"

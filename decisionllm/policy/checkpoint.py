@@ -13,6 +13,7 @@ runs/x/
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -61,7 +62,8 @@ def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
 
 def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:
     """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints. known: further keys of run.json."""
-    data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
+    dataset = {key: value for key, value in store.info.items() if key != "parts"}
+    data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": dataset, "fingerprint": store.fingerprint}
     try:
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -182,30 +184,53 @@ def usable(device: str) -> str:
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def load(
-    path: str | Path, *, device: str = "cpu", target_return: float | None = None, **acting: Any
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Load a run.
+def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Load a run, or one part of a run on a mixture, see `load_parts`."""
+    return load_parts(path, [] if part is None else [part], **acting)[-1]
+
+
+def load_parts(
+    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", target_return: float | None = None, **acting: Any
+) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:
         path: the run directory.
+        parts: labels of parts of a mixture; none: the run as a whole.
         device: auto, cpu or cuda.
-        target_return: raw reward units; None: the run's headline target.
+        target_return: raw reward units; None: the headline target of the run or the part.
         acting: fields of `Policy`, such as decode or planning_horizon; None: as the run's config says.
 
     Returns:
-        (policy, run_config, run_info). The policy is a `Policy`, or what the config names under `policy` makes of
-        (path, run_info, device), which has its `begin`.
+        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
+        config names under `policy` makes of (path, run_info, device), which has its `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
-        ValueError: a file is damaged or does not fit the others, or an option cannot be.
+        ValueError: a file is damaged or does not fit the others, or an option or a part cannot be.
     """
     (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return build(config["policy"], path, info, device), config, info
+        return [(build(config["policy"], path, info, device), config, info)]
+    known = info.get("parts", {})
+    if wrong := next((part for part in parts if part not in known), None):
+        raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
     model = make_model(config, Spec.of(info["spec"]))
     restore(weights_folder(path, config), model, info)
+    model.to(device)
+    views = [(config | {"env": known[part]["env"], "part": part}, info | known[part]) for part in parts] or [(config, info)]
+    return [(_policy(model, device, *view, target_return, acting), *view) for view in views]
+
+
+def _policy(
+    model: DecisionLLM,
+    device: str,
+    config: dict[str, Any],
+    info: dict[str, Any],
+    target_return: float | None,
+    acting: dict[str, Any],
+) -> Policy:
+    """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team = config["act"], config["team"]
     options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin")}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
@@ -213,18 +238,23 @@ def load(
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if target_return is None and not config["model"]["max_return_expectile"]:
         target_return = target(info, act["target_quantile"])
-    policy = Policy(
-        model.to(device), config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
+    return Policy(
+        model, config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
         device=device, config=config, info=info, **options,
     )  # fmt: skip
-    return policy, config, info
 
 
-def load_policy(run: str | Path, *, device: str = "cpu", **acting: Any) -> Any:
+def parts(path: str | Path) -> list[str]:
+    """Labels of the datasets that a run on a mixture was trained on; [] of a run on one dataset."""
+    return list(read(path)[1].get("parts", {}))
+
+
+def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
         run: the run directory.
+        part: label of a part, of a run on a mixture: acts with its targets.
         device: auto, cpu or cuda.
         acting: target_return in raw reward units, and fields of `Policy` such as decode or planning_horizon, in place of the
             run's own.
@@ -237,7 +267,7 @@ def load_policy(run: str | Path, *, device: str = "cpu", **acting: Any) -> Any:
         FileNotFoundError: there is no run, or no checkpoint.
         ValueError: a file is damaged or does not fit the others, or an option cannot be.
     """
-    return load(run, device=device, **acting)[0]
+    return load(run, part=part, device=device, **acting)[0]
 
 
 def target(info: dict[str, Any], quantile: float) -> float:
