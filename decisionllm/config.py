@@ -98,6 +98,7 @@ class TrainConfig:
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
+    init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     window: int = 20  # T, steps of history
     steps: int = 2000

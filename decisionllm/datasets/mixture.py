@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from decisionllm.config import Node, plain
-from decisionllm.datasets import store
+from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice, discover, register
 from decisionllm.schema import Episode, Spec
@@ -53,7 +54,7 @@ def load(*, parts: Any, options: Any = {}, text: str = "none") -> Source:  # noq
 
 def files(*, parts: Any, options: Any = {}, text: str = "none") -> list[Path]:  # noqa: B006
     """The files that the readers of the parts read."""
-    return [file for part in described(parts, options, text).values() for file in store.files(part["dataset"])]
+    return [file for part in described(parts, options, text).values() for file in files_of(part["dataset"])]
 
 
 def described(parts: Any, options: Mapping[str, Any], text: str) -> dict[str, dict[str, Node]]:
@@ -92,3 +93,45 @@ def spaces(specs: Mapping[str, Spec]) -> str:
     actions = {label: f"{s.num_actions} discrete actions" if s.num_actions else f"{s.action_dim} actions within {s.low} .. {s.high}"
                for label, s in specs.items()}  # fmt: skip
     return " and ".join(f"{label}: {s.observation_dim} numbers seen, {actions[label]}" for label, s in specs.items())
+
+
+@register("dataset", "embodiments", text="${text}")
+def embodiments(*, parts: Any, options: Any = {}, text: str = "none") -> Source:  # noqa: B006
+    """Datasets of several spaces, each read by an embodiment of one language model; only `train` takes them, see `stores`.
+
+    Args:
+        parts, options, text: as in `mixture`; a part may be a mixture itself.
+    """
+    raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
+
+
+def stores(dataset: Node, cache_dir: str | Path) -> dict[str, Store]:
+    """{embodiment: its store} of a config node; {"": store} of a dataset of one space."""
+    return {name: prepare(part["dataset"], cache_dir) for name, part in of_embodiments(dataset).items()}
+
+
+def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
+    """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
+    if dataset["_target_"] != f"{__name__}.embodiments":
+        return {"": {"dataset": dataset}}
+    return described(dataset["parts"], dataset["options"], dataset["text"])
+
+
+def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
+    """The datasets that a run can be evaluated on one by one: {label: {"embodiment": name, "dataset": info, "env": node}}.
+
+    Args:
+        dataset: config node.
+        opened: its stores.
+
+    Raises:
+        ValueError: two have one label.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for name, part in of_embodiments(dataset).items():
+        alone = {name: {"dataset": opened[name].info, "env": part.get("env")}} if name else {}
+        for label, each in opened[name].info.get("parts", alone).items():
+            if label in made:
+                raise ValueError(f"dataset.parts: expected a label of its own for each part, got {label!r} twice")
+            made[label] = {"embodiment": name, **each}
+    return made

@@ -13,7 +13,7 @@ runs/x/
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +26,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.config import ModelOptions, TeamOptions, flat
+from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat
+from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.files import atomic
 from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.generalist import Generalist, members
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -52,18 +54,47 @@ def versions() -> dict[str, str | None]:
     return found | {"commit": git.stdout.strip() or None}
 
 
-def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
-    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed."""
+def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
+    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed.
+
+    Returns:
+        A `DecisionLLM`; a `Generalist` where `spec` holds those of several embodiments by name.
+    """
     backbone = build(config["backbone"], config["seed"])
+    options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        return DecisionLLM(spec, backbone, config["head"], ModelOptions(**config["model"]), TeamOptions(**config["team"]))
+        if isinstance(spec, Spec):
+            return DecisionLLM(spec, backbone, config["head"], *options)
+        heads = {name: part.get("head", config["head"]) for name, part in of_embodiments(config["dataset"]).items()}
+        return Generalist({name: DecisionLLM(s, backbone, heads[name], *options) for name, s in spec.items()})
 
 
-def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:
-    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints. known: further keys of run.json."""
-    dataset = {key: value for key, value in store.info.items() if key != "parts"}
-    data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": dataset, "fingerprint": store.fingerprint}
+def specs(info: dict[str, Any]) -> Spec | dict[str, Spec]:
+    """The spec that run.json holds, or those of its embodiments by name."""
+    each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
+    return each or Spec.of(info["spec"])
+
+
+def fingerprint_of(stores: Mapping[str, Store]) -> str:
+    """The fingerprint of the data of a run."""
+    return "+".join(store.fingerprint for store in stores.values())
+
+
+def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **known: Any) -> None:
+    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
+
+    Args:
+        path: the run directory.
+        config: of the run.
+        stores: by embodiment, see `mixture.stores`.
+        known: further keys of run.json.
+    """
+    each = {
+        name: {"spec": asdict(store.spec), "dataset": {key: value for key, value in store.info.items() if key != "parts"},
+               "fingerprint": store.fingerprint} for name, store in stores.items()
+    }  # fmt: skip
+    data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
     try:
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -74,16 +105,16 @@ def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> 
         raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
-def same_run(path: Path, config: dict[str, Any], store: Store) -> dict[str, Any]:
+def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was not."""
     before, info = read(path)
-    was, now = flat(before), flat(config)
+    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
     different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
         changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
-    if info["fingerprint"] != store.fingerprint:
-        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {store.fingerprint}: choose another run=..., "
+    if info["fingerprint"] != (data := fingerprint_of(stores)):
+        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {data}: choose another run=..., "
                          "or fresh=true")  # fmt: skip
     return info
 
@@ -104,7 +135,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, info
 
 
-def save(path: Path, model: DecisionLLM, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]) -> None:
+def save(
+    path: Path, model: DecisionLLM | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]
+) -> None:
     """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete."""
     folder = path / "checkpoint"
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
@@ -140,7 +173,7 @@ def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
     return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
 
 
-def restore(path: str | Path, model: DecisionLLM, info: dict[str, Any]) -> None:
+def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, Any]) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
     folder = checkpoint_folder(path)
     own, adapter = content(folder / "model.safetensors"), {}
@@ -162,6 +195,57 @@ def restore(path: str | Path, model: DecisionLLM, info: dict[str, Any]) -> None:
 
         set_peft_model_state_dict(model.backbone.model, adapter)
     model.load_state_dict(own, strict=False)
+
+
+def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[str, Any]) -> set[str]:
+    """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of its space, with its units.
+
+    Args:
+        path: of the run.
+        model: of a new run.
+        config: of the new run. Where its backbone is read from this run (backbone.folder), the backbone stays as it is.
+
+    Returns:
+        The embodiments that were given weights; the others are new.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: the run has another backbone, head or embedding, or none of its spaces is the data's.
+    """
+    before, info = read(path)
+    if "policy" in before:
+        raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
+    source = make_model(before, specs(info))
+    restore(weights_folder(path, before), source, info)
+    own, known = config["backbone"].get("folder"), members(source)
+    if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
+        _copy(path, "backbone", source.backbone, model.backbone)
+    started = set()
+    for name, member in members(model).items():
+        similar = [other for other, one in known.items() if same_space(one.spec, member.spec)]
+        if not similar and (name in known or not name):
+            found = spaces({"the data": member.spec} | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()})
+            raise ValueError(f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
+                             f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}")  # fmt: skip
+        if similar:
+            _copy(path, "model", known[name if name in similar else similar[0]], member)
+            started.add(name)
+    return started
+
+
+def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
+    """Load the weights and buffers of one module into another, but for a model's backbone; a ValueError if they differ in more."""
+    given, own = ({k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")} for m in (source, model))
+    different = [
+        name
+        for name in given.keys() | own.keys()
+        if name not in given or name not in own or given[name].shape != own[name].shape
+    ]
+    if different or (what == "backbone" and fingerprint(source) != fingerprint(model)):
+        why = f"the {what} differs in {_names('', sorted(different)) or 'frozen weights; '}"
+        raise ValueError(f"init_from={path}: expected a run of the same backbone, head, embedding and, with model.timesteps=learned, "
+                         f"horizon; {why}take the options of its config.yaml")  # fmt: skip
+    model.load_state_dict(given, strict=False)
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -215,11 +299,18 @@ def load_parts(
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
-    model = make_model(config, Spec.of(info["spec"]))
+    if "embodiments" in info and not parts:
+        raise ValueError(
+            f"{path}: expected one of its parts, which have spaces of their own; give part=, one of {', '.join(known)}"
+        )
+    model = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
-    model.to(device)
-    views = [(config | {"env": known[part]["env"], "part": part}, info | known[part]) for part in parts] or [(config, info)]
-    return [(_policy(model, device, *view, target_return, acting), *view) for view in views]
+    views = [("", config, info)] if not parts else [
+        (name := known[part]["embodiment"], config | {"env": known[part]["env"], "part": part},
+         info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts
+    ]  # fmt: skip
+    each = members(model.to(device))
+    return [(_policy(each[name], device, c, i, target_return, acting), c, i) for name, c, i in views]
 
 
 def _policy(
@@ -278,14 +369,14 @@ def target(info: dict[str, Any], quantile: float) -> float:
     return float(info["targets"][str(float(quantile))])
 
 
-def _own_state(model: DecisionLLM) -> dict[str, Tensor]:
+def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith("normalizer.")}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or "normalizer." in name}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
+def _adapter_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The adapters, as peft names them."""
     if model.backbone.tune != "lora":
         return {}
@@ -296,4 +387,4 @@ def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
 
 
 def _names(word: str, names: list[str]) -> str:
-    return f"{word}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""
+    return f"{word}{': ' * bool(word)}{', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""
