@@ -134,7 +134,9 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             space = embodiment_of(shares, c.seed, loop.step)
             window = data[space].sampler(loop.step)
             for part in range(me, parts, world):
-                batch = batch_of[space](window, slice(part, None, parts) if window.team is None else window.team % parts == part)
+                batch = batch_of[space](
+                    window, slice(part, None, parts) if window.team is None else window.team % parts == part
+                )
                 with accelerator.autocast():
                     terms = model(batch, space) if space else model(batch)
                 share = batch.loss_mask.sum() * world / window.loss_mask.sum()  # every training target has the same weight

@@ -21,7 +21,7 @@ from decisionllm.schema import Episode, Spec
 
 
 @register("dataset", "mixture", text="${text}")
-def load(*, parts: Any, options: Any = {}, text: str = "none") -> Source:  # noqa: B006  a default that the registry reads
+def load(*, parts: Any, options: Any = None, text: str = "none") -> Source:
     """Several datasets of one observation and action space, told apart by their texts. `data.part_weights` says how often each is drawn.
 
     Args:
@@ -52,12 +52,12 @@ def load(*, parts: Any, options: Any = {}, text: str = "none") -> Source:  # noq
     return Source(replace(spec, horizon=horizon), episodes(), {"name": name, "env": "mixture", "text": text, "parts": infos})
 
 
-def files(*, parts: Any, options: Any = {}, text: str = "none") -> list[Path]:  # noqa: B006
+def files(*, parts: Any, options: Any = None, text: str = "none") -> list[Path]:
     """The files that the readers of the parts read."""
     return [file for part in described(parts, options, text).values() for file in files_of(part["dataset"])]
 
 
-def described(parts: Any, options: Mapping[str, Any], text: str) -> dict[str, dict[str, Node]]:
+def described(parts: Any, options: Mapping[str, Any] | None = None, text: str = "none") -> dict[str, dict[str, Node]]:
     """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" where a part has its own.
 
     Raises:
@@ -76,7 +76,7 @@ def described(parts: Any, options: Mapping[str, Any], text: str) -> dict[str, di
     for label, part in named:
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
         name, env, head = own.pop("dataset", label), own.pop("env", {}), own.pop("head", "")
-        node = choice("dataset", name, **{**options, **own}) if "_target_" not in own else own
+        node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
         around = {"text": text, "dataset": node, "env": {**discover()["env"].get(name, {"_target_": "none"}), **env}}
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
         made[label] = {key: value for key, value in resolved.items() if key != "text"}
@@ -96,7 +96,7 @@ def spaces(specs: Mapping[str, Spec]) -> str:
 
 
 @register("dataset", "embodiments", text="${text}")
-def embodiments(*, parts: Any, options: Any = {}, text: str = "none") -> Source:  # noqa: B006
+def embodiments(*, parts: Any, options: Any = None, text: str = "none") -> Source:
     """Datasets of several spaces, each read by an embodiment of one language model; only `train` takes them, see `stores`.
 
     Args:
@@ -114,7 +114,7 @@ def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
     """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
     if dataset["_target_"] != f"{__name__}.embodiments":
         return {"": {"dataset": dataset}}
-    return described(dataset["parts"], dataset["options"], dataset["text"])
+    return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from decisionllm.data import card
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.mixture import described, load
 from decisionllm.policy import checkpoint
+from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
 LABELS = {
@@ -120,3 +122,19 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
 def test_weights_that_cannot_be_are_refused(weights, tmp_path, capsys):
     assert command("train", *MIXTURE, f"run={tmp_path}/run", f"data.part_weights={weights}") == 1
     assert "data.part_weights: expected 2 numbers, 0 or more, one for each part" in capsys.readouterr().err
+
+
+def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
+    assert command("train", *MIXTURE, f"run={tmp_path}/run") == 0
+    config, info = checkpoint.read(tmp_path / "run")
+    job = {"train": config, "budget": {"rule": "steps"}, "reference": config["dataset"], "evaluate": {"episodes": 3}, "windows": 8,
+           "data": info["fingerprint"]}  # fmt: skip
+    found = execute(tmp_path / "job", job, cache_dir=config["cache_dir"], device="cpu", keep=False, processes=1, threads=1)
+    rows = [json.loads(line) for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in rows] == ["few", "many"]
+    assert all(found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2) for key in ("score", "low", "high"))
+
+
+def test_a_card_counts_the_parts(tmp_path):
+    lines = [line.split("part ")[1].strip() for line in card(of_two(tmp_path)) if "  part " in line]
+    assert lines == ["one: 1 episodes, 4 steps, return 4.00 on average", "three: 3 episodes, 12 steps, return 34.00 on average"]
