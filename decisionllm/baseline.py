@@ -61,7 +61,7 @@ def baseline(config: dict[str, Any]) -> Path:
     torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
     algorithm.create_impl((store.spec.observation_dim,), store.spec.action_dim)
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
-    checkpoint.describe(run, described, store, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
+    checkpoint.describe(run, described, {"": store}, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
     console.print(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions")
     console.print(f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into {run}")
     train(algorithm, known, run, config, console)

@@ -21,6 +21,9 @@ class DataOptions:
     fraction: float = 1.0  # data volume: share of the groups that is kept
     min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
     return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
+    part_weights: list[float] = field(
+        default_factory=list
+    )  # how often the parts of a mixture are drawn, in their order; []: all alike
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups
 
@@ -98,6 +101,7 @@ class TrainConfig:
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
+    init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
@@ -218,7 +222,10 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
         elif not foreign and key in keys:
             OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
-        elif not foreign and all(look(defaults, above) != {} for above in accumulate(at.split("."), "{}.{}".format)):
+        elif not foreign and not any(
+            look(defaults, above) == {} or (above in keys and look(defaults, above) is None)
+            for above in accumulate(at.split("."), "{}.{}".format)
+        ):
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")

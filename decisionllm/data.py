@@ -55,11 +55,13 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings")]
+    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings", "parts")]
     yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
         yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
     yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
+    for label, part in store.parts.items() if "parts" in store.info else ():
+        yield f"  part         {label}: {len(part):,} episodes, {lengths[part].sum():,} steps, return {store.returns[part].mean():.2f} on average"
     yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
     yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
     yield f"  return       {quantiles(store.returns)}"

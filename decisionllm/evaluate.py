@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
-from decisionllm.config import with_defaults
+from decisionllm.config import listed, with_defaults
 from decisionllm.eval import attention, report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
@@ -51,14 +51,17 @@ def evaluate(config: dict[str, Any]) -> Path:
     out = Path(config["out"]) if config["out"] else runs[0].parent
     acting = config["act"] | config["team"]
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
-    loaded = [checkpoint.load(run, device=config["device"], **acting) for run in runs]  # all of them, before any work is lost
+    loaded = [  # all of them, before any work is lost
+        (run, *each) for run in runs
+        for each in checkpoint.load_parts(run, listed(config["part"] or "") or checkpoint.parts(run), device=config["device"], **acting)
+    ]  # fmt: skip
     versions = checkpoint.versions()
     drawn: set[str] = set()  # labels of pictures, and of datasets whose baselines were played
     published: dict[str, dict[str, float]] = {}  # by dataset
     units: dict[str, str] = {}
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a") as file:
-        for run, (policy, run_config, info) in zip(runs, loaded, strict=True):
+        for run, policy, run_config, info in loaded:
             own, given = run_config["env"], config["env"]
             if own["_target_"] == "none" and not given:
                 example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
@@ -86,6 +89,8 @@ def evaluate(config: dict[str, Any]) -> Path:
                     f"{run_config['name']}: perplexity of plain sentences {before:.1f} before training, {after:.1f} after"
                 )
             shared |= {} if "policy" in run_config else env.probe(policy)
+            part_label = run_config.get("part", "")  # of a mixture
+            shared |= {"part": part_label} if part_label else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
                 conditions = env.conditions(policy.execution, contender.scripted)
@@ -103,7 +108,11 @@ def evaluate(config: dict[str, Any]) -> Path:
                     file.write(json.dumps(row.row()) + "\n")
                     file.flush()
                     console.print(line(row))
-                    label = re.sub(r"[^\w.+-]+", "-", f"{contender.name}-{protocol}-{row.seed}")
+                    label = re.sub(
+                        r"[^\w.+-]+",
+                        "-",
+                        f"{contender.name}-{protocol}-{row.seed}" + f"-{part_label}" * bool(part_label),
+                    )
                     if label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
                         pictures = {"rollout": env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")}

@@ -60,7 +60,7 @@ def application(config: dict[str, Any]) -> Any:
     from decisionllm.serving.app import create_app
 
     run = config["run"]
-    policy, run_config, run_info = checkpoint.load(run, device=config["device"], **config["act"])
+    policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
     cache_bytes = int(config["cache_mb"] * 1e6)
     return create_app(

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,10 +20,11 @@ from rich.console import Console
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
-from decisionllm.datasets import team_windows, windows
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets import mixture, team_windows, windows
+from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
+from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Batch, Window
 
@@ -41,7 +42,7 @@ class Data:
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
     sampler: Any  # step -> Window
-    validator: Any  # the same of held-out episodes; None without any
+    validators: dict[str, Any]  # the same of held-out episodes, of each part of a mixture; {} without any
     tasks: Sequence[str]  # the texts of windows, by index
 
 
@@ -85,21 +86,25 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
 
     # -- data, model, optimiser --
     with accelerator.main_process_first():
-        store = prepare(c.dataset, c.cache_dir)
-    data = open_data(c, store)
-    model = checkpoint.make_model(options, store.spec)
-    fit_normalizer(model, data, dynamics=c.model.dynamics)
+        stores = mixture.stores(c.dataset, c.cache_dir)  # {"": store}; of several spaces one for each embodiment
+    shares = part_shares(c, stores)
+    data = {name: open_data(c, store, shares[name]) for name, store in stores.items()}
+    model = checkpoint.make_model(options, stores[""].spec if "" in stores else {name: s.spec for name, s in stores.items()})
+    begun = bool(checkpoint.find(run)) and not c.fresh
+    started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
+    for name, member in members(model).items():
+        fit_normalizer(member, data[name], dynamics=c.model.dynamics, started=name in started)
     if model.backbone.features is not None:
-        model.backbone.features.fit(*model.backbone.encode(some_texts(data)))
+        model.backbone.features.fit(*model.backbone.encode([text for each in data.values() for text in some_texts(each)]))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
-    if checkpoint.find(run) and not c.fresh:
-        info = checkpoint.same_run(run, options, store)
+    if begun:
+        info = checkpoint.same_run(run, options, stores)
         loop.step, loop.elapsed = resume(run, model, optimizer, info)
     elif main:
-        checkpoint.describe(run, options, store, targets=targets(c, data), frozen=fingerprint(model.backbone),
+        checkpoint.describe(run, options, stores, **run_targets(c, data), frozen=fingerprint(model.backbone),
                             perplexity=perplexity(model.backbone))  # fmt: skip
     loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
@@ -107,7 +112,10 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
-    batch_of = partial(to_batch, store=store, tasks=data.tasks, encode=inner.backbone.encode, device=accelerator.device)
+    batch_of = {
+        name: partial(to_batch, store=each.store, tasks=each.tasks, encode=inner.backbone.encode, device=accelerator.device)
+        for name, each in data.items()
+    }
 
     # -- the loop --
     progress = 0.0
@@ -129,11 +137,14 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             for group in optimizer.param_groups:
                 group["lr"] = loop.rate * group["scale"]
             torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
-            window = data.sampler(loop.step)
+            space = embodiment_of(shares, c.seed, loop.step)
+            window = data[space].sampler(loop.step)
             for part in range(me, parts, world):
-                batch = batch_of(window, slice(part, None, parts) if window.team is None else window.team % parts == part)
+                batch = batch_of[space](
+                    window, slice(part, None, parts) if window.team is None else window.team % parts == part
+                )
                 with accelerator.autocast():
-                    terms = model(batch)
+                    terms = model(batch, space) if space else model(batch)
                 share = batch.loss_mask.sum() * world / window.loss_mask.sum()  # every training target has the same weight
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
@@ -182,8 +193,27 @@ def processes(c: TrainConfig) -> Any:
     return accelerator
 
 
-def open_data(c: TrainConfig, store: Store) -> Data:
-    """The samplers of training windows and of held-out windows."""
+def part_shares(c: TrainConfig, stores: Mapping[str, Store]) -> dict[str, list[float]]:
+    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot be."""
+    count = sum(len(store.parts) for store in stores.values())
+    shares = c.data.part_weights or [1.0] * count
+    if len(shares) != count or min(shares) < 0 or not sum(shares):
+        raise ValueError(f"data.part_weights: expected {count} numbers, 0 or more, one for each part, got {shares}")
+    following = iter(shares)
+    return {name: [float(next(following)) for _ in store.parts] for name, store in stores.items()}
+
+
+def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
+    """The embodiment whose windows are trained on at this step, drawn by the shares of its parts."""
+    if len(shares) == 1:
+        return next(iter(shares))
+    total = np.cumsum([sum(each) for each in shares.values()])
+    drawn = np.random.default_rng((seed, step, 1)).random() * total[-1]
+    return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
+
+
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
+    """The samplers of training windows, in which each part has its share, and of held-out windows."""
     d, horizon = c.data, c.model.return_horizon
     chosen, held_out = windows.select(
         store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
@@ -194,8 +224,7 @@ def open_data(c: TrainConfig, store: Store) -> Data:
         raise ValueError(
             f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
         )
-    temperature = d.return_weighting_temperature
-    weights = windows.return_weights(store.returns, temperature) if temperature else None
+    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
     shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, steps, **shape)
     if c.team.execution != "per_agent":
@@ -203,21 +232,25 @@ def open_data(c: TrainConfig, store: Store) -> Data:
         draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
                        order=c.team.order)  # fmt: skip
     sampler = draw(chosen, seed=c.seed, weights=weights)
-    validator = draw(held_out, seed=0, weights=None) if len(held_out) else None
-    rows = np.concatenate([np.arange(steps.first[e], steps.end[e]) for e in chosen])
+    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
+    validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+    rows = steps.rows(chosen)
     tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
     if "wordings" in store.info:
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
         tasks = Wordings(store.tasks, store.info["wordings"], frames=c.text_wordings)
         sampler = tasks.sampler(sampler, store.task, c.seed)
-        validator = validator and tasks.sampler(validator, store.task, 0)
-    return Data(store, rows, steps, chosen, held_out, sampler, validator, tasks)
+        validators = {label: tasks.sampler(each, store.task, 0) for label, each in validators.items()}
+    return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
 
 
-def fit_normalizer(model: Any, data: Data, *, dynamics: bool) -> None:
-    """Fit the model's units to the training steps."""
+def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
+    """Fit the model's units to the training steps; a model started from a run keeps the units of its weights."""
     store, steps = data.store, data.steps
+    if started:
+        model.normalizer.widen(steps.returns_to_go[data.rows])
+        return
     model.normalizer.fit(store.observations[data.rows], steps.returns_to_go[data.rows])
     if dynamics:
         pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in data.episodes])  # rows with a next one
@@ -225,18 +258,30 @@ def fit_normalizer(model: Any, data: Data, *, dynamics: bool) -> None:
         model.normalizer.fit_dynamics(changes, store.rewards[data.rows])
 
 
-def targets(c: TrainConfig, data: Data) -> dict[str, float]:
-    """Quantiles of the returns that were trained on, raw reward units: {"0.9": ...}."""
-    returns = data.steps.returns_to_go[data.rows] if c.model.return_horizon else data.store.returns[data.episodes]
+def targets(c: TrainConfig, data: Data, among: np.ndarray) -> dict[str, float]:
+    """Quantiles of the returns that were trained on, raw reward units: {"0.9": ...}. among: episodes, of which the chosen count."""
+    steps, episodes = data.steps, np.intersect1d(among, data.episodes)
+    returns = steps.returns_to_go[steps.rows(episodes)] if c.model.return_horizon else data.store.returns[episodes]
     return {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})}
 
 
-def announce(say: Any, c: TrainConfig, data: Data, model: torch.nn.Module, accelerator: Any, step: int) -> None:
+def run_targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
+    """The targets of a run of one space, and its parts with theirs: keys of run.json."""
+    found: dict[str, Any] = {"targets": targets(c, data[""], data[""].episodes)} if "" in data else {}
+    parts = mixture.evaluated(c.dataset, {name: each.store for name, each in data.items()})
+    for label, part in parts.items():
+        each = data[part["embodiment"]]
+        part["targets"] = targets(c, each, each.store.parts.get(label, each.episodes))
+    return found | ({"parts": parts} if parts else {})
+
+
+def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn.Module, accelerator: Any, step: int) -> None:
     """Print what is trained on what."""
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    held = f"{len(data.held_out):,} episodes held out"
-    say(f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {len(data.rows):,} steps; {held}")
+    for each in data.values():
+        held = f"{len(each.held_out):,} episodes held out"
+        say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {len(each.rows):,} steps; {held}")
     where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
     say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")
@@ -277,16 +322,23 @@ def learning_rate(c: TrainConfig, step: int, progress: float) -> float:
 
 
 def measure(
-    c: TrainConfig, loop: Loop, model: Any, inner: Any, data: Data, batch_of: Any, accelerator: Any
+    c: TrainConfig, loop: Loop, model: Any, inner: Any, data: Mapping[str, Data], batch_of: Mapping[str, Any], accelerator: Any
 ) -> dict[str, float]:
     """Mean loss terms since the last log line and on held-out windows; logged to the tracker."""
     values = {name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()}
-    if data.validator and c.log.validation_batches:
+    validators = {label or name: (name, draw) for name, each in data.items() for label, draw in each.validators.items()}
+    if validators and c.log.validation_batches:
         model.eval()
+        found: dict[str, list[float]] = {}  # of each part
         with torch.no_grad():
-            terms = [inner(batch_of(data.validator(i), slice(None))) for i in range(c.log.validation_batches)]
+            for label, (name, draw) in validators.items():
+                batches = (batch_of[name](draw(i), slice(None)) for i in range(c.log.validation_batches))
+                terms = [inner(batch, name) if name else inner(batch) for batch in batches]
+                for term in terms[0]:
+                    found.setdefault(term, []).append(float(np.mean([float(t[term]) for t in terms])))
+                values |= {f"held_out_nll/{label}": found["nll"][-1]} if label else {}
         model.train()
-        values |= {f"held_out_{name}": float(np.mean([float(t[name]) for t in terms])) for name in terms[0]}
+        values |= {f"held_out_{term}": float(np.mean(parts)) for term, parts in found.items()}
     weights = (w for w in inner.parameters() if w.requires_grad)
     if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
         kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"

@@ -76,6 +76,7 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
             continue
         if "lambda" in default:
             default = "none"
+        default = default.replace("field(default_factory=list)", "[]")
         default = {"True": "true", "False": "false"}.get(default, default)
         comment = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :].rpartition("# ")[2].strip()
         found.append((key, default.strip("'\""), MEANINGS.get(f"{prefix}{key}", comment)))

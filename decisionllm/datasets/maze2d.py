@@ -29,6 +29,7 @@ WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 
 
+@register("dataset", "maze2d-open", maze="open", text="${text}")
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
 @register("dataset", "maze2d-medium", maze="medium", text="${text}")
 @register("dataset", "maze2d-large", maze="large", text="${text}")
@@ -53,7 +54,7 @@ def load(
     """One Maze2D log as episodes.
 
     Args:
-        maze: umaze, medium or large.
+        maze: umaze, medium, large or open, a room without inner walls.
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: `none`; `constant` names the maze; `goal` names the goal that the planner walked to, from the log's goal column, and
             relabels the rewards for it; `paraphrased` is `goal` in the wordings of `frames/maze2d.yaml`, another one in each window;

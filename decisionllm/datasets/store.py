@@ -41,6 +41,7 @@ class Store(StepColumns[np.ndarray]):
     agent: np.ndarray | None = None  # (E,) int32
     start: np.ndarray | None = None  # (E,) int32
     return_after_exit: np.ndarray | None = None  # (E,) float32
+    part: np.ndarray | None = None  # (E,) int32
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -52,6 +53,12 @@ class Store(StepColumns[np.ndarray]):
         """(E,) float64, raw reward units: of the whole episode, and of its team after it left."""
         own = np.add.reduceat(self.rewards, self.offsets[:-1], dtype=np.float64)
         return own if self.return_after_exit is None else own + self.return_after_exit
+
+    @cached_property
+    def parts(self) -> dict[str, np.ndarray]:
+        """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one dataset."""
+        labels, part = list(self.info.get("parts", [""])), np.zeros(len(self.lengths)) if self.part is None else self.part
+        return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
 
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
@@ -140,15 +147,19 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
         cache_dir: the store is in cache_dir/stores.
     """
     module = dataset["_target_"].rpartition(".")[0]
-    name_files = vars(import_module(module)).get("files", lambda **options: [])
-    read = [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
-    stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in read]
+    stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
     source = build(dataset)
     return source if isinstance(source, Store) else write(path, source)
+
+
+def files(dataset: dict[str, Any]) -> list[Path]:
+    """The files that the reader of a dataset reads, a config node."""
+    name_files = vars(import_module(dataset["_target_"].rpartition(".")[0])).get("files", lambda **options: [])
+    return [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:

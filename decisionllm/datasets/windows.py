@@ -34,6 +34,10 @@ class Steps(StepColumns[np.ndarray]):
     first: np.ndarray = shaped("E")  # row of each episode's first step
     end: np.ndarray = shaped("E")  # row after its last
 
+    def rows(self, episodes: np.ndarray) -> np.ndarray:
+        """The rows (n,) of these episodes, end to end."""
+        return np.concatenate([np.arange(self.first[e], self.end[e]) for e in episodes])
+
 
 def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     """The steps of a log.
@@ -202,10 +206,36 @@ def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
     return np.asarray(np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0))))
 
 
+def part_weights(
+    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], temperature: float = 0.0
+) -> np.ndarray | None:
+    """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
+
+    Args:
+        store, steps: of the log.
+        episodes: the chosen ones.
+        shares: of the parts of a mixture in a batch, whatever their sizes.
+        temperature: of `return_weights` within each part; 0: uniform.
+    """
+    if len(store.parts) == 1 and not temperature:
+        return None
+    weights = np.zeros(len(store.lengths))
+    for part, share in zip(store.parts.values(), shares, strict=True):
+        weights[part] = return_weights(store.returns[part], temperature) if temperature else 1.0
+        if len(store.parts) > 1:
+            chosen = np.intersect1d(part, episodes)
+            if not (total := (weights * (steps.end - steps.first))[chosen].sum()):
+                raise ValueError(
+                    "model.return_horizon: expected episodes of at least so many steps in every part of the mixture"
+                )
+            weights[part] *= share / total
+    return weights
+
+
 def select(
     store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the episodes to train on and those held out; no group is in both.
+    """Choose the episodes to train on and those held out, of each part of a mixture as if it were alone; no group is in both.
 
     Args:
         store: of the log.
@@ -223,12 +253,17 @@ def select(
     for name, value in {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
-    groups = np.unique(store.group)
-    groups = groups[np.random.default_rng(seed).permutation(len(groups))]
-    out = round(held_out * len(groups))
-    kept = groups[out : out + max(round(fraction * (len(groups) - out)), 1)]
-    chosen = np.flatnonzero(np.isin(store.group, kept))
-    if not len(chosen):
-        raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
-    returns = store.returns[chosen]
-    return chosen[returns >= np.quantile(returns, min_return_quantile)], np.flatnonzero(np.isin(store.group, groups[:out]))
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for episodes in store.parts.values():
+        group = store.group[episodes]
+        groups = np.unique(group)
+        groups = groups[np.random.default_rng(seed).permutation(len(groups))]
+        out = round(held_out * len(groups))
+        kept = groups[out : out + max(round(fraction * (len(groups) - out)), 1)]
+        chosen = episodes[np.isin(group, kept)]
+        if not len(chosen):
+            raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
+        returns = store.returns[chosen]
+        found.append((chosen[returns >= np.quantile(returns, min_return_quantile)], episodes[np.isin(group, groups[:out])]))
+    train, out_of_it = (np.concatenate(each) for each in zip(*found, strict=True))
+    return train, out_of_it

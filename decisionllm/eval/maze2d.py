@@ -21,8 +21,10 @@ from decisionllm.protocols import Begin, EnvDefaults
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
-# Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`.
+# Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`; of `open`, which has
+# no second version there, our own of 4,000 episodes.
 REFERENCE = {
+    ("open", False): (8.05, 104.1),
     ("umaze", False): (23.85, 161.86),
     ("medium", False): (13.13, 277.39),
     ("large", False): (6.7, 273.99),
@@ -39,6 +41,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+@register("env", "maze2d-open", maze="open", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-umaze", maze="umaze", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-medium", maze="medium", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large", maze="large", text="${text}", frames="${text_wordings}")
@@ -50,7 +53,7 @@ class Maze2D(EnvDefaults):
 
     Args:
         num_episodes: N.
-        maze: umaze, medium or large.
+        maze: umaze, medium, large, or open without dense.
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: as in the dataset.
         instructed_goal: the text names this cell instead, as `row,column`, while rewards stay with the fixed goal: does the policy
@@ -84,7 +87,7 @@ class Maze2D(EnvDefaults):
             self.tasks.append(words)
             self.meaning[words] = cell, kind
         self.reference = REFERENCE[maze, dense]
-        self.published = {} if dense else PUBLISHED[maze]
+        self.published = {} if dense else PUBLISHED.get(maze, {})
         self.protocol = "goal-text" if by_goal else "standard"
         if instructed_goal:
             self.protocol = "-".join(["instructed", *re.findall(r"\w+", instructed_goal)])

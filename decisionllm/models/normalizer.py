@@ -61,6 +61,12 @@ class Normalizer(nn.Module):
         self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
 
     @torch.no_grad()
+    def widen(self, returns_to_go: np.ndarray) -> None:
+        """Keep the units, which the weights have learned, and extend the range of returns to these as well, (n,) raw units."""
+        self.return_range[0].clamp_(max=float(returns_to_go.min()))
+        self.return_range[1].clamp_(min=float(returns_to_go.max()))
+
+    @torch.no_grad()
     def fit_dynamics(self, changes: np.ndarray, rewards: np.ndarray) -> None:
         """Fit to changes of the observation from one step to the next (n, S) and to rewards (n,), raw units."""
         _standardize(self.change_mean, self.change_scale, changes)

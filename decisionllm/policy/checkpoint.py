@@ -13,6 +13,7 @@ runs/x/
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +27,12 @@ from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import attach
-from decisionllm.config import ModelOptions, TeamOptions, flat
+from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat
+from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.files import atomic
 from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.generalist import Generalist, members
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -37,7 +40,6 @@ from decisionllm.schema import Spec
 FORMAT = 2  # of run.json, config.yaml and the names of weights
 UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "log.tracker", "log.every", "log.save_every")  # when a run is continued
-FITTED = ("normalizer.", "backbone.features.")  # buffers that belong to a checkpoint
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -53,19 +55,50 @@ def versions() -> dict[str, str | None]:
     return found | {"commit": git.stdout.strip() or None}
 
 
-def make_model(config: dict[str, Any], spec: Spec) -> DecisionLLM:
-    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed."""
+def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
+    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed.
+
+    Returns:
+        A `DecisionLLM`; a `Generalist` where `spec` holds those of several embodiments by name.
+    """
     backbone = build(config["backbone"], config["seed"])
+    options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
-        model = DecisionLLM(spec, backbone, config["head"], ModelOptions(**config["model"]), TeamOptions(**config["team"]))
+        if isinstance(spec, Spec):
+            model: Any = DecisionLLM(spec, backbone, config["head"], *options)
+        else:
+            heads = {name: part.get("head", config["head"]) for name, part in of_embodiments(config["dataset"]).items()}
+            model = Generalist({name: DecisionLLM(s, backbone, heads[name], *options) for name, s in spec.items()})
         attach(backbone, config)
     return model
 
 
-def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> None:
-    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints. known: further keys of run.json."""
-    data = {"format": FORMAT, "spec": asdict(store.spec), "dataset": store.info, "fingerprint": store.fingerprint}
+def specs(info: dict[str, Any]) -> Spec | dict[str, Spec]:
+    """The spec that run.json holds, or those of its embodiments by name."""
+    each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
+    return each or Spec.of(info["spec"])
+
+
+def fingerprint_of(stores: Mapping[str, Store]) -> str:
+    """The fingerprint of the data of a run."""
+    return "+".join(store.fingerprint for store in stores.values())
+
+
+def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **known: Any) -> None:
+    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
+
+    Args:
+        path: the run directory.
+        config: of the run.
+        stores: by embodiment, see `mixture.stores`.
+        known: further keys of run.json.
+    """
+    each = {
+        name: {"spec": asdict(store.spec), "dataset": {key: value for key, value in store.info.items() if key != "parts"},
+               "fingerprint": store.fingerprint} for name, store in stores.items()
+    }  # fmt: skip
+    data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
     try:
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -76,16 +109,16 @@ def describe(path: Path, config: dict[str, Any], store: Store, **known: Any) -> 
         raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
-def same_run(path: Path, config: dict[str, Any], store: Store) -> dict[str, Any]:
+def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
     """The run_info of a run that was begun with this config and this data; a ValueError if it was not."""
     before, info = read(path)
-    was, now = flat(before), flat(config)
+    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
     different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
         changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
-    if info["fingerprint"] != store.fingerprint:
-        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {store.fingerprint}: choose another run=..., "
+    if info["fingerprint"] != (data := fingerprint_of(stores)):
+        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {data}: choose another run=..., "
                          "or fresh=true")  # fmt: skip
     return info
 
@@ -106,7 +139,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, info
 
 
-def save(path: Path, model: DecisionLLM, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]) -> None:
+def save(
+    path: Path, model: DecisionLLM | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]
+) -> None:
     """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete."""
     folder = path / "checkpoint"
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
@@ -142,7 +177,7 @@ def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
     return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
 
 
-def restore(path: str | Path, model: DecisionLLM, info: dict[str, Any]) -> None:
+def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, Any]) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
     folder = checkpoint_folder(path)
     own, adapter = content(folder / "model.safetensors"), {}
@@ -166,6 +201,57 @@ def restore(path: str | Path, model: DecisionLLM, info: dict[str, Any]) -> None:
     model.load_state_dict(own, strict=False)
 
 
+def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[str, Any]) -> set[str]:
+    """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of its space, with its units.
+
+    Args:
+        path: of the run.
+        model: of a new run.
+        config: of the new run. Where its backbone is read from this run (backbone.folder), the backbone stays as it is.
+
+    Returns:
+        The embodiments that were given weights; the others are new.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: the run has another backbone, head or embedding, or none of its spaces is the data's.
+    """
+    before, info = read(path)
+    if "policy" in before:
+        raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
+    source = make_model(before, specs(info))
+    restore(weights_folder(path, before), source, info)
+    own, known = config["backbone"].get("folder"), members(source)
+    if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
+        _copy(path, "backbone", source.backbone, model.backbone)
+    started = set()
+    for name, member in members(model).items():
+        similar = [other for other, one in known.items() if same_space(one.spec, member.spec)]
+        if not similar and (name in known or not name):
+            found = spaces({"the data": member.spec} | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()})
+            raise ValueError(f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
+                             f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}")  # fmt: skip
+        if similar:
+            _copy(path, "model", known[name if name in similar else similar[0]], member)
+            started.add(name)
+    return started
+
+
+def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
+    """Load the weights and buffers of one module into another, but for a model's backbone; a ValueError if they differ in more."""
+    given, own = ({k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")} for m in (source, model))
+    different = [
+        name
+        for name in given.keys() | own.keys()
+        if name not in given or name not in own or given[name].shape != own[name].shape
+    ]
+    if different or (what == "backbone" and fingerprint(source) != fingerprint(model)):
+        why = f"the {what} differs in {_names('', sorted(different)) or 'frozen weights; '}"
+        raise ValueError(f"init_from={path}: expected a run of the same backbone, head, embedding and, with model.timesteps=learned, "
+                         f"horizon; {why}take the options of its config.yaml")  # fmt: skip
+    model.load_state_dict(given, strict=False)
+
+
 def content(path: Path) -> dict[str, Any]:
     """What a file of a run holds: named tensors, or what its YAML or JSON says."""
     try:
@@ -186,30 +272,60 @@ def usable(device: str) -> str:
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def load(
-    path: str | Path, *, device: str = "cpu", target_return: float | None = None, **acting: Any
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Load a run.
+def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Load a run, or one part of a run on a mixture, see `load_parts`."""
+    return load_parts(path, [] if part is None else [part], **acting)[-1]
+
+
+def load_parts(
+    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", target_return: float | None = None, **acting: Any
+) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Load a run once, to act in each of several datasets that it was trained on.
 
     Args:
         path: the run directory.
+        parts: labels of parts of a mixture; none: the run as a whole.
         device: auto, cpu or cuda.
-        target_return: raw reward units; None: the run's headline target.
+        target_return: raw reward units; None: the headline target of the run or the part.
         acting: fields of `Policy`, such as decode or planning_horizon; None: as the run's config says.
 
     Returns:
-        (policy, run_config, run_info). The policy is a `Policy`, or what the config names under `policy` makes of
-        (path, run_info, device), which has its `begin`.
+        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
+        config names under `policy` makes of (path, run_info, device), which has its `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
-        ValueError: a file is damaged or does not fit the others, or an option cannot be.
+        ValueError: a file is damaged or does not fit the others, or an option or a part cannot be.
     """
     (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return build(config["policy"], path, info, device), config, info
-    model = make_model(config, Spec.of(info["spec"]))
+        return [(build(config["policy"], path, info, device), config, info)]
+    known = info.get("parts", {})
+    if wrong := next((part for part in parts if part not in known), None):
+        raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
+    if "embodiments" in info and not parts:
+        raise ValueError(
+            f"{path}: expected one of its parts, which have spaces of their own; give part=, one of {', '.join(known)}"
+        )
+    model = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
+    views = [("", config, info)] if not parts else [
+        (name := known[part]["embodiment"], config | {"env": known[part]["env"], "part": part},
+         info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts
+    ]  # fmt: skip
+    each = members(model.to(device))
+    return [(_policy(each[name], device, c, i, target_return, acting), c, i) for name, c, i in views]
+
+
+def _policy(
+    model: DecisionLLM,
+    device: str,
+    config: dict[str, Any],
+    info: dict[str, Any],
+    target_return: float | None,
+    acting: dict[str, Any],
+) -> Policy:
+    """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team = config["act"], config["team"]
     options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin")}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
@@ -217,18 +333,23 @@ def load(
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if target_return is None and not config["model"]["max_return_expectile"]:
         target_return = target(info, act["target_quantile"])
-    policy = Policy(
-        model.to(device), config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
+    return Policy(
+        model, config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
         device=device, config=config, info=info, **options,
     )  # fmt: skip
-    return policy, config, info
 
 
-def load_policy(run: str | Path, *, device: str = "cpu", **acting: Any) -> Any:
+def parts(path: str | Path) -> list[str]:
+    """Labels of the datasets that a run on a mixture was trained on; [] of a run on one dataset."""
+    return list(read(path)[1].get("parts", {}))
+
+
+def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
         run: the run directory.
+        part: label of a part, of a run on a mixture: acts with its targets.
         device: auto, cpu or cuda.
         acting: target_return in raw reward units, and fields of `Policy` such as decode or planning_horizon, in place of the
             run's own.
@@ -241,7 +362,7 @@ def load_policy(run: str | Path, *, device: str = "cpu", **acting: Any) -> Any:
         FileNotFoundError: there is no run, or no checkpoint.
         ValueError: a file is damaged or does not fit the others, or an option cannot be.
     """
-    return load(run, device=device, **acting)[0]
+    return load(run, part=part, device=device, **acting)[0]
 
 
 def target(info: dict[str, Any], quantile: float) -> float:
@@ -252,14 +373,17 @@ def target(info: dict[str, Any], quantile: float) -> float:
     return float(info["targets"][str(float(quantile))])
 
 
-def _own_state(model: DecisionLLM) -> dict[str, Tensor]:
+def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in trained or name.startswith(FITTED)}
+    state = {
+        name: tensor for name, tensor in model.state_dict().items()
+        if name in trained or "normalizer." in name or name.startswith("backbone.features.")
+    }  # fmt: skip
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
-def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
+def _adapter_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The adapters, as peft names them."""
     if model.backbone.tune != "lora":
         return {}
@@ -270,4 +394,4 @@ def _adapter_state(model: DecisionLLM) -> dict[str, Tensor]:
 
 
 def _names(word: str, names: list[str]) -> str:
-    return f"{word}: {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""
+    return f"{word}{': ' * bool(word)}{', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""

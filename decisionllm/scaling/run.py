@@ -74,11 +74,13 @@ def execute(
             break
     assert best is not None
     measured, run, trained = best
-    score = {"score": None, "low": None, "high": None}
-    if trained["env"]["_target_"] != "none":
+    score: dict[str, float | None] = {"score": None, "low": None, "high": None}
+    parts = checkpoint.read(run)[1].get("parts", {})
+    if all(each["env"]["_target_"] != "none" for each in parts.values() or [trained]):
         where = {"run": str(run), "out": str(folder), "device": device, "baselines": False, "report": False}
         rows = [json.loads(line) for line in evaluate(job["evaluate"] | where).read_text().splitlines()]
-        score = {key: [row for row in rows if row["headline"]][-1][key] for key in score}
+        last = {row.get("part"): row for row in rows if row["headline"]}.values()  # of each part of a mixture
+        score = {key: float(np.mean([row[key] for row in last])) for key in score}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):

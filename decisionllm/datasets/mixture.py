@@ -1,0 +1,137 @@
+"""Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one language model.
+
+A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. Further keys of the dict:
+`env`, options of the env that `evaluate` takes for the part; `head`, a registered head in place of the run's, for an embodiment.
+Several parts are a list, or {label: part}; the label is the name of a part on the command line.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from decisionllm.config import Node, plain
+from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import files as files_of
+from decisionllm.protocols import Source
+from decisionllm.registry import build, choice, discover, register
+from decisionllm.schema import Episode, Spec
+
+
+@register("dataset", "mixture", text="${text}")
+def load(*, parts: Any, options: Any = None, text: str = "none") -> Source:
+    """Several datasets of one observation and action space, told apart by their texts. `data.part_weights` says how often each is drawn.
+
+    Args:
+        parts: names, or dicts, see above.
+        options: of all parts, unless a part has its own.
+        text: of all parts, as `none` or `goal`.
+
+    Raises:
+        ValueError: no part, an option that a part lacks, or spaces that differ.
+    """
+    nodes = described(parts, options, text)
+    sources: dict[str, Any] = {label: build(part["dataset"]) for label, part in nodes.items()}
+    first, spec = next((label, source.spec) for label, source in sources.items())
+    for label, source in sources.items():
+        if not same_space(spec, source.spec):
+            raise ValueError(f"dataset.parts: expected parts of one space, got {spaces({first: spec, label: source.spec})}; a mixture "
+                             "of several spaces is dataset=embodiments, with a head for each")  # fmt: skip
+    number: dict[tuple[int, int], int] = defaultdict(count().__next__)  # groups of different parts never share one
+
+    def episodes() -> Iterator[Episode]:
+        for i, source in enumerate(sources.values()):
+            each = source.episodes if isinstance(source, Source) else map(source.episode, range(len(source.lengths)))
+            yield from (replace(e, part=i, group=number[i, e.group]) for e in each)
+
+    infos = {label: nodes[label] | {"dataset": source.info} for label, source in sources.items()}
+    name = f"mixture({', '.join(source.info['name'] for source in sources.values())})"
+    horizon = max(source.spec.horizon for source in sources.values())
+    return Source(replace(spec, horizon=horizon), episodes(), {"name": name, "env": "mixture", "text": text, "parts": infos})
+
+
+def files(*, parts: Any, options: Any = None, text: str = "none") -> list[Path]:
+    """The files that the readers of the parts read."""
+    return [file for part in described(parts, options, text).values() for file in files_of(part["dataset"])]
+
+
+def described(parts: Any, options: Mapping[str, Any] | None = None, text: str = "none") -> dict[str, dict[str, Node]]:
+    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" where a part has its own.
+
+    Raises:
+        ValueError: no part, two of one label, or a name or option that does not exist.
+    """
+    if not parts or not isinstance(parts, list | tuple | dict):
+        raise ValueError(f"dataset.parts: expected names of datasets, such as [maze2d-umaze,maze2d-medium], got {parts!r}")
+    named = (
+        list(parts.items()) if isinstance(parts, dict) else [(p if isinstance(p, str) else p.get("dataset"), p) for p in parts]
+    )
+    if len(dict(named)) < len(named) or not all(isinstance(label, str) and "." not in label for label, _ in named):
+        raise ValueError(
+            f"dataset.parts: expected a label of its own for each, without a dot, as {{label: {{dataset: name}}}}, got {parts!r}"
+        )
+    made: dict[str, dict[str, Node]] = {}
+    for label, part in named:
+        own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
+        name, env, head = own.pop("dataset", label), own.pop("env", {}), own.pop("head", "")
+        node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
+        around = {"text": text, "dataset": node, "env": {**discover()["env"].get(name, {"_target_": "none"}), **env}}
+        resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
+        made[label] = {key: value for key, value in resolved.items() if key != "text"}
+    return made
+
+
+def same_space(a: Spec, b: Spec) -> bool:
+    """Whether observations and actions of the two have the same sizes and bounds; a horizon may differ."""
+    return replace(a, horizon=b.horizon) == b
+
+
+def spaces(specs: Mapping[str, Spec]) -> str:
+    """Sizes and bounds of these specs, in words."""
+    actions = {label: f"{s.num_actions} discrete actions" if s.num_actions else f"{s.action_dim} actions within {s.low} .. {s.high}"
+               for label, s in specs.items()}  # fmt: skip
+    return " and ".join(f"{label}: {s.observation_dim} numbers seen, {actions[label]}" for label, s in specs.items())
+
+
+@register("dataset", "embodiments", text="${text}")
+def embodiments(*, parts: Any, options: Any = None, text: str = "none") -> Source:
+    """Datasets of several spaces, each read by an embodiment of one language model; only `train` takes them, see `stores`.
+
+    Args:
+        parts, options, text: as in `mixture`; a part may be a mixture itself.
+    """
+    raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
+
+
+def stores(dataset: Node, cache_dir: str | Path) -> dict[str, Store]:
+    """{embodiment: its store} of a config node; {"": store} of a dataset of one space."""
+    return {name: prepare(part["dataset"], cache_dir) for name, part in of_embodiments(dataset).items()}
+
+
+def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
+    """The parts of dataset=embodiments, see `described`; {"": ...} of a dataset of one space."""
+    if dataset["_target_"] != f"{__name__}.embodiments":
+        return {"": {"dataset": dataset}}
+    return described(**{key: value for key, value in dataset.items() if key != "_target_"})
+
+
+def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
+    """The datasets that a run can be evaluated on one by one: {label: {"embodiment": name, "dataset": info, "env": node}}.
+
+    Args:
+        dataset: config node.
+        opened: its stores.
+
+    Raises:
+        ValueError: two have one label.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for name, part in of_embodiments(dataset).items():
+        alone = {name: {"dataset": opened[name].info, "env": part.get("env")}} if name else {}
+        for label, each in opened[name].info.get("parts", alone).items():
+            if label in made:
+                raise ValueError(f"dataset.parts: expected a label of its own for each part, got {label!r} twice")
+            made[label] = {"embodiment": name, **each}
+    return made

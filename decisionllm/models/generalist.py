@@ -1,0 +1,31 @@
+"""One language model for several spaces of observations and actions: a normaliser, tokenizer and head for each, one backbone for all."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.schema import Batch
+
+
+class Generalist(nn.Module):
+    """Models of several embodiments on one backbone, which is trained by all of them and saved once.
+
+    Args:
+        models: {name of the embodiment: its model}, all of one backbone.
+    """
+
+    def __init__(self, models: Mapping[str, DecisionLLM]) -> None:
+        super().__init__()
+        self.backbone = next(iter(models.values())).backbone  # the first of its names, by which it is trained and saved
+        self.models = nn.ModuleDict(models)
+
+    def forward(self, batch: Batch, embodiment: str) -> dict[str, Tensor]:
+        """The terms of the loss of a batch of one embodiment, see `DecisionLLM.forward`."""
+        terms: dict[str, Tensor] = self.models[embodiment](batch)
+        return terms
+
+
+def members(model: DecisionLLM | Generalist) -> dict[str, DecisionLLM]:
+    """{embodiment: its model}; {"": model} of a model of one space."""
+    return {"": model} if isinstance(model, DecisionLLM) else dict(model.models.items())  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""Mixtures: parts keep their episodes, texts and groups, each has its share of a batch, and one run is evaluated on all of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from decisionllm.data import card
+from decisionllm.datasets import store, windows
+from decisionllm.datasets.mixture import described, load
+from decisionllm.policy import checkpoint
+from decisionllm.scaling.run import execute
+from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
+
+LABELS = {
+    "few": {"dataset": "synthetic", "episodes": 4, "seed": 1},
+    "many": {"dataset": "synthetic", "episodes": 16, "seed": 2},
+}
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    return store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+
+
+def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
+    alone = [
+        store.write(tmp_path / label, store.build(part["dataset"])) for label, part in described(LABELS, {}, "goal").items()
+    ]
+    assert mixed.part.tolist() == [0] * 4 + [1] * 16 and mixed.group.tolist() == list(range(20))
+    assert {label: part.tolist() for label, part in mixed.parts.items()} == {"few": [0, 1, 2, 3], "many": list(range(4, 20))}
+    assert np.array_equal(mixed.observations, np.concatenate([s.observations for s in alone]))
+    assert mixed.tasks[mixed.task[5]] == alone[1].tasks[alone[1].task[1]] == "Walk to the goal in the south."
+    assert mixed.info["name"] == "mixture(synthetic, synthetic)" and mixed.info["parts"]["many"]["dataset"] == alone[1].info
+    assert mixed.info["parts"]["few"]["env"] == node("env", "synthetic", text="goal")
+
+
+def of_two(tmp_path):
+    """A mixture of 1 episode of 4 steps and 3 of 2, 2 and 8 steps."""
+    one = make_store(tmp_path / "one", [episode([1.0] * 4, group=7)])
+    three = make_store(tmp_path / "three", [episode([float(g)] * n, group=g) for g, n in ((7, 2), (8, 2), (9, 8))], horizon=60)
+    parts = {name: {"dataset": "store", "path": str(s.path)} for name, s in (("one", one), ("three", three))}
+    return store.write(tmp_path / "mixed", load(parts=parts))
+
+
+def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_path):
+    mixed = of_two(tmp_path)
+    assert mixed.group.tolist() == [0, 1, 2, 3] and mixed.spec.horizon == 60
+
+
+def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
+    mixed = of_two(tmp_path)
+    steps, everything = windows.of_store(mixed), np.arange(4)
+    assert windows.part_weights(mixed, steps, everything, [1, 3]).tolist() == [1 / 4, 3 / 12, 3 / 12, 3 / 12]
+    assert windows.part_weights(mixed, steps, np.array([0, 1, 3]), [1, 2])[[0, 1, 3]].tolist() == [1 / 4, 2 / 10, 2 / 10]
+    good = windows.part_weights(
+        mixed, steps, everything, [1, 1], temperature=0.5
+    )  # returns 14, 16 and 72, scaled within the part
+    relative = np.exp((np.array([14.0, 16, 72]) - 72) / (0.5 * 58))
+    assert np.allclose(good, [1 / 4, *relative / (relative * [2, 2, 8]).sum()], rtol=1e-12)
+    draw = windows.Sampler(
+        steps, everything, T=1, batch_size=4000, seed=0, weights=windows.part_weights(mixed, steps, everything, [1, 3])
+    )
+    assert abs((mixed.part[draw(0).episodes] == 0).mean() - 0.25) < 0.03
+    with pytest.raises(ValueError, match="in every part of the mixture"):
+        short = windows.of_store(mixed, return_horizon=5)
+        windows.part_weights(mixed, short, np.array([3]), [1, 1])
+
+
+def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
+    alone = store.write(tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"]["dataset"]))
+    for options in ({"held_out": 0.25, "seed": 3}, {"held_out": 0.25, "fraction": 0.5, "min_return_quantile": 0.5}):
+        together, apart = windows.select(mixed, **options), windows.select(alone, **options)
+        for both, one in zip(together, apart, strict=True):
+            assert (both[both >= 4] - 4).tolist() == one.tolist() and (both < 4).any() or options["held_out"] == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], r"expected names of datasets, such as \[maze2d-umaze,maze2d-medium\], got \[\]"),
+        (["synthetic", "synthetic"], "a label of its own for each"),
+        (["synthetc"], "no dataset 'synthetc'; there are"),
+        ({"a": {"dataset": "synthetic", "episode": 3}}, "dataset=synthetic: no option episode"),
+        (["synthetic", "synthetic-discrete"], "one space, got synthetic: 2 numbers seen, 2 actions within .* and synthetic-discrete: "
+                                              "2 numbers seen, 5 discrete actions; .* is dataset=embodiments"),
+    ],
+)  # fmt: skip
+def test_parts_that_cannot_be_are_refused(parts, message):
+    with pytest.raises(ValueError, match=message):
+        load(parts=parts)
+
+
+MIXTURE = ("dataset=mixture", f"dataset.parts={LABELS}".replace("'", ""), *(o for o in LOOP if "dataset" not in o), *NANO, "text=goal",
+           "data.held_out=0.25")  # fmt: skip
+
+
+def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert command("train", *MIXTURE, f"run={run}", "act.target_quantile=0.75") == 0
+    info = checkpoint.read(run)[1]
+    made = store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
+    kept = windows.select(made, held_out=0.25)[0]
+    for label, part in made.parts.items():
+        assert info["parts"][label]["targets"]["0.75"] == np.quantile(made.returns[np.intersect1d(part, kept)], 0.75)
+    assert info["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
+    last = metrics(run)[-1]
+    assert last["held_out_nll"] == pytest.approx((last["held_out_nll/few"] + last["held_out_nll/many"]) / 2)
+    assert last["held_out_nll/few"] != last["held_out_nll/many"]
+
+    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false", "+env.goal=south") == 0
+    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "part=many") == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row.get("part") for row in rows][:3] == ["few", "many", "many"]
+    assert [row["target_return"] for row in rows[:2]] == [info["parts"][part]["targets"]["0.75"] for part in LABELS]
+    assert rows[0]["dataset"] == "synthetic" and rows[0]["protocol"] == "goal-text"
+    assert command("evaluate", f"run={run}", "part=none-such") == 1
+    assert "part: expected one of few, many, got 'none-such'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", ["[1]", "[1,-1]", "[0,0]"])
+def test_weights_that_cannot_be_are_refused(weights, tmp_path, capsys):
+    assert command("train", *MIXTURE, f"run={tmp_path}/run", f"data.part_weights={weights}") == 1
+    assert "data.part_weights: expected 2 numbers, 0 or more, one for each part" in capsys.readouterr().err
+
+
+def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
+    assert command("train", *MIXTURE, f"run={tmp_path}/run") == 0
+    config, info = checkpoint.read(tmp_path / "run")
+    job = {"train": config, "budget": {"rule": "steps"}, "reference": config["dataset"], "evaluate": {"episodes": 3}, "windows": 8,
+           "data": info["fingerprint"]}  # fmt: skip
+    found = execute(tmp_path / "job", job, cache_dir=config["cache_dir"], device="cpu", keep=False, processes=1, threads=1)
+    rows = [json.loads(line) for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in rows] == ["few", "many"]
+    assert all(found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2) for key in ("score", "low", "high"))
+
+
+def test_a_card_counts_the_parts(tmp_path):
+    lines = [line.split("part ")[1].strip() for line in card(of_two(tmp_path)) if "  part " in line]
+    assert lines == ["one: 1 episodes, 4 steps, return 4.00 on average", "three: 3 episodes, 12 steps, return 34.00 on average"]
