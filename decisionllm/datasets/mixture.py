@@ -20,19 +20,20 @@ from decisionllm.registry import build, choice, discover, register
 from decisionllm.schema import Episode, Spec
 
 
-@register("dataset", "mixture", text="${text}")
-def load(*, parts: Any, options: Any = None, text: str = "none") -> Source:
+@register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
+def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
     """Several datasets of one observation and action space, told apart by their texts. `data.part_weights` says how often each is drawn.
 
     Args:
         parts: names, or dicts, see above.
         options: of all parts, unless a part has its own.
         text: of all parts, as `none` or `goal`.
+        text_wordings: of all parts, see TrainConfig.
 
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
-    nodes = described(parts, options, text)
+    nodes = described(parts, options, text, text_wordings)
     sources: dict[str, Any] = {label: build(part["dataset"]) for label, part in nodes.items()}
     first, spec = next((label, source.spec) for label, source in sources.items())
     for label, source in sources.items():
@@ -49,15 +50,20 @@ def load(*, parts: Any, options: Any = None, text: str = "none") -> Source:
     infos = {label: nodes[label] | {"dataset": source.info} for label, source in sources.items()}
     name = f"mixture({', '.join(source.info['name'] for source in sources.values())})"
     horizon = max(source.spec.horizon for source in sources.values())
-    return Source(replace(spec, horizon=horizon), episodes(), {"name": name, "env": "mixture", "text": text, "parts": infos})
+    info = {"name": name, "env": "mixture", "text": text, "parts": infos}
+    if wordings := {task: facts for s in sources.values() for task, facts in s.info.get("wordings", {}).items()}:
+        info["wordings"] = wordings
+    return Source(replace(spec, horizon=horizon), episodes(), info)
 
 
-def files(*, parts: Any, options: Any = None, text: str = "none") -> list[Path]:
+def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
     """The files that the readers of the parts read."""
-    return [file for part in described(parts, options, text).values() for file in files_of(part["dataset"])]
+    return [file for part in described(parts, options, **texts).values() for file in files_of(part["dataset"])]
 
 
-def described(parts: Any, options: Mapping[str, Any] | None = None, text: str = "none") -> dict[str, dict[str, Node]]:
+def described(
+    parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
+) -> dict[str, dict[str, Node]]:
     """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" where a part has its own.
 
     Raises:
@@ -77,9 +83,14 @@ def described(parts: Any, options: Mapping[str, Any] | None = None, text: str = 
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
         name, env, head = own.pop("dataset", label), own.pop("env", {}), own.pop("head", "")
         node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
-        around = {"text": text, "dataset": node, "env": {**discover()["env"].get(name, {"_target_": "none"}), **env}}
+        around = {
+            "text": text,
+            "text_wordings": text_wordings,
+            "dataset": node,
+            "env": {**discover()["env"].get(name, {"_target_": "none"}), **env},
+        }
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
-        made[label] = {key: value for key, value in resolved.items() if key != "text"}
+        made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")}
     return made
 
 
@@ -95,12 +106,12 @@ def spaces(specs: Mapping[str, Spec]) -> str:
     return " and ".join(f"{label}: {s.observation_dim} numbers seen, {actions[label]}" for label, s in specs.items())
 
 
-@register("dataset", "embodiments", text="${text}")
-def embodiments(*, parts: Any, options: Any = None, text: str = "none") -> Source:
+@register("dataset", "embodiments", text="${text}", text_wordings="${text_wordings}")
+def embodiments(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
     """Datasets of several spaces, each read by an embodiment of one language model; only `train` takes them, see `stores`.
 
     Args:
-        parts, options, text: as in `mixture`; a part may be a mixture itself.
+        parts, options, text, text_wordings: as in `mixture`; a part may be a mixture itself.
     """
     raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
 

@@ -138,3 +138,11 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
 def test_a_card_counts_the_parts(tmp_path):
     lines = [line.split("part ")[1].strip() for line in card(of_two(tmp_path)) if "  part " in line]
     assert lines == ["one: 1 episodes, 4 steps, return 4.00 on average", "three: 3 episodes, 12 steps, return 34.00 on average"]
+
+
+def test_paraphrased_parts_keep_the_facts_of_their_tasks(tmp_path):
+    options = {"source": "regenerate", "steps": 2000}
+    mixed = load(parts=["maze2d-umaze", "maze2d-medium"], options=options, text="paraphrased", text_wordings=8)
+    mazes = {facts["maze"] for facts in mixed.info["wordings"].values()}
+    assert mazes == {"umaze", "medium"}
+    assert [part["env"]["frames"] for part in mixed.info["parts"].values()] == [8, 8]
