@@ -211,12 +211,13 @@ class Backbone(nn.Module):
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        end = L + int(filled.max()) + n
+        used = L + int(filled.max()) + n  # keys; a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
+        end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             for buffer, new in ((cache.keys[i], k), (cache.values[i], v)):
                 if together:
-                    buffer[taken, :, end - n : end] = new
+                    buffer[taken, :, used - n : used] = new
                 else:
                     buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
             return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
@@ -368,17 +369,18 @@ class _FrozenRMS(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         ctx.epsilon = epsilon
-        ctx.save_for_backward(x, weight.float())
+        ctx.save_for_backward(x, weight)
         return F.rms_norm(x, weight.shape, weight, epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (x, weight), D = ctx.saved_tensors, ctx.saved_tensors[1].numel()
+        x, weight = ctx.saved_tensors
+        D = weight.numel()
         scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D + ctx.epsilon).rsqrt()
         of_layer_norm = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, False, False)
+            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight.float(), None, (True, False, False)
         )[0]
-        mean = (gradient @ weight.to(gradient.dtype))[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
+        mean = (gradient @ weight)[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
         return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
 
 
