@@ -169,10 +169,10 @@ class Backbone(nn.Module):
         if self.layout is None or not getattr(self.config, "tie_word_embeddings", False):
             raise ValueError(f"{type(self.core).__name__}: a language loss needs a supported architecture whose output map is its "
                              "word embedding (tie_word_embeddings), such as backbone=smollm2")  # fmt: skip
-        words, real = self.core.get_input_embeddings(), text_mask[:, 1:]
-        slots = torch.arange(text_ids.shape[1] - 1, device=text_ids.device)[None]
+        words, given, real = self.core.get_input_embeddings(), text_ids[:, :-1], text_mask[:, 1:]
+        slots = torch.arange(given.shape[1], device=text_ids.device)[None]
         visible = _visible(text_mask[:1, :0], slots, slots.shape[1])
-        hidden = self._run(words(text_ids[:, :-1]), slots, visible, lambda i, k, v: (k, v), ALL)[real]
+        hidden = self._run(words(given), slots, visible, lambda i, k, v: (k, v), ALL)[real]
         loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
         return loss / real.sum().clamp(min=1)
 
@@ -211,7 +211,9 @@ class Backbone(nn.Module):
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        used = L + int(filled.max()) + n  # keys; a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
+        used = (
+            L + int(filled.max()) + n
+        )  # keys; a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
