@@ -393,7 +393,7 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding; the first half of the sines has the sign of the rotation."""
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
 @torch.no_grad()
