@@ -361,7 +361,7 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
     if x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
-        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return]
+        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
