@@ -219,10 +219,10 @@ class Backbone(nn.Module):
         if not self.tied:
             raise ValueError(f"{type(self.core).__name__}: a language loss needs a supported architecture whose output map is its "
                              "word embedding (tie_word_embeddings), such as backbone=smollm2")  # fmt: skip
-        words, real = self.core.get_input_embeddings(), text_mask[:, 1:]
-        slots = torch.arange(text_ids.shape[1] - 1, device=text_ids.device)[None]
+        words, given, real = self.core.get_input_embeddings(), text_ids[:, :-1], text_mask[:, 1:]
+        slots = torch.arange(given.shape[1], device=text_ids.device)[None]
         visible = _visible(text_mask[:1, :0], slots, slots.shape[1])
-        hidden = self._run(words(text_ids[:, :-1]), slots, visible, lambda i, k, v: (k, v), ALL)[real]
+        hidden = self._run(words(given), slots, visible, lambda i, k, v: (k, v), ALL)[real]
         loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
         return loss / real.sum().clamp(min=1)
 
@@ -261,12 +261,15 @@ class Backbone(nn.Module):
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        end = L + int(filled.max()) + n
+        used = (
+            L + int(filled.max()) + n
+        )  # keys; a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
+        end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             for buffer, new in ((cache.keys[i], k), (cache.values[i], v)):
                 if together:
-                    buffer[taken, :, end - n : end] = new
+                    buffer[taken, :, used - n : used] = new
                 else:
                     buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
             return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
@@ -408,7 +411,7 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
     if x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
-        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return]
+        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
@@ -418,17 +421,18 @@ class _FrozenRMS(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         ctx.epsilon = epsilon
-        ctx.save_for_backward(x, weight.float())
+        ctx.save_for_backward(x, weight)
         return F.rms_norm(x, weight.shape, weight, epsilon)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (x, weight), D = ctx.saved_tensors, ctx.saved_tensors[1].numel()
+        x, weight = ctx.saved_tensors
+        D = weight.numel()
         scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D + ctx.epsilon).rsqrt()
         of_layer_norm = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, False, False)
+            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight.float(), None, (True, False, False)
         )[0]
-        mean = (gradient @ weight.to(gradient.dtype))[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
+        mean = (gradient @ weight)[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
         return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
 
 
@@ -439,7 +443,7 @@ def _split_heads(x: Tensor, width: int) -> Tensor:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding; the first half of the sines has the sign of the rotation."""
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
 @torch.no_grad()

@@ -57,7 +57,11 @@ def converted(path: Path) -> Path:
     with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), atomic(folder) as partial:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-            model = transformers.AutoModel.from_pretrained(**source, dtype=torch.bfloat16, **expand)
+            model, loading = transformers.AutoModel.from_pretrained(
+                **source, dtype=torch.bfloat16, output_loading_info=True, **expand
+            )
+            if loading["missing_keys"]:  # transformers draws them at random
+                raise ValueError(f"it lacks weights of {type(model).__name__}, such as {min(loading['missing_keys'])}")
         except Exception as error:  # of whatever kind the file makes the reader raise
             raise ValueError(f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be read: "
                              f"{str(error).splitlines()[0]}") from error  # fmt: skip

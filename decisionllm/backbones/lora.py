@@ -39,7 +39,8 @@ def linear(x: Tensor, *layers: Any) -> list[Tensor]:
     pairs = [*zip(layers, names, strict=True)]
     A, B = ([getattr(layer, side)[name].weight for layer, name in pairs] for side in ("lora_A", "lora_B"))
     frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
-    outputs = _Adapted.apply(x.flatten(0, -2), frozen, [layer.scaling[name] for layer, name in pairs], *A, *B)
+    scales = [layer.scaling[name] for layer, name in pairs]
+    outputs = _Adapted.apply(x.flatten(0, -2), frozen, scales, *A, *B)  # type: ignore[no-untyped-call]  # of torch
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
 
 

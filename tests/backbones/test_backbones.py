@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import fingerprint, pretrained
-from decisionllm.backbones.forward import Backbone, KVCache, drop
+from decisionllm.backbones.forward import Backbone, KVCache, _FrozenRMS, drop
 from decisionllm.backbones.lora import linear
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
@@ -141,6 +141,29 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
         later = torch.tensor([3, 5, 3, 5])
         pieces = torch.stack([tokens[i, t : t + 4] for i, t in enumerate(later)])
         close(model.append(pieces, cache, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
+
+
+def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
+    """There whole buffers are attended to, so that what is not yet filled must have no weight, whatever it holds."""
+    model = pretrained(0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen").eval()
+    tokens, *texts = inputs(model.width, n=9)
+    with torch.inference_mode():
+        wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
+        for buffer in (*cache.keys, *cache.values):
+            buffer[:, :, 6:] = 9.0
+        close(model.append(tokens[:, :4], cache, torch.zeros(4, dtype=torch.long)), wanted[:, :4], 5e-2)
+        close(model.append(tokens[:, 4:], cache, torch.full((4,), 4)), wanted[:, 4:], 5e-2)
+
+
+def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
+    """Within the rounding of bfloat16, 1/256; the gradients have a mean, which layer norm would subtract."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, gradient = (torch.randn(shape, generator=generator).bfloat16() for shape in ((5, 7, 64), (64,), (5, 7, 64)))
+    gradient += weight
+    found, wanted = x.clone().requires_grad_(), x.double().requires_grad_()
+    _FrozenRMS.apply(found, weight, 1e-5).backward(gradient)
+    torch.nn.functional.rms_norm(wanted, (64,), weight.double(), 1e-5).backward(gradient.double())
+    close(found.grad.double(), wanted.grad, 1 / 256)
 
 
 def test_the_cache_of_some_rows_is_a_copy():

