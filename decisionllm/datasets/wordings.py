@@ -172,10 +172,11 @@ class Wordings(Sequence[str]):
         if frames < 0:
             raise ValueError(f"text_wordings: expected a number of frames, or 0 for all, got {frames}")
         self.tasks, self.facts = list(tasks), [facts.get(task, {}) for task in tasks]
-        same: dict[str, list[int]] = {}  # the tasks of each library
-        for i, known in enumerate(self.facts):
-            same.setdefault(known.get("library", ""), []).append(i)
-        self.others = [same[known.get("library", "")] for known in self.facts]
+        kinds = [(known.get("library"), *sorted(known)) for known in self.facts]
+        same: dict[Any, list[int]] = {}  # the tasks of each library with the same fields
+        for i, own in enumerate(kinds):
+            same.setdefault(own, []).append(i)
+        self.others = [same[own] for own in kinds]
         self.place = {task: k for members in same.values() for k, task in enumerate(members)}  # of a task among them
         self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
         self.counts = np.array(

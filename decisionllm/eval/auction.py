@@ -101,8 +101,8 @@ class Auction(EnvDefaults):
         self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
         if text == "paraphrased":
             known = facts(self.tasks, self.budgets, self.target_cpa, self.category)
-            said = spread(known, held_out=held_out, frames=frames)
-            turns = [said[task][i % len(said[task])] for i, task in enumerate(self.tasks)]
+            choices = spread(known, held_out=held_out, frames=frames)
+            turns = [choices[task][i % len(choices[task])] for i, task in enumerate(self.tasks)]
             self.tasks, self.kinds = [words for _, words in turns], {words: kind for kind, words in turns if held_out}
         self.protocol += ", held-out wordings" * held_out
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}

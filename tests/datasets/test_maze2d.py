@@ -341,6 +341,11 @@ def test_regenerated_statistics_are_the_published_ones():
         ({"text": "goals"}, "dataset.text: expected one of none, constant, goal, paraphrased, shuffled, got 'goals'"),
         ({"cut": "rolling"}, "dataset.cut: expected one of timeouts, horizon, goal_exit, run, got 'rolling'"),
         ({"source": "web"}, "dataset.source: expected one of auto, file, regenerate, got 'web'"),
+        ({"without_goals": "1,3"}, "dataset.without_goals=1,3: needs text=goal, got none"),
+        (
+            {"text": "goal", "without_goals": "2,2"},
+            "dataset.without_goals: expected free cells as row,column, of 1,1 .*; got '2,2'",
+        ),
         ({"text": "goal", "cut": "horizon"}, "dataset.cut: text=goal needs cut=timeouts or run, got horizon"),
     ],
 )

@@ -139,6 +139,15 @@ def test_every_text_of_a_maze_names_one_goal(maze):
             assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
 
 
+def test_tasks_of_several_domains_stand_side_by_side():
+    campaign = task_facts(2900.0, 100.0, 3)
+    facts = goal_facts("umaze") | goal_facts("medium") | {"bid": campaign, "bid more": campaign | {"budget": 3100.0}}
+    words = Wordings([*facts, "by itself"], facts)
+    assert [len(words.others[k]) for k in (0, 7, 33, 35)] == [7, 26, 2, 1] and len(words.frames[7]) < len(words.frames[0]) == 60
+    task = np.tile(np.arange(36), 50)
+    assert all("{" not in words[i] for i in words.draw(task, np.random.default_rng(0)))
+
+
 def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amount():
     campaigns = [(2900.0, 100.0, 3), (2900.0, 100.5, 3), (987.0, 87.3, 0), (10400.0, 87.3, 5)]
     facts, named = {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns}, {}
