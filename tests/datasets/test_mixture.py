@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from hydra import initialize_config_dir
 
+from decisionllm.config import configs, store_choices
 from decisionllm.data import card
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.mixture import described, load
 from decisionllm.policy import checkpoint
+from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
@@ -138,3 +141,12 @@ def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
 def test_a_card_counts_the_parts(tmp_path):
     lines = [line.split("part ")[1].strip() for line in card(of_two(tmp_path)) if "  part " in line]
     assert lines == ["one: 1 episodes, 4 steps, return 4.00 on average", "three: 3 episodes, 12 steps, return 34.00 on average"]
+
+
+def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        words = ["experiment=generalist", "run=x", "name=x", "+dataset.options.source=regenerate"]
+        assert compose("train", words)["dataset"]["options"] == {"steps_after_goal": 50, "source": "regenerate"}
+        with pytest.raises(ValueError, match="no key 'dataset.optons.source'"):
+            compose("train", [*words[:-1], "+dataset.optons.source=regenerate"])
