@@ -211,6 +211,15 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
         found = OmegaConf.select(node, key, throw_on_resolution_failure=node is config)
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
+    def free(
+        key: str,
+    ) -> bool:  # an option of a registered choice that is null or missing by default: its value may have any keys
+        at, _, name = key.rpartition(".")
+        nodes = (node for choices in registry.discover().values() for node in choices.values())
+        return bool(at) and any(
+            node["_target_"] == look(config, f"{at}._target_") and node.get(name, "") in (None, "???") for node in nodes
+        )
+
     keys = leaves(defaults)
     OmegaConf.set_struct(config, False)
     for key in leaves(config):
@@ -223,8 +232,7 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
         elif not foreign and key in keys:
             OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
         elif not foreign and not any(
-            look(defaults, above) == {} or (above in keys and look(defaults, above) is None)
-            for above in accumulate(at.split("."), "{}.{}".format)
+            look(defaults, above) == {} or free(above) for above in accumulate(at.split("."), "{}.{}".format)
         ):
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:

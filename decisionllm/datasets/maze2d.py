@@ -29,10 +29,10 @@ WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
 
 
-@register("dataset", "maze2d-open", maze="open", text="${text}")
 @register("dataset", "maze2d-umaze", maze="umaze", text="${text}")
 @register("dataset", "maze2d-medium", maze="medium", text="${text}")
 @register("dataset", "maze2d-large", maze="large", text="${text}")
+@register("dataset", "maze2d-open", maze="open", text="${text}")
 @register("dataset", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}")
 @register("dataset", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
 @register("dataset", "maze2d-large-dense", maze="large", dense=True, text="${text}")

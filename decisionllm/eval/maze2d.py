@@ -41,10 +41,10 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@register("env", "maze2d-open", maze="open", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-umaze", maze="umaze", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-medium", maze="medium", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large", maze="large", text="${text}", frames="${text_wordings}")
+@register("env", "maze2d-open", maze="open", text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}", frames="${text_wordings}")

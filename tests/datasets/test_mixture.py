@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from hydra import initialize_config_dir
 
+from decisionllm.config import configs, store_choices
 from decisionllm.data import card
 from decisionllm.datasets import store, windows
 from decisionllm.datasets.mixture import described, load
 from decisionllm.policy import checkpoint
+from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
@@ -146,3 +149,12 @@ def test_paraphrased_parts_keep_the_facts_of_their_tasks(tmp_path):
     mazes = {facts["maze"] for facts in mixed.info["wordings"].values()}
     assert mazes == {"umaze", "medium"}
     assert [part["env"]["frames"] for part in mixed.info["parts"].values()] == [8, 8]
+
+
+def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base="1.3"):
+        words = ["experiment=generalist", "run=x", "name=x", "+dataset.options.source=regenerate"]
+        assert compose("train", words)["dataset"]["options"] == {"steps_after_goal": 50, "source": "regenerate"}
+        with pytest.raises(ValueError, match="no key 'dataset.optons.source'"):
+            compose("train", [*words[:-1], "+dataset.optons.source=regenerate"])
