@@ -55,10 +55,8 @@ class TeamEnv(EnvDefaults):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         first = np.searchsorted(self.groups, np.arange(len(self.condition)))
         decides = "per agent" if scripted else execution.replace("_", " ")
-        return {
-            f"{decides}, {label}" if label else decides: first[self.condition == c].tolist()
-            for c, label in enumerate(self.labels)
-        }
+        names = [f"{decides}, {label}" if label else decides for label in self.labels]
+        return {name: first[self.condition == c].tolist() for c, name in enumerate(names)}
 
     def outcomes(self) -> dict[str, np.ndarray]:
         return {name: values[self.groups] for name, values in self.world_outcomes().items()}
