@@ -11,16 +11,13 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log as Log
-from decisionllm.datasets.formats.team_log import collect as collect
-from decisionllm.datasets.formats.team_log import read as read
-from decisionllm.datasets.formats.team_log import read_meta
-from decisionllm.datasets.formats.team_log import write as write
+from decisionllm.datasets.formats.team_log import Log, collect, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+__all__ = ["Log", "collect", "load", "read", "source", "write"]
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
 TEXTS = ("none", "constant", "informative", "shuffled")
 Meta = dict[str, Any]
@@ -90,9 +87,10 @@ def canonical_rows(
 
 def with_blocks(types: Mapping[str, Meta], lengths: Mapping[str, int]) -> dict[str, Meta]:
     """meta["types"], where a type without blocks has one `own` block of `lengths[name]` numbers."""
-    whole = {name: {str(n): [["own", n, 1]]} for name, n in lengths.items()}
+    whole = {name: {"observations": {str(n): [["own", n, 1]]}} for name, n in lengths.items()}
     return {
-        name: each if each.get("observations") else each | {"observations": whole.get(name, {})} for name, each in types.items()
+        name: each if each.get("observations") else {"observations": {}} | each | whole.get(name, {})
+        for name, each in types.items()
     }
 
 
@@ -292,15 +290,9 @@ def _agent_rows(log: Log, team: int, clock: np.ndarray, offsets: np.ndarray) -> 
 
 
 def _rewards(
-    log: Log,
-    returns: str,
-    clock: np.ndarray,
-    offsets: np.ndarray,
-    order: np.ndarray,
-    moment: np.ndarray,
-    world: np.ndarray,
+    log: Log, returns: str, clock: np.ndarray, offsets: np.ndarray, order: np.ndarray, moment: np.ndarray, world: np.ndarray,
     size: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, str]:
+) -> tuple[np.ndarray, np.ndarray, str]:  # fmt: skip
     """The reward of each row, its team's rewards in the steps after it (0 for own rewards), and the kind of returns."""
     chosen = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
     one_of("dataset.returns", chosen, ("team", "own", "mean"))

@@ -181,7 +181,7 @@ class PettingZooTeams(TeamEnv):
         def action(row: int) -> np.ndarray:
             return scripted(self.spaces[self.rows[row][1]], self.masks[row], rng)
 
-        return lambda: np.stack([action(row) for row in np.flatnonzero(self.running)])
+        return lambda: np.stack([action(row) for row in np.flatnonzero(self.running).tolist()])
 
 
 def resolve(option: str, path: str) -> Any:
