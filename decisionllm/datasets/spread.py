@@ -41,9 +41,8 @@ def load(
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = "-".join(["spread", log, *(["continuous"] * (actions == "continuous")), *([f"{agents}"] * (log != "varying"))])
-    return source(
-        made, text=text, capacity=capacity, behaviour=log, agents=agents, actions=actions, name=f"{name}@seed{seed}-{groups}"
-    )
+    facts: dict[str, Any] = {"behaviour": log, "agents": agents, "actions": actions, "name": f"{name}@seed{seed}-{groups}"}
+    return source(made, text=text, capacity=capacity, **facts)
 
 
 def generate(
@@ -53,9 +52,8 @@ def generate(
     one_of("dataset.log", log, LOGS)
     one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
-        raise ValueError(
-            f"dataset: expected agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1; got {agents}, {groups}, {noise}"
-        )
+        known = f"agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1"
+        raise ValueError(f"dataset: expected {known}; got {agents}, {groups}, {noise}")
     rng, discrete = np.random.default_rng(seed), actions == "discrete"
     numbers, lost = np.full(groups, agents), np.full(groups, -1)
     kinds = np.full(groups, TEACHERS.index({"mixed": "expert", "varying": "expert"}.get(log, log)))
@@ -96,9 +94,8 @@ def blocks(n: int, m: int) -> list[list[Any]]:
 def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
     known = {4 + 2 * m + 4 * (n - 1): (n, m) for n in range(1, 17) for m in (n, n + 1)}  # one may have been lost
-    action: dict[str, Any] = (
-        {"num_actions": len(PUSHES)} if actions == "discrete" else {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
-    )
+    pushed = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    action: dict[str, Any] = {"num_actions": len(PUSHES)} if actions == "discrete" else pushed
     return {
         **WORDS, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
         "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},

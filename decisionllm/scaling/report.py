@@ -58,9 +58,8 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
 
     template = Template((Path(__file__).parent / "study.html").read_text(), autoescape=True)
     counts = Counter(run["state"] for run in found["runs"])
-    (folder / "report.html").write_text(
-        template.render(found, sentences=sentences, columns=COLUMNS, counts=counts, images=images)
-    )
+    page = template.render(found, sentences=sentences, columns=COLUMNS, counts=counts, images=images)
+    (folder / "report.html").write_text(page)
     say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {folder / 'report.html'}"]))
     return folder / "report.html"
 
@@ -114,9 +113,8 @@ def laws(fits: dict[str, Any]) -> list[str]:
         lines.append("Compute frontier: L = {:.3g} + {:.3g} / C^{:.3f}.".format(*fits["frontier"]["power"]))
     if fits["score"]:
         p = fits["score"]["p"]
-        lines.append(
-            f"Score and loss: {'the score rises as the loss falls' if p <= law.CERTAIN else 'no trend'} (p = {p:.2g})."
-        )
+        trend = "the score rises as the loss falls" if p <= law.CERTAIN else "no trend"
+        lines.append(f"Score and loss: {trend} (p = {p:.2g}).")
     return lines
 
 

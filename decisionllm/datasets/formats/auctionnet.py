@@ -22,6 +22,7 @@ import numpy as np
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import atomic
+from decisionllm.schema import refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -199,13 +200,6 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
             row += block.num_rows
     if row == 1:
         raise ValueError(f"{file}: expected rows below the header, got none")
-
-
-def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
-    """Raise a ValueError about the first wrong entry; the message has the `values` of this entry in its braces."""
-    if wrong.any():
-        at = tuple(np.argwhere(wrong)[0])
-        raise ValueError(place + message.format(*(np.asarray(x)[at] for x in values)))
 
 
 def read_trajectories(file: Path) -> Log:
