@@ -119,10 +119,8 @@ class PettingZooTeams(TeamEnv):
             self.raw[row], mask = split_observation(observations[agent], infos.get(agent, {}))
             each = self.meta["types"][self.named[agent]]
             if str(len(self.raw[row])) not in each["observations"]:
-                known = ", ".join(each["observations"])
-                raise ValueError(
-                    f"{agent}: expected an observation of {known} numbers, as in the log, got {len(self.raw[row])}"
-                )
+                known = f"{', '.join(each['observations'])} numbers, as in the log"
+                raise ValueError(f"{agent}: expected an observation of {known}, got {len(self.raw[row])}")
             if n := each.get("num_actions", 0):
                 self.masks[row] = np.arange(self.num_actions) < n
                 self.masks[row, :n] &= mask is None or not mask.any() or mask
@@ -142,10 +140,8 @@ class PettingZooTeams(TeamEnv):
             agents, present = [self.rows[row][1] for row in rows], list(env.agents)
             chosen = self._partner_actions(w)
             chosen |= {a: to_space(self.spaces[a], actions[r]) for a, r in zip(agents, rows, strict=True)}
-            if late := [agent for agent in present if agent not in chosen]:
-                raise ValueError(
-                    f"{env}: expected no agent of the team to appear or return after the start, got {', '.join(late)}"
-                )
+            if late := ", ".join(agent for agent in present if agent not in chosen):
+                raise ValueError(f"{env}: expected no agent of the team to appear or return after the start, got {late}")
             observations, rewards, over, by_clock, infos = env.step({agent: chosen[agent] for agent in present})
             self.views[w] = observations, infos
             team[w] = sum(rewards[agent] for agent in present if agent in self.members) / self.sizes[w]
