@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
 ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"}
@@ -109,7 +110,7 @@ def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np
     return (weights["low"] + (weights["high"] - weights["low"]) * (hidden + 1) / 2).cpu().numpy()
 
 
-class Baseline:
+class Baseline(Player):
     """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not needed. Its sessions are itself.
 
     Args:
@@ -142,6 +143,3 @@ class Baseline:
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
         return actor_mean(self.weights, observations)
-
-    def select(self, rows: np.ndarray) -> None:
-        """There is no memory to select from."""

@@ -22,7 +22,7 @@ from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.envs.auction.replay import price_files
 from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay
 from decisionllm.eval.report import figure
-from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
@@ -37,7 +37,7 @@ PEERS = {
           reward="${dataset.reward}")  # fmt: skip
 @register("env", "auction", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}",
           reward="${dataset.reward}")  # fmt: skip
-class Auction(EnvDefaults):
+class Auction(Env):
     """N campaigns: budget factors x repeats x periods x positions.
 
     Args:

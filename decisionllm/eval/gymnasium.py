@@ -11,12 +11,12 @@ from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.eval.report import normalised
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
 
-class GymnasiumEnv(EnvDefaults):
+class GymnasiumEnv(Env):
     """N Gymnasium environments, stepped one by one: an ended one waits for the others, which no autoreset mode of a vector
     environment allows (`Disabled` refuses to step an ended one, the others begin another episode).
 

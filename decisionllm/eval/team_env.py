@@ -8,11 +8,11 @@ import numpy as np
 
 from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.protocols import Begin, EnvDefaults, Player
+from decisionllm.protocols import Begin, Env, Player
 from decisionllm.schema import Episode
 
 
-class TeamEnv(EnvDefaults):
+class TeamEnv(Env):
     """E worlds in lock-step, num_episodes under each condition. A row is an agent; `groups` is the world of each row, in order.
 
     A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and `controller`; `world_scores`, `frames`
