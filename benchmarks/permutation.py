@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decisionllm.protocols import EnvDefaults, Source
+from decisionllm.protocols import Env, Source
 from decisionllm.schema import Episode, Spec
 
 
@@ -39,7 +39,7 @@ def sizes(agents: str) -> range:
     return range(int(low), int(high or low) + 1)
 
 
-class PermutationGame(EnvDefaults):
+class PermutationGame(Env):
     """num_episodes games of each number of agents, one row an agent; a game is over after one step."""
 
     horizon, unit = 1, "games in which all agree, %"

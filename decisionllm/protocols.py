@@ -1,10 +1,11 @@
 """The interfaces of everything that can be added: environments, players, heads, dataset readers.
 
-Read this page before you add one. Required members are in the Protocol; optional members have a default in the class below it.
+Read this page before you add one. Members marked abstract are required; the others have a default, which a subclass inherits.
 Letters: N episodes that are played at once, S observation size, A action size, C discrete actions, B batch, T window length,
 D model width, K entities.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from decisionllm.schema import Episode, Spec
 class Player(Protocol):
     """A policy's session, a baseline or a scripted controller in a rollout."""
 
+    @abstractmethod
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
@@ -34,15 +36,20 @@ class Player(Protocol):
         ...
 
     def select(self, rows: np.ndarray) -> None:
-        """Continue with these episodes alone. rows: (M,) bool or int, counted among the episodes that were running."""
-        ...
+        """Continue with these episodes alone. rows: (M,) bool or int, counted among the episodes that were running.
+
+        Default: there is no memory to select from.
+        """
+        return None
 
 
 Begin = Callable[[Sequence[str]], Player]  # task texts of N episodes -> a player of them
 
 
 class Env(Protocol):
-    """N episodes stepped together, in lock-step. Subclass `EnvDefaults` and write the members without a default.
+    """N episodes stepped together, in lock-step. Subclass it, set `tasks` and `horizon`, and write `reset` and `step`.
+
+    By default the score is the return, and there are one condition, no metrics, no pictures and no baselines.
 
     Attributes:
         tasks: N task texts.
@@ -57,19 +64,22 @@ class Env(Protocol):
 
     tasks: Sequence[str]
     horizon: int
-    protocol: str
-    text: str
-    unit: str
-    published: Mapping[str, float]
-    groups: np.ndarray | None
+    protocol: str = "standard"
+    text: str = "none"
+    unit: str = ""
+    published: Mapping[str, float] = {}
+    groups: np.ndarray | None = None
 
     @property
-    def action_masks(self) -> np.ndarray | None: ...
+    def action_masks(self) -> np.ndarray | None:
+        return None
 
+    @abstractmethod
     def reset(self, seed: int) -> np.ndarray:
         """Start N episodes. The same seed starts the same episodes. Returns observations (N, S), raw units."""
         ...
 
+    @abstractmethod
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Advance every episode by one step; ended episodes get zero actions and their results are ignored.
 
@@ -83,11 +93,11 @@ class Env(Protocol):
 
     def outcomes(self) -> dict[str, np.ndarray]:
         """What happened beside the rewards, (N, ...) arrays by name. Read once after the last step and kept in `Episode.outcome`."""
-        ...
+        return {}
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """(M,) score of each episode: a function of the episodes alone."""
-        ...
+        return np.array([float(e.rewards.sum()) for e in episodes])
 
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         """The rows of the results: {protocol label: indices of its episodes}.
@@ -96,24 +106,24 @@ class Env(Protocol):
             execution: `per_agent` or `joint`.
             scripted: the player is a scripted controller, not a policy.
         """
-        ...
+        return {"scripted" if scripted else self.protocol: range(len(self.tasks))}
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         """Further columns of a result row, JSON values."""
-        ...
+        return {}
 
     def draw(self, episodes: Sequence[Episode], title: str) -> Any:
         """A matplotlib figure of these episodes, or None."""
-        ...
+        return None
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         """Scripted players to compare with: {name: tasks -> player}."""
-        ...
+        return {}
 
     def probe(self, policy: Any) -> dict[str, Any]:
         """Further columns of the result rows of a trained `Policy` that need no rollout, JSON values. A value with the keys rows,
         columns and shares is drawn as a heat map."""
-        ...
+        return {}
 
     def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
         """(N,) target returns of this quantile of similar training episodes; None: one target for all, from the run.
@@ -122,47 +132,10 @@ class Env(Protocol):
             info: the training dataset's info, as in run.json.
             quantile: within 0 .. 1.
         """
-        ...
-
-
-class EnvDefaults:
-    """Defaults of the optional members of `Env`: returns as scores, one condition, no metrics, pictures or baselines."""
-
-    tasks: Sequence[str]
-    horizon: int
-    protocol: str = "standard"
-    text: str = "none"
-    unit: str = ""
-    published: Mapping[str, float] = {}
-    groups: np.ndarray | None = None
-
-    @property
-    def action_masks(self) -> np.ndarray | None:
         return None
 
-    def outcomes(self) -> dict[str, np.ndarray]:
-        return {}
 
-    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        return np.array([float(e.rewards.sum()) for e in episodes])
-
-    def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
-        return {"scripted" if scripted else self.protocol: range(len(self.tasks))}
-
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        return {}
-
-    def draw(self, episodes: Sequence[Episode], title: str) -> Any:
-        return None
-
-    def baselines(self, seed: int) -> dict[str, Begin]:
-        return {}
-
-    def probe(self, policy: Any) -> dict[str, Any]:
-        return {}
-
-    def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
-        return None
+EnvDefaults = Env  # its name where it is subclassed in 0.2.0
 
 
 class Distribution(Protocol):

@@ -54,6 +54,21 @@ def check_record(record: Any) -> None:
             raise ValueError(f"{name}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
 
 
+def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
+    """Raise a ValueError about the first wrong entry, if there is one.
+
+    Args:
+        place: how the message begins.
+        wrong: which entries are, of any shape.
+        message: with braces for the `values` of the entry.
+        values: arrays, each with an entry for each of `wrong`.
+    """
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0])
+        found = (np.asarray(x)[at] for x in values)
+        raise ValueError(place + message.format(*(x.tolist() if isinstance(x, np.ndarray) else x for x in found)))
+
+
 @cache
 def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
     """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""

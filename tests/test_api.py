@@ -8,7 +8,7 @@ import pytest
 
 import decisionllm
 from decisionllm import History, Policy
-from decisionllm.protocols import EnvDefaults
+from decisionllm.protocols import Env
 from tests.conftest import LOOP, NANO, command
 
 
@@ -66,7 +66,7 @@ def test_a_session_acts_in_the_users_own_loop(run):
             running = running[[0, 2]]
 
 
-class Line(EnvDefaults):
+class Line(Env):
     """Two numbers to which the actions are added; row i ends after i + 1 steps, and each step is rewarded with 1."""
 
     horizon = 3

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
 ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"}
@@ -46,10 +47,9 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
     Raises:
         ValueError: discrete actions, or no transition.
     """
-    if store.spec.num_actions:
-        raise ValueError(
-            f"{store.info['name']}: a baseline needs continuous actions, these are one of {store.spec.num_actions}"
-        )
+    name, C = store.info["name"], store.spec.num_actions
+    if C:
+        raise ValueError(f"{name}: a baseline needs continuous actions, these are one of {C}")
     last, after = store.offsets[1:] - 1, np.arange(len(store.rewards)) + 1
     terminal, known = np.zeros(len(after), np.float32), np.ones(len(after), bool)
     terminal[last], after[last] = store.terminated | ends, last
@@ -61,9 +61,8 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
     rows = rows[known[rows]]
     if not len(rows):
-        raise ValueError(
-            f"{store.info['name']}: expected steps with a next observation, got {len(episodes)} truncated episodes of one step"
-        )
+        got = f"{len(episodes)} truncated episodes of one step"
+        raise ValueError(f"{name}: expected steps with a next observation, got {got}")
     columns = store.observations, store.actions, store.rewards[:, None], following, terminal[:, None]
     return [x[rows] for x in columns]
 
@@ -88,7 +87,7 @@ def scales(
         low, high = np.quantile(actions, [action_clip_quantile, 1 - action_clip_quantile], axis=0)
     if np.equal(low, high).any():
         raise ValueError(
-            f"action_clip_quantile: expected actions that differ, at action_clip_quantile={action_clip_quantile} all are {low}; take less"
+            f"expected actions that differ, at action_clip_quantile={action_clip_quantile} all are {low}; take less"
         )
     named = {"mean": mean, "deviation": deviation, "low": low, "high": high}
     return {name: np.array(x, np.float32) for name, x in named.items()}
@@ -111,7 +110,7 @@ def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np
     return (weights["low"] + (weights["high"] - weights["low"]) * (hidden + 1) / 2).cpu().numpy()
 
 
-class Baseline:
+class Baseline(Player):
     """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not needed. Its sessions are itself.
 
     Args:
@@ -144,6 +143,3 @@ class Baseline:
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
         return actor_mean(self.weights, observations)
-
-    def select(self, rows: np.ndarray) -> None:
-        """There is no memory to select from."""

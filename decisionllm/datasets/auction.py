@@ -90,16 +90,16 @@ def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Lo
     days = []
     for period in track(parse_periods(periods), description="playing periods", transient=True):
         market = Market(behaviour_roster(behaviour, period, seed=seed), seed=seed)
-        played, N = market.play(period), len(market.budgets)
-        steps = {
-            name: np.swapaxes(vars(played)[name], 0, 1)
-            for name in ("states", "conversions", "exposed_value", "remaining", "done")
-        }  # (N, T, ...)
-        day = Log(
+        played, N, names = (
+            market.play(period),
+            len(market.budgets),
+            ("states", "conversions", "exposed_value", "remaining", "done"),
+        )
+        steps = {name: np.swapaxes(vars(played)[name], 0, 1) for name in names}  # (N, T, ...)
+        days.append(Log(
             period=np.full(N, period), advertiser=np.arange(N), category=market.categories, budget=market.budgets,
             target_cpa=market.target_cpa, multiplier=played.multipliers.T, spend=played.spend.T.sum(1), repairs={}, **steps,
-        )  # fmt: skip
-        days.append(day)
+        ))  # fmt: skip
     return auctionnet.concatenated(days)
 
 

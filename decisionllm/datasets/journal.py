@@ -53,10 +53,8 @@ def load(
         table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], total])
     journal.close()
     if not episodes:
-        raise ValueError(
-            f"{path}: expected campaigns that have ended, got none among {len(served)}; "
-            "dataset.unfinished=true reads open ones too"
-        )
+        none = f"none among {len(served)}; dataset.unfinished=true reads open ones too"
+        raise ValueError(f"{path}: expected campaigns that have ended, got {none}")
     high = max(float(e.actions.max()) for e in episodes) or 1.0
     horizon = max(campaign["horizon"] for campaign in served)
     info = {

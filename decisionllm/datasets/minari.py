@@ -169,10 +169,8 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
     maze: list[list[Any]] = options.get("maze_map") or []
     cells = [(i, j) for i, row in enumerate(maze) for j, cell in enumerate(row) if cell == "g"]
     if len(cells) != 1:
-        raise ValueError(
-            f"{dataset.id}: expected one goal cell 'g' in the map of its evaluation environment, got {len(cells)}; "
-            f"use dataset.goal=own"
-        )
+        place = "in the map of its evaluation environment"
+        raise ValueError(f"{dataset.id}: expected one goal cell 'g' {place}, got {len(cells)}; use dataset.goal=own")
     (i, j), rows, columns = cells[0], len(maze), len(maze[0])
     goal = j + 0.5 - columns / 2, rows / 2 - i - 0.5  # x to the right, y upwards, the origin in the middle
 

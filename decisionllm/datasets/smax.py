@@ -15,10 +15,8 @@ from decisionllm.registry import register
 
 LOGS = (*TEACHERS, "mixed")
 SEEDS = 1_000_000  # log `seed` fights its battles with seeds from (seed + 1) times this on
-WORDS = {
-    "task": "Defeat every enemy unit, and lose none that can be spared",
-    "reward_rule": "the share of the enemies' health that is taken, and 1 for a victory",
-}
+TASK = "Defeat every enemy unit, and lose none that can be spared"
+REWARD_RULE = "the share of the enemies' health that is taken, and 1 for a victory"
 
 
 @register("dataset", "smax", text="${text}")
@@ -79,7 +77,7 @@ def describe(map: str, facts: Facts, **generator: Any) -> dict[str, Any]:
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
     unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks(facts)}}
     return {
-        **WORDS, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON, "returns": "team", "behaviours": list(TEACHERS),
+        "task": TASK, "reward_rule": REWARD_RULE, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON, "returns": "team", "behaviours": list(TEACHERS),
         "world": {"id": "JaxMARL HeuristicEnemySMAX", "version": facts.version, "arguments": {"scenario": map}},
         "types": {facts.names[k]: unit | {"role": facts.names[k]} for k in facts.kinds}, "generator": generator,
     }  # fmt: skip

@@ -41,9 +41,8 @@ def load(
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
     name = "-".join(["spread", log, *(["continuous"] * (actions == "continuous")), *([f"{agents}"] * (log != "varying"))])
-    return source(
-        made, text=text, capacity=capacity, behaviour=log, agents=agents, actions=actions, name=f"{name}@seed{seed}-{groups}"
-    )
+    facts: dict[str, Any] = {"behaviour": log, "agents": agents, "actions": actions, "name": f"{name}@seed{seed}-{groups}"}
+    return source(made, text=text, capacity=capacity, **facts)
 
 
 def generate(
@@ -53,9 +52,8 @@ def generate(
     one_of("dataset.log", log, LOGS)
     one_of("dataset.actions", actions, ("discrete", "continuous"))
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
-        raise ValueError(
-            f"dataset: expected agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1; got {agents}, {groups}, {noise}"
-        )
+        known = f"agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1"
+        raise ValueError(f"dataset: expected {known}; got {agents}, {groups}, {noise}")
     rng, discrete = np.random.default_rng(seed), actions == "discrete"
     numbers, lost = np.full(groups, agents), np.full(groups, -1)
     kinds = np.full(groups, TEACHERS.index({"mixed": "expert", "varying": "expert"}.get(log, log)))
@@ -66,36 +64,26 @@ def generate(
         lost[rng.permutation(groups)[: groups // 10]] = HORIZON // 2
     world = Spread(SEEDS * (seed + 1) + np.arange(groups), numbers)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
-    (E, N), T = world.alive.shape, HORIZON
-    S = 6 * N  # of the longest observation
-    alive, rewards, ends = np.zeros((E, T, N), bool), np.zeros((E, T, N), np.float32), np.zeros((E, T, N), bool)
-    observations, sizes = np.zeros((E, T, N, S), np.float32), np.zeros((E, T, N), np.int64)
-    taken = np.zeros((E, T, N, 1 if discrete else 2), np.float32)
-    chosen = np.arange(N) == rng.integers(numbers)[:, None]  # the agent that is lost, where one is
-    for t in range(T):
-        alive[:, t] = world.alive
-        for worlds in world.alike():
-            raw = world.observe(worlds)
-            w, n = np.nonzero(world.alive[worlds])
-            observations[worlds[w], t, n, : raw.shape[1]], sizes[worlds[w], t, n] = raw, raw.shape[1]
-        taken[:, t] = teacher.act(world)
-        rewards[:, t] = world.step(pushes(taken[:, t]))
-        if (going := chosen & (lost == t)[:, None]).any():
-            ends[:, t] = going
-            world.remove(going)
-    group, step, agent = (x.astype(dtype) for x, dtype in zip(np.nonzero(alive), (np.int64, np.int32, np.int16), strict=True))
-    columns = {"group": group, "step": step, "agent": agent, "reward": rewards[alive], "terminated": ends[alive],
-               "behaviour": kinds[group].astype(np.int8)}  # fmt: skip
-    size = sizes[alive]
-    if (size == size[0]).all():
-        columns["observation"] = observations[alive][:, : size[0]]
-    else:
-        columns["observation"] = observations[alive][np.arange(S) < size[:, None]]
-        columns["observation_offsets"] = np.concatenate([[0], np.cumsum(size)])
-    columns |= {"action": taken[alive][:, 0].astype(np.int32)} if discrete else {"action_values": taken[alive]}
-    clock, none = np.tile(np.arange(T, dtype=np.int32), E), np.zeros(E * T, bool)
-    steps = {"group": np.repeat(np.arange(E), T), "step": clock, "terminated": none, "truncated": clock == T - 1}
-    return Log(describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed), steps, columns)
+    chosen = np.arange(world.alive.shape[1]) == rng.integers(numbers)[:, None]  # the agent that is lost, where one is
+    rows: list[dict[str, np.ndarray]] = []
+    for t in range(HORIZON):
+        alive, taken = world.alive, teacher.act(world).astype(np.float32)
+        seen = [(worlds, world.observe(worlds)) for worlds in world.alike()]
+        rewards, going = world.step(pushes(taken)).astype(np.float32), chosen & (lost == t)[:, None]
+        for worlds, raw in seen:
+            (at, agent), size = np.nonzero(alive[worlds]), np.full(len(raw), raw.shape[1])
+            here = group, _ = worlds[at], agent
+            rows.append({"group": group, "step": np.full(len(raw), t), "agent": agent, "reward": rewards[here], "terminated": going[here],
+                         "behaviour": kinds[group], "size": size, "action": taken[here], "observation": raw.ravel()})  # fmt: skip
+        world.remove(going)
+    columns = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+    size, action = columns.pop("size"), columns.pop("action")
+    columns |= {"action": action[:, 0].astype(np.int32)} if discrete else {"action_values": action}
+    columns["observation_offsets"] = np.cumsum([0, *size])
+    step = np.tile(np.arange(HORIZON), groups)
+    over = {"terminated": np.zeros(len(step), bool), "truncated": step == HORIZON - 1}
+    meta = describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed)
+    return Log(meta, {"group": np.repeat(np.arange(groups), HORIZON), "step": step, **over}, columns)
 
 
 def blocks(n: int, m: int) -> list[list[Any]]:
@@ -106,9 +94,8 @@ def blocks(n: int, m: int) -> list[list[Any]]:
 def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
     known = {4 + 2 * m + 4 * (n - 1): (n, m) for n in range(1, 17) for m in (n, n + 1)}  # one may have been lost
-    action: dict[str, Any] = (
-        {"num_actions": len(PUSHES)} if actions == "discrete" else {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
-    )
+    pushed = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    action: dict[str, Any] = {"num_actions": len(PUSHES)} if actions == "discrete" else pushed
     return {
         **WORDS, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
         "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},

@@ -17,9 +17,10 @@ import numpy as np
 from decisionllm.files import atomic
 from decisionllm.protocols import Source
 from decisionllm.registry import build
-from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns
+from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
 
 FORMAT = 1
+REMEDY = "delete the folder to make it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,13 @@ def write(path: str | Path, source: Source) -> Store:
             arrays[name] = (np.concatenate(parts) if name in STEP_FIELDS else np.array(parts)).astype(dtype)
         elif len(lacking) < len(parts):
             raise ValueError(f"episode {lacking[0]}: expected {name} in every episode or in none")
-    card = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
+    card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
     card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
-    card["fingerprint"] = _fingerprint(card, arrays)
+    spaces = {key: value for key, value in card["spec"].items() if value or key != "entity_schema"}
+    digest = hashlib.blake2b(json.dumps([spaces, card["tasks"]], sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode() + arrays[name].tobytes())
+    card["fingerprint"] = digest.hexdigest()  # of the spec, the texts and every byte of the arrays
 
     with atomic(path) as partial:
         partial.mkdir()
@@ -117,23 +122,17 @@ def open_store(path: str | Path) -> Store:
     try:
         card = json.loads((path / "card.json").read_text())
     except ValueError as error:
-        raise ValueError(f"{path}/card.json is damaged ({error}); delete the folder to make it again") from error
+        raise ValueError(f"{path}/card.json is damaged ({error}); {REMEDY}") from error
     if card.get("format") != FORMAT:
-        raise ValueError(
-            f"{path}: expected store format {FORMAT}, got {card.get('format')}; delete the folder to make it again"
-        )
+        raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}")
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
         try:
             arrays[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         except (ValueError, OSError) as error:
-            raise ValueError(
-                f"{path}/{name}.npy is damaged or missing ({error}); delete the folder to make it again"
-            ) from error
-        if str(arrays[name].dtype) != dtype or list(arrays[name].shape) != shape:
-            raise ValueError(
-                f"{path}/{name}.npy: expected {dtype} {shape}, got {arrays[name].dtype} {list(arrays[name].shape)}"
-            )
+            raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); {REMEDY}") from error
+        if (found := [str(arrays[name].dtype), list(arrays[name].shape)]) != [dtype, shape]:
+            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found[0]} {found[1]}")
     spec = Spec.of(card["spec"])
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
@@ -164,41 +163,23 @@ def files(dataset: dict[str, Any]) -> list[Path]:
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
-    observed, taken = episode.observations.shape[1], episode.actions.shape[1]
-    if (observed, taken) != (spec.observation_dim, spec.action_dim):
-        raise ValueError(
-            f"{name}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, got {observed} and {taken}"
-        )
-    if len(episode.rewards) > spec.horizon:
-        raise ValueError(
-            f"{name}: expected at most {spec.horizon} steps (the horizon), got {len(episode.rewards)}; cut the log or raise the horizon"
-        )
-    if spec.num_actions:
-        wrong = (episode.actions != np.rint(episode.actions)) | (episode.actions < 0) | (episode.actions >= spec.num_actions)
-        space = f"an index below {spec.num_actions}"
-        if episode.action_masks is not None and episode.action_masks.shape[1] != spec.num_actions:
-            raise ValueError(
-                f"{name}: expected action masks of {spec.num_actions} actions, got {episode.action_masks.shape[1]}"
-            )
-        if episode.action_masks is not None and not wrong.any():
-            chosen = np.take_along_axis(episode.action_masks, episode.actions.astype(int), 1)
-            if not chosen.all():
-                raise ValueError(
-                    f"{name}, step {np.argmin(chosen)}: the mask forbids the recorded action {int(episode.actions[np.argmin(chosen), 0])}"
-                )
+    taken, masks, C, steps = episode.actions, episode.action_masks, spec.num_actions, np.arange(len(episode.rewards))
+    found = episode.observations.shape[1], taken.shape[1]
+    if found != (spec.observation_dim, spec.action_dim):
+        expected = f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
+        raise ValueError(f"{name}: expected {expected}, got {found[0]} and {found[1]}")
+    if len(steps) > spec.horizon:
+        most = f"{spec.horizon} steps (the horizon)"
+        raise ValueError(f"{name}: expected at most {most}, got {len(steps)}; cut the log or raise the horizon")
+    if C:
+        wrong, space = (taken != np.rint(taken)) | (taken < 0) | (taken >= C), f"an index below {C}"
     else:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
-        wrong = (episode.actions < np.subtract(spec.low, slack)) | (episode.actions > np.add(spec.high, slack))
+        wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
-    if wrong.any():
-        row = int(np.argmax(wrong.any(1)))
-        raise ValueError(f"{name}, step {row}: expected an action {space}, got {episode.actions[row].tolist()}")
-
-
-def _fingerprint(card: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """A digest of the spec, the texts and every byte of the arrays."""
-    spec = {key: value for key, value in card["spec"].items() if value or key != "entity_schema"}
-    digest = hashlib.blake2b(json.dumps([spec, card["tasks"]], sort_keys=True).encode(), digest_size=16)
-    for name in sorted(arrays):
-        digest.update(name.encode() + arrays[name].tobytes())
-    return digest.hexdigest()
+    refuse(f"{name}, step ", wrong.any(1), f"{{}}: expected an action {space}, got {{}}", steps, taken)
+    if C and masks is not None:
+        if masks.shape[1] != C:
+            raise ValueError(f"{name}: expected action masks of {C} actions, got {masks.shape[1]}")
+        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0]
+        refuse(f"{name}, step ", forbidden, "{}: the mask forbids the recorded action {:.0f}", steps, taken[:, 0])

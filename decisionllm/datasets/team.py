@@ -11,16 +11,13 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log as Log
-from decisionllm.datasets.formats.team_log import collect as collect
-from decisionllm.datasets.formats.team_log import read as read
-from decisionllm.datasets.formats.team_log import read_meta
-from decisionllm.datasets.formats.team_log import write as write
+from decisionllm.datasets.formats.team_log import Log, collect, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+__all__ = ["Log", "collect", "load", "read", "source", "write"]
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
 TEXTS = ("none", "constant", "informative", "shuffled")
 Meta = dict[str, Any]
@@ -64,17 +61,14 @@ def canonical(
 
 
 def canonical_rows(
-    kinds: np.ndarray,
-    lengths: np.ndarray,
-    pick: Callable[[np.ndarray, int], np.ndarray],
-    types: Mapping[str, Meta],
-    shape: Schema,
+    kinds: np.ndarray, flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, types: Mapping[str, Meta], shape: Schema
 ) -> np.ndarray:
     """`canonical` of n rows of several types and lengths.
 
     Args:
-        kinds, lengths: (n,) type, as an index, and numbers of each row's raw observation.
-        pick: (rows, R) -> the raw observations (m, R) of these rows.
+        kinds: (n,) type, as an index.
+        flat: raw observations, end to end.
+        starts, lengths: (n,) where each row's is in `flat`, and its numbers.
         types: meta["types"], each with blocks, see `with_blocks`.
         shape: Spec.entity_schema.
 
@@ -85,15 +79,18 @@ def canonical_rows(
     for k, each in enumerate(types.values()):
         for length, blocks in each["observations"].items():
             rows = np.flatnonzero((kinds == k) & (lengths == int(length)))
-            made[rows] = canonical(pick(rows, int(length)), blocks, shape, agent_type=k, types=len(types))
+            if len(rows):
+                raw = np.lib.stride_tricks.sliding_window_view(flat, int(length))[starts[rows]]
+                made[rows] = canonical(raw, blocks, shape, agent_type=k, types=len(types))
     return made
 
 
 def with_blocks(types: Mapping[str, Meta], lengths: Mapping[str, int]) -> dict[str, Meta]:
     """meta["types"], where a type without blocks has one `own` block of `lengths[name]` numbers."""
-    whole = {name: {str(n): [["own", n, 1]]} for name, n in lengths.items()}
+    whole = {name: {"observations": {str(n): [["own", n, 1]]}} for name, n in lengths.items()}
     return {
-        name: each if each.get("observations") else each | {"observations": whole.get(name, {})} for name, each in types.items()
+        name: each if each.get("observations") else {"observations": {}} | each | whole.get(name, {})
+        for name, each in types.items()
     }
 
 
@@ -293,15 +290,9 @@ def _agent_rows(log: Log, team: int, clock: np.ndarray, offsets: np.ndarray) -> 
 
 
 def _rewards(
-    log: Log,
-    returns: str,
-    clock: np.ndarray,
-    offsets: np.ndarray,
-    order: np.ndarray,
-    moment: np.ndarray,
-    world: np.ndarray,
+    log: Log, returns: str, clock: np.ndarray, offsets: np.ndarray, order: np.ndarray, moment: np.ndarray, world: np.ndarray,
     size: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, str]:
+) -> tuple[np.ndarray, np.ndarray, str]:  # fmt: skip
     """The reward of each row, its team's rewards in the steps after it (0 for own rewards), and the kind of returns."""
     chosen = returns or log.meta.get("returns") or ("team" if "reward" in log.steps else "own")
     one_of("dataset.returns", chosen, ("team", "own", "mean"))
@@ -352,22 +343,19 @@ def _decisions(log: Log, order: np.ndarray, kind: np.ndarray) -> tuple[np.ndarra
 
 def _observations(log: Log, order: np.ndarray, kind: np.ndarray, capacity: int) -> tuple[np.ndarray, Schema]:
     """The model's observation of each row (n, S) float32, and its entity_schema."""
-    flat, ends, meta = log.agents["observation"], log.agents.get("observation_offsets"), log.meta
-    lengths = (np.full(len(flat), flat.shape[1]) if ends is None else np.diff(ends))[order]
+    raw, meta = log.agents["observation"], log.meta
+    ends = log.agents.get("observation_offsets", np.arange(len(log.agents["group"]) + 1) * raw[:1].size)
+    starts, lengths = ends[order], np.diff(ends)[order]
     first = {name: lengths[kind == k][:1] for k, name in enumerate(meta["types"])}
     types = with_blocks(meta["types"], {name: int(n[0]) for name, n in first.items() if len(n)})
     for k, (name, each) in enumerate(types.items()):
         strange = (kind == k) & ~np.isin(lengths, [int(length) for length in each["observations"]])
         log.refuse("agents", order, strange, f"observation: expected {', '.join(each['observations'])} numbers, got {{}}; say the blocks of "
                    f"each length of type {name} in meta, or give these agents a type of their own", lengths)  # fmt: skip
-
-    def pick(rows: np.ndarray, length: int) -> np.ndarray:
-        raw = flat[order[rows]] if ends is None else flat[ends[order[rows]][:, None] + np.arange(length)]
-        log.refuse("agents", order[rows], ~np.isfinite(raw).all(1), "observation: expected finite numbers, got {}", raw)
-        return np.asarray(raw)
-
     shape = entity_schema(meta | {"types": types}, capacity)
-    return canonical_rows(kind, lengths, pick, types, shape), shape
+    made = canonical_rows(kind, raw.ravel(), starts, lengths, types, shape)
+    log.refuse("agents", order, ~np.isfinite(made).all(1), "observation: expected finite numbers, got {}", made)
+    return made, shape
 
 
 def coverage(store: Store) -> Iterator[str]:

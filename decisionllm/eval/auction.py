@@ -23,7 +23,7 @@ from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.envs.auction.replay import price_files
 from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay
 from decisionllm.eval.report import figure
-from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
@@ -38,7 +38,7 @@ PEERS = {
           reward="${dataset.reward}")  # fmt: skip
 @register("env", "auction", text="${text}", observation="${dataset.observation}", context_features="${dataset.context_features}",
           reward="${dataset.reward}", frames="${text_wordings}")  # fmt: skip
-class Auction(EnvDefaults):
+class Auction(Env):
     """N campaigns: budget factors x repeats x periods x positions.
 
     Args:
@@ -82,7 +82,13 @@ class Auction(EnvDefaults):
         self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
         self.text, self.draws = text, draws
         self.protocol = protocol + ", expected" * (draws == "expected")
-        self.factors, days = budget_factors(budgets), sorted(ranges("env.periods", periods))
+        days = sorted(ranges("env.periods", periods))
+        try:
+            self.factors = [float(x) for x in listed(budgets)]
+        except ValueError:
+            self.factors = []
+        if not self.factors or not all(0 < x < np.inf for x in self.factors) or len({*self.factors}) < len(self.factors):
+            raise ValueError(f"env.budgets: expected factors above 0, such as 0.5,1 and each once, got {budgets!r}")
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
         advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given, within=range(48)))
         if path:
@@ -242,14 +248,3 @@ class BidderPlayer:
 def outcome(episodes: Sequence[Episode], *names: str) -> list[np.ndarray]:
     """These outcomes of the episodes, (M, ...) each."""
     return [np.stack([e.outcome[name] for e in episodes]) for name in names]
-
-
-def budget_factors(given: Any) -> list[float]:
-    """ "0.5,1" -> [0.5, 1.0]"""
-    try:
-        found = [float(x) for x in listed(given)]
-    except ValueError:
-        found = []
-    if not found or not all(0 < x < np.inf for x in found) or len({*found}) < len(found):
-        raise ValueError(f"env.budgets: expected factors above 0, such as 0.5,1 and each once, got {given!r}")
-    return found

@@ -11,12 +11,12 @@ from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
 from decisionllm.eval.report import normalised
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
 
-class GymnasiumEnv(EnvDefaults):
+class GymnasiumEnv(Env):
     """N Gymnasium environments, stepped one by one: an ended one waits for the others, which no autoreset mode of a vector
     environment allows (`Disabled` refuses to step an ended one, the others begin another episode).
 
@@ -38,9 +38,7 @@ class GymnasiumEnv(EnvDefaults):
     ) -> None:  # fmt: skip
         spec, space = envs[0].spec, envs[0].observation_space
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
-            raise ValueError(
-                f"{spec and spec.id}: expected an environment with a time limit (max_episode_steps); set env.horizon"
-            )
+            raise ValueError(f"{spec and spec.id}: expected an environment with a time limit; set env.horizon")
         if reference and (len(reference) != 2 or reference[0] == reference[1]):
             raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
@@ -58,9 +56,8 @@ class GymnasiumEnv(EnvDefaults):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
         if actions.shape[1] != self.action["action_dim"]:
-            raise ValueError(
-                f"actions: expected {self.action['action_dim']} numbers, as {self.space} takes, got {actions.shape[1]}"
-            )
+            wanted = f"{self.action['action_dim']} numbers, as {self.space} takes"
+            raise ValueError(f"actions: expected {wanted}, got {actions.shape[1]}")
         for i in np.flatnonzero(~self.ended).tolist():
             step = self.envs[i].step(self.decode(actions[i]))
             self.observations[i], rewards[i], terminated[i], truncated[i], _ = step

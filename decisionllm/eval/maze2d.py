@@ -17,7 +17,7 @@ from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
 from decisionllm.eval.report import figure, normalised
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.eval.understood import understood
-from decisionllm.protocols import Begin, EnvDefaults
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
@@ -48,7 +48,7 @@ PUBLISHED = {
 @register("env", "maze2d-umaze-dense", maze="umaze", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}", frames="${text_wordings}")
-class Maze2D(EnvDefaults):
+class Maze2D(Env):
     """N mazes of one layout with one goal.
 
     Args:

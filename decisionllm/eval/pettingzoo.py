@@ -12,10 +12,7 @@ from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.registry import register
 
-FIRST, STARTS = (
-    2_000_000_000,
-    1000,
-)  # copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n: no log has these seeds
+FIRST, STARTS = 2_000_000_000, 1000  # copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
 
 
 @register(
@@ -56,7 +53,11 @@ class PettingZooTeams(TeamEnv):
     ) -> None:  # fmt: skip
         chosen = {str(key): policy for key, policy in partners.items()}
         super().__init__(num_episodes, [", ".join(f"{key} {policy}" for key, policy in chosen.items())])
-        self.envs, self.text, self.team = make(id, dict(arguments), num_episodes), text, team
+        self.text, self.team, create = text, team, resolve("env.id", f"{id}.parallel_env")
+        try:
+            self.envs = [create(**arguments) for _ in range(num_episodes)]
+        except TypeError as error:
+            raise ValueError(f"env.arguments={arguments}: {error}") from error
         kinds, limits = agent_types(self.envs[0]), action_limits(self.envs[0])
         meta_found: Meta = meta_of(path, meta) if path else {"name": str(self.envs[0]), "types": limits}
         self.horizon = int(horizon or meta_found.get("horizon", 0))
@@ -101,9 +102,8 @@ class PettingZooTeams(TeamEnv):
         self.sizes = np.array([len(self.members & {*env.agents}) for env in self.envs])
         names = [self.named[agent] for _, agent in self.rows]
         self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
-        self.tasks = [
-            task_text(self.meta, int(self.sizes[w]), name, self.text) for w, name in zip(self.groups, names, strict=True)
-        ]
+        sizes = self.sizes[self.groups].tolist()
+        self.tasks = [task_text(self.meta, n, name, self.text) for n, name in zip(sizes, names, strict=True)]
         self.running = np.ones(len(self.rows), bool)
         self.team_returns, self.steps = np.zeros(E), np.zeros(E, int)
         self.raw, self.masks = [np.zeros(0, np.float32)] * len(self.rows), np.ones((len(self.rows), self.num_actions), bool)
@@ -119,19 +119,14 @@ class PettingZooTeams(TeamEnv):
             self.raw[row], mask = split_observation(observations[agent], infos.get(agent, {}))
             each = self.meta["types"][self.named[agent]]
             if str(len(self.raw[row])) not in each["observations"]:
-                known = ", ".join(each["observations"])
-                raise ValueError(
-                    f"{agent}: expected an observation of {known} numbers, as in the log, got {len(self.raw[row])}"
-                )
+                known = f"{', '.join(each['observations'])} numbers, as in the log"
+                raise ValueError(f"{agent}: expected an observation of {known}, got {len(self.raw[row])}")
             if n := each.get("num_actions", 0):
                 self.masks[row] = np.arange(self.num_actions) < n
                 self.masks[row, :n] &= mask is None or not mask.any() or mask
-        lengths = np.array([len(raw) for raw in self.raw])
-
-        def pick(rows: np.ndarray, length: int) -> np.ndarray:
-            return np.array([self.raw[row] for row in rows], np.float32).reshape(len(rows), length)
-
-        return canonical_rows(self.kinds, lengths, pick, self.meta["types"], self.entity_schema)
+        flat, lengths = np.concatenate(self.raw), np.array([len(raw) for raw in self.raw])
+        starts = np.cumsum(lengths) - lengths
+        return canonical_rows(self.kinds, flat, starts, lengths, self.meta["types"], self.entity_schema)
 
     @property
     def action_masks(self) -> np.ndarray | None:
@@ -143,13 +138,10 @@ class PettingZooTeams(TeamEnv):
         for w in np.unique(self.groups[self.running]):
             env, rows = self.envs[w], np.flatnonzero(self.running & (self.groups == w))
             agents, present = [self.rows[row][1] for row in rows], list(env.agents)
-            chosen = self._partner_actions(w) | {
-                a: to_space(self.spaces[a], actions[r]) for a, r in zip(agents, rows, strict=True)
-            }
-            if late := [agent for agent in present if agent not in chosen]:
-                raise ValueError(
-                    f"{env}: expected no agent of the team to appear or return after the start, got {', '.join(late)}"
-                )
+            chosen = self._partner_actions(w)
+            chosen |= {a: to_space(self.spaces[a], actions[r]) for a, r in zip(agents, rows, strict=True)}
+            if late := ", ".join(agent for agent in present if agent not in chosen):
+                raise ValueError(f"{env}: expected no agent of the team to appear or return after the start, got {late}")
             observations, rewards, over, by_clock, infos = env.step({agent: chosen[agent] for agent in present})
             self.views[w] = observations, infos
             team[w] = sum(rewards[agent] for agent in present if agent in self.members) / self.sizes[w]
@@ -168,16 +160,13 @@ class PettingZooTeams(TeamEnv):
         (observations, infos), chosen = self.views[w], dict[str, Any]()
         for policy, agents in self.partners.items():
             present = [agent for agent in agents if agent in self.envs[w].agents]
-            if policy in self.functions and present:
-                seen, beside = ({agent: x.get(agent, {}) for agent in present} for x in (observations, infos))
-                chosen |= self.functions[policy](seen, beside)
-            elif present:
-                rng = self.rngs[w] if policy == "random" else None
-                masks = (split_observation(observations[agent], infos.get(agent, {}))[1] for agent in present)
-                chosen |= {
-                    a: to_space(self.spaces[a], scripted(self.spaces[a], mask, rng))
-                    for a, mask in zip(present, masks, strict=True)
-                }
+            seen, beside = ({agent: x.get(agent, {}) for agent in present} for x in (observations, infos))
+            if policy in self.functions:
+                chosen |= self.functions[policy](seen, beside) if present else {}
+                continue
+            for agent, space in ((agent, self.spaces[agent]) for agent in present):
+                mask = split_observation(seen[agent], beside[agent])[1]
+                chosen[agent] = to_space(space, scripted(space, mask, self.rngs[w] if policy == "random" else None))
         return chosen
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
@@ -185,22 +174,10 @@ class PettingZooTeams(TeamEnv):
         return {"team_return": self.team_returns, "reference": reference, "agents": self.sizes, "steps": self.steps}
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        def act() -> np.ndarray:
-            rows = np.flatnonzero(self.running)
-            return np.stack(
-                [scripted(self.spaces[self.rows[r][1]], self.masks[r] if self.num_actions else None, rng) for r in rows]
-            )
+        def action(row: int) -> np.ndarray:
+            return scripted(self.spaces[self.rows[row][1]], self.masks[row], rng)
 
-        return act
-
-
-def make(id: str, arguments: dict[str, Any], count: int) -> list[Any]:
-    """So many copies of the environment of a module."""
-    create = resolve("env.id", f"{id}.parallel_env")
-    try:
-        return [create(**arguments) for _ in range(count)]
-    except TypeError as error:
-        raise ValueError(f"env.arguments={arguments}: {error}") from error
+        return lambda: np.stack([action(row) for row in np.flatnonzero(self.running).tolist()])
 
 
 def resolve(option: str, path: str) -> Any:

@@ -115,18 +115,21 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         pictures["tables.png"] = draw_tables(tables)
     for name, made in pictures.items():
         save(folder / name, made)
+    images = [*pictures, *sorted(path.name for kind in ("rollout", "attention") for path in folder.glob(f"{kind}-*.png"))]
+    return write_page(
+        folder, Path(__file__).parent / "report.html", images, columns=COLUMNS, results=results, published=published, labels=labels,
+        rows=[json.dumps(row) for row in rows], versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
+    )  # fmt: skip
 
+
+def write_page(folder: Path, template: Path, images: Sequence[str], **values: Any) -> Path:
+    """Write report.html of a template with these values and, as base64, these PNG of the folder. Returns its path."""
     from jinja2 import Template
 
-    images = [*pictures, *sorted(path.name for kind in ("rollout", "attention") for path in folder.glob(f"{kind}-*.png"))]
-    page = Template((Path(__file__).parent / "report.html").read_text(), autoescape=True).render(
-        columns=COLUMNS, results=results, published=published, labels=labels, rows=[json.dumps(row) for row in rows],
-        images=[(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images],
-        versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
-    )  # fmt: skip
-    path = folder / "report.html"
-    path.write_text(page)
-    return path
+    encoded = [(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images]
+    page = folder / "report.html"
+    page.write_text(Template(template.read_text(), autoescape=True).render(values, images=encoded))
+    return page
 
 
 def figure(width: float = 7.0, height: float = 4.0) -> "Figure":

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from decisionllm.protocols import Begin, Env
+from decisionllm.protocols import Begin, Env, Player
 from decisionllm.schema import Episode
 
 
@@ -64,7 +64,7 @@ def rollout(
     ]  # fmt: skip
 
 
-class ScriptedPlayer:
+class ScriptedPlayer(Player):
     """A player without memory. choose: observations (M, S) of the running episodes -> actions (M, A)."""
 
     def __init__(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -74,6 +74,3 @@ class ScriptedPlayer:
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
         return self.choose(observations)
-
-    def select(self, rows: np.ndarray) -> None:
-        pass

@@ -50,11 +50,8 @@ class SpreadTeams(TeamEnv):
         for name in partners:
             one_of("env.partner", name, TEACHERS)
         one_of("env.actions", actions, ("discrete", "continuous"))
-        disturbed = [
-            ("", HORIZON, ""),
-            *((f"crash at {c}", c, "") for c in crashes),
-            *((f"partner {p}", HORIZON, p) for p in partners),
-        ]
+        disturbed = [("", HORIZON, ""), *((f"crash at {c}", c, "") for c in crashes)]
+        disturbed += [(f"partner {p}", HORIZON, p) for p in partners]
         settings = [(n, *how) for n in numbers for how in disturbed]
         sizes = [f"{n} agents" * (len(numbers) > 1 or n != 3) for n, *_ in settings]
         super().__init__(num_episodes, [", ".join(filter(None, (size, s[1]))) for size, s in zip(sizes, settings, strict=True)])

@@ -5,13 +5,13 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.synthetic import GOALS, task_text
 from decisionllm.envs import point
-from decisionllm.protocols import EnvDefaults
+from decisionllm.protocols import Env
 from decisionllm.registry import register
 
 
 @register("env", "synthetic", text="${text}")
 @register("env", "synthetic-discrete", text="${text}", discrete=True)
-class PointEnv(EnvDefaults):
+class PointEnv(Env):
     """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the return.
 
     Args:

@@ -8,11 +8,11 @@ import numpy as np
 
 from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.protocols import Begin, EnvDefaults, Player
+from decisionllm.protocols import Begin, Env, Player
 from decisionllm.schema import Episode
 
 
-class TeamEnv(EnvDefaults):
+class TeamEnv(Env):
     """E worlds in lock-step, num_episodes under each condition. A row is an agent; `groups` is the world of each row, in order.
 
     A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and `controller`; `world_scores`, `frames`
@@ -55,10 +55,8 @@ class TeamEnv(EnvDefaults):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         first = np.searchsorted(self.groups, np.arange(len(self.condition)))
         decides = "per agent" if scripted else execution.replace("_", " ")
-        return {
-            f"{decides}, {label}" if label else decides: first[self.condition == c].tolist()
-            for c, label in enumerate(self.labels)
-        }
+        names = [f"{decides}, {label}" if label else decides for label in self.labels]
+        return {name: first[self.condition == c].tolist() for c, name in enumerate(names)}
 
     def outcomes(self) -> dict[str, np.ndarray]:
         return {name: values[self.groups] for name, values in self.world_outcomes().items()}

@@ -109,9 +109,7 @@ def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        raise OSError(
-            "executor=slurm: expected Slurm's sbatch on this machine, found none; try +slurm.cluster=local without it"
-        )
+        raise OSError("executor=slurm: expected Slurm's sbatch on this machine, found none; without it +slurm.cluster=local")
     workers, gpus = config["workers"], config["gpus"]
     if not workers or gpus % 1:
         raise ValueError(f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {workers} and {gpus:g}")

@@ -152,21 +152,19 @@ class Grid:
                 losses[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(out / name)["held_out"]
         return losses
 
-    def learning_rates(self, out: Path) -> dict[str, float] | None:
-        """{size: learning rate}, the one of the least held-out loss; None until the tuning runs are over."""
-        if self.study["lr"]["rule"] == "fixed":
-            return {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
-        if not set(ledger.status(out, names(self.tuning())).values()) <= {"done", "failed"}:
-            return None
-        losses = self.tuning_losses(out)
-        if failed := [size for size in self.sizes if not losses[size]]:
-            raise ValueError(f"every tuning run of size {failed[0]} failed: action=status says why, action=retry tries again")
-        return {size: min(each, key=lambda lr: each[lr]) for size, each in losses.items()}
-
     def jobs(self, out: Path) -> list[Job]:
-        """Every run of the grid, the small ones first; none until the tuning runs are over."""
-        rates = self.learning_rates(out)
-        return [self.job(*cell, rates[cell[0]]) for cell in self.cells()] if rates else []
+        """Every run of the grid, the small ones first, at the learning rate of the least loss; none until the tuning runs are over."""
+        rates = {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
+        if self.study["lr"]["rule"] == "sweep":
+            if not set(ledger.status(out, names(self.tuning())).values()) <= {"done", "failed"}:
+                return []
+            losses = self.tuning_losses(out)
+            if failed := [size for size in self.sizes if not losses[size]]:
+                raise ValueError(
+                    f"every tuning run of size {failed[0]} failed: action=status says why, action=retry tries again"
+                )
+            rates = {size: min(each, key=lambda lr: each[lr]) for size, each in losses.items()}
+        return [self.job(*cell, rates[cell[0]]) for cell in self.cells()]
 
     def cells(self) -> list[tuple[str, str, float, int]]:
         """The (size, quality, fraction, seed) of every run: the whole grid without what an entry of `exclude` matches."""
@@ -209,6 +207,5 @@ def estimate(grid: Grid, config: dict[str, Any], say: Callable[[str], None]) -> 
     total = table.sum(numeric_only=True, skipna=False)
     say(table.to_string(index=False, float_format="{:,.2f}".format))
     work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS})"
-    say(
-        f"{work}; {total['hours']:.2f} hours of training by one worker; {total['MB on disk']:,.0f} MB on disk; rollouts not counted"
-    )
+    spent = f"{total['hours']:.2f} hours of training by one worker; {total['MB on disk']:,.0f} MB on disk"
+    say(f"{work}; {spent}; rollouts not counted")

@@ -102,15 +102,14 @@ def falls(x: Any, y: Any, blocks: Any = None, *, draws: int = 9999) -> float:
     return float((1 + (shuffled <= total + 1e-9).sum()) / (1 + draws))
 
 
-def describe(N: Any, D: Any, loss: Any, q: Any = None, *, draws: int = 200) -> dict[str, Any]:
+def describe(N: np.ndarray, D: np.ndarray, loss: np.ndarray, q: Any = None, *, draws: int = 200) -> dict[str, Any]:
     """Test for trends, fit the law, and predict the largest model from the others. Arguments as of `fit`.
 
     Returns:
         p: of the trend with `size` and with `data`. law: with a term for each trend; None without a trend. left_out: relative
         error of the law fitted without the largest model, on its losses; None without enough sizes.
     """
-    N, D, loss = (np.asarray(x, np.float64) for x in (N, D, loss))
-    q = np.ones(len(N)) if q is None else np.asarray(q, np.float64)
+    q = np.ones(len(N)) if q is None else q
     p = {"size": falls(N, loss, _blocks(D, q)), "data": falls(D, loss, _blocks(N, q))}
     terms = {name: chance <= CERTAIN and len(np.unique(x)) >= 3 for (name, chance), x in zip(p.items(), (N, D), strict=True)}
     if not any(terms.values()) or len(N) < 8:

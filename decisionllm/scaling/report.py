@@ -1,6 +1,5 @@
 """The report of a study: laws, figures and findings from study.json alone, one HTML file that needs no other file."""
 
-import base64
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.eval.report import interval, save
+from decisionllm.eval.report import interval, save, write_page
 from decisionllm.scaling import figures, law
 
 AXES = ["size", "fraction", "mixture", "seed"]
@@ -49,20 +48,13 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     derived = {"fits": fits | {"law": fits["law"] and fits["law"].row()}, "sentences": sentences}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.json").write_text(json.dumps(found | derived, indent=1))
-    images = []
-    for name, figure in figures.draw(grid, fits).items():
-        save(folder / f"{name}.png", figure)
-        images.append((name, figures.CAPTIONS[name], base64.b64encode((folder / f"{name}.png").read_bytes()).decode()))
-
-    from jinja2 import Template
-
-    template = Template((Path(__file__).parent / "study.html").read_text(), autoescape=True)
-    counts = Counter(run["state"] for run in found["runs"])
-    (folder / "report.html").write_text(
-        template.render(found, sentences=sentences, columns=COLUMNS, counts=counts, images=images)
-    )
-    say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {folder / 'report.html'}"]))
-    return folder / "report.html"
+    drawn = {f"{name}.png": figure for name, figure in figures.draw(grid, fits).items()}
+    for name, figure in drawn.items():
+        save(folder / name, figure)
+    values = {"sentences": sentences, "columns": COLUMNS, "counts": Counter(run["state"] for run in found["runs"])}
+    page = write_page(folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, **values)
+    say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {page}"]))
+    return page
 
 
 def finished(found: dict[str, Any]) -> pd.DataFrame:
@@ -114,9 +106,8 @@ def laws(fits: dict[str, Any]) -> list[str]:
         lines.append("Compute frontier: L = {:.3g} + {:.3g} / C^{:.3f}.".format(*fits["frontier"]["power"]))
     if fits["score"]:
         p = fits["score"]["p"]
-        lines.append(
-            f"Score and loss: {'the score rises as the loss falls' if p <= law.CERTAIN else 'no trend'} (p = {p:.2g})."
-        )
+        trend = "the score rises as the loss falls" if p <= law.CERTAIN else "no trend"
+        lines.append(f"Score and loss: {trend} (p = {p:.2g}).")
     return lines
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
-from decisionllm.envs.auction.campaign import offered, summary
+from decisionllm.envs.auction.campaign import HISTORIES, offered, summary
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
@@ -28,7 +28,6 @@ from decisionllm.serving.service import Service
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
 PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
-BIDDING = ("historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost")
 MEANING = {
     400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
     413: "body too long", 422: "a field is wrong", 503: "busy or late",
@@ -234,14 +233,13 @@ def parse_bidding(request: dict[str, Any]) -> dict[str, Any]:
     """AuctionNet's arguments -> the request of a tick."""
     result, step = None, request["timeStepIndex"]
     if step:
-        for name in BIDDING:
-            if not request[name]:
-                raise RequestError(422, name, f"expected step {step - 1}, got no step")
+        if empty := [name for name in HISTORIES if not request[name]]:
+            raise RequestError(422, empty[0], f"expected step {step - 1}, got no step")
         try:
-            info, *rest = (request[name][-1] for name in BIDDING)
+            info, *rest = (request[name][-1] for name in HISTORIES)
             result = summary(np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest)
         except (ValueError, IndexError) as error:
-            name = next((name for name in BIDDING if name in str(error)), BIDDING[0])
+            name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
             raise RequestError(422, name, "expected rows of numbers, one per opportunity of the last step") from error
         result = {name: float(x) for name, x in result.items()}
     value, volume = offered(request["pValues"])
@@ -252,23 +250,20 @@ def parse_history(policy: Policy, request: dict[str, Any]) -> History:
     """observations, actions, rewards, target_return, text and action_masks of a request -> History."""
     spec, masks = policy.model.spec, request["action_masks"]
     t = len(request["observations"]) - 1
-    shapes: dict[str, tuple[int, ...]] = {
-        "observations": (t + 1, spec.observation_dim), "actions": (t, spec.action_dim), "rewards": (t,)
+    fields: dict[str, tuple[type, tuple[int, ...]]] = {
+        "observations": (np.float32, (t + 1, spec.observation_dim)), "actions": (np.float32, (t, spec.action_dim)),
+        "rewards": (np.float64, (t,)), "action_masks": (bool, (t + 1, spec.num_actions)),
     }  # fmt: skip
-    if masks is not None:
-        shapes["action_masks"] = t + 1, spec.num_actions
     if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
         raise RequestError(422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}")
     if masks is not None and not spec.num_actions:
         raise RequestError(422, "action_masks", "expected none: this policy's actions are continuous")
     arrays: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        dtype = {"action_masks": bool, "rewards": np.float64}.get(name, np.float32)
+    for name, (dtype, shape) in ((name, field) for name, field in fields.items() if request[name] is not None):
         try:
-            array = np.array(request[name], dtype)
+            arrays[name] = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
         except ValueError:  # rows of different lengths
-            array = np.zeros(0)
-        arrays[name] = array if request[name] else np.zeros((0, *shape[1:]), dtype)
+            arrays[name] = np.zeros(())
         if arrays[name].shape != shape:
             raise RequestError(422, name, f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations")
     if masks is not None and not arrays["action_masks"].any(1).all():

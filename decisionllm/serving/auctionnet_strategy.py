@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.envs.auction.campaign import STEPS, offered, summary
+from decisionllm.envs.auction.campaign import HISTORIES, STEPS, offered, summary
 from decisionllm.envs.auction.campaign_history import Campaign
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
@@ -47,11 +47,8 @@ class BiddingStrategy:
             historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and market prices (n,), see
                 campaign.summary.
         """
-        history = {
-            "historyPValueInfo": historyPValueInfo, "historyBid": historyBid, "historyAuctionResult": historyAuctionResult,
-            "historyImpressionResult": historyImpressionResult, "historyLeastWinningCost": historyLeastWinningCost,
-        }  # fmt: skip
-        return self._bids(timeStepIndex, pValues, history)
+        given = historyPValueInfo, historyBid, historyAuctionResult, historyImpressionResult, historyLeastWinningCost
+        return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, given, strict=True)))
 
     def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
         raise NotImplementedError

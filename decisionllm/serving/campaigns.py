@@ -1,14 +1,14 @@
 """Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal of every tick.
 
-A tick is a generator (`tick_steps`) that yields what takes time, a decision or a write, so that one code serves callers in
-this process (`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
+What takes time in a tick, a decision or a write, is awaited (`tick_async`), so that one code serves callers in this process
+(`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
 """
 
 import json
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,9 +24,8 @@ from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decid
 
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
 T = TypeVar("T")
-Steps = Generator[
-    DecisionRequest | list[journals.Entry], Any, T
-]  # receives a Decision or its exception; whether a write was new
+Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
+Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
 
 
 class RequestError(ValueError):
@@ -83,9 +82,8 @@ class CampaignManager:
         self.policy, self.observation, self.journal = policy, observation, journal or journals.Journal()
         self.name, self.horizon, self.pacing, self.max_campaigns = name, horizon or model.spec.horizon, pacing, max_campaigns
         if model.tokenizer.timesteps is not None and self.horizon > model.spec.horizon:
-            raise ValueError(
-                f"horizon: expected at most {model.spec.horizon}, the longest training episode, got {self.horizon}"
-            )
+            most = f"{model.spec.horizon}, the longest training episode"
+            raise ValueError(f"horizon: expected at most {most}, got {self.horizon}")
         uncached = not cache_bytes or model.team is not None or model.backbone.layout is None
         self.cache = None if uncached else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
         self.decide = partial(decide, policy, self.cache)
@@ -96,7 +94,7 @@ class CampaignManager:
 
     def open(self, *, key: str | None = None, **settings: Any) -> str:
         """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
-        return str(self._run(self.open_steps({"category": 0, "horizon": STEPS} | settings, key))["id"])
+        return str(_at_once(self.open_async({"category": 0, "horizon": STEPS} | settings, key, self._write))["id"])
 
     def tick(
         self, id: str, *, index: int, coming: dict[str, float] | None, result: dict[str, float] | None = None, key: str = ""
@@ -109,58 +107,52 @@ class CampaignManager:
             key: of the request; a request repeated with the same key and content has the same answer.
         """
         request = {"index": index, "key": key, "result": result, "coming": coming}
-        answer: dict[str, Any] = json.loads(self._run(self.tick_steps(id, request)))
+        answer: dict[str, Any] = json.loads(_at_once(self.tick_async(id, request, self._decide, self._write)))
         return answer
 
     def close(self, id: str) -> None:
         """End a campaign. Its ticks stay in the journal."""
-        self._run(self.close_steps(id))
+        _at_once(self.close_async(id, self._write))
 
-    def _run(self, steps: Steps[T]) -> T:
-        reply: Any = None
-        while True:
-            try:
-                step = steps.send(reply)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            reply = self.decide([step])[0] if isinstance(step, DecisionRequest) else self.journal.write(step)[0]
+    async def _decide(self, request: DecisionRequest) -> Decision | Exception:
+        return self.decide([request])[0]
 
-    # -- as generators --
+    async def _write(self, entries: list[journals.Entry]) -> bool:
+        return self.journal.write(entries)[0]
 
-    def open_steps(self, settings: dict[str, Any], key: str | None) -> Steps[dict[str, Any]]:
+    # -- for concurrent requests --
+
+    async def open_async(self, settings: dict[str, Any], key: str | None, write: Write) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         known = self.journal.keyed(key) if key else None
         if known is None:
             id, complete = secrets.token_hex(8), self.check(settings)
             complete["text"] = Campaign.begin(complete, self.observation).task
-            new = yield [journals.opened(id, key, complete)]
+            new = await write([journals.opened(id, key, complete)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
         if any(known[name] != value for name, value in settings.items() if name != "text" or value is not None):
             raise RequestError(409, "key", f"campaign {known['id']} was opened with this key and other settings")
         return known
 
-    def tick_steps(self, id: str, request: dict[str, Any]) -> Steps[str]:
+    async def tick_async(self, id: str, request: dict[str, Any], decide: Decide, write: Write) -> str:
         """Answer a tick. Returns JSON."""
         while True:
             pending = self.admit(id, request)
             if pending.answer is not None:
                 self.counts["repeated", ""] += 1
                 return pending.answer
-            decision = None
-            if pending.needs_decision:
-                decision = yield DecisionRequest(id, pending.campaign.history())
+            decision = await decide(DecisionRequest(id, pending.campaign.history())) if pending.needs_decision else None
             answer = self.settle(pending, decision)
-            if (yield self.entries(pending)):
+            if await write(self.entries(pending)):
                 self.commit(pending)
                 return answer
             self.campaigns.pop(id, None)  # another process has answered this tick: replay it from the journal
 
-    def close_steps(self, id: str) -> Steps[None]:
+    async def close_async(self, id: str, write: Write) -> None:
         if self.journal.campaign(id) is None:
             raise RequestError(404, "id", "no such campaign")
-        yield [journals.ended(id, "closed")]
+        await write([journals.ended(id, "closed")])
         self.campaigns.pop(id, None)
 
     # -- the steps of a tick --
@@ -171,17 +163,13 @@ class CampaignManager:
         if unknown := set(settings) - set(SETTINGS):
             raise TypeError(f"expected {', '.join(SETTINGS)}, got {', '.join(sorted(unknown))}")
         if settings["horizon"] > self.horizon:
-            raise RequestError(
-                422,
-                "horizon",
-                f"expected at most {self.horizon} steps, the most this policy supports, got {settings['horizon']}",
-            )
+            most = f"{self.horizon} steps, the most this policy supports"
+            raise RequestError(422, "horizon", f"expected at most {most}, got {settings['horizon']}")
         if settings["text"] and self.observation.text == "none":
             raise RequestError(422, "text", "expected none: this policy was trained without task texts")
         if settings["text"] is None and self.observation.text == "served":
-            raise RequestError(
-                422, "text", "expected the task text of this campaign, got none: this policy has no template (text=served)"
-            )
+            why = "this policy has no template (text=served)"
+            raise RequestError(422, "text", f"expected the task text of this campaign, got none: {why}")
         if settings["target_return"] is not None and not self.policy.return_conditioned:
             raise RequestError(422, "target_return", "expected none: this policy does not condition on a return")
         return settings
@@ -268,6 +256,16 @@ class CampaignManager:
             return replace(campaign, ended=known["ended"])
         self._remember(campaign)
         return campaign
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits")
 
 
 def guard_multiplier(

@@ -6,7 +6,7 @@ A row is used only if it holds exactly the past of the request, so that evicting
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Cache:
         longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
         if self.session is not None and longest > self.session.text_room:
             self._allocate(-(-longest // ROUND) * ROUND)
+        parts: list[Any]
         if self.session is None:
             parts = [self.policy.act_with_returns([h]) for h in histories]
         else:
@@ -61,9 +62,7 @@ class Cache:
         actions, returns = zip(*parts, strict=True)
         return np.concatenate(actions), np.concatenate(returns)
 
-    def _decide(
-        self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _decide(self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]) -> Sequence[np.ndarray]:
         C = self.policy.model.spec.num_actions
         try:
             rows = self._rows(session, keys, histories)
@@ -123,24 +122,21 @@ def decide(policy: Policy, cache: Cache | None, requests: Sequence[DecisionReque
 
     Returns the decision of each request, or the exception it raised.
     """
-    decided: list[Decision | Exception | None] = [None] * len(requests)
-
-    def decision(action: np.ndarray, togo: float) -> Decision:
-        return action, float(togo) if policy.return_conditioned else None
-
-    cached = [i for i, (key, _) in enumerate(requests) if key is not None] if cache is not None else []
+    decided: dict[int, Any] = {}
+    cached = [i for i, (key, _) in enumerate(requests) if key is not None]
     if cache is not None and cached:
         keys, histories = zip(*(requests[i] for i in cached), strict=True)
         try:
-            for i, action, togo in zip(cached, *cache.decide(keys, histories), strict=True):
-                decided[i] = decision(action, togo)
+            decided = dict(zip(cached, zip(*cache.decide(keys, histories), strict=True), strict=True))
         except Exception:
             log.exception("a batch of %d decisions failed; deciding them one by one", len(cached))
     for i, (_, history) in enumerate(requests):
-        if decided[i] is None:
-            try:
-                decided[i] = decision(*(x[0] for x in policy.act_with_returns([history])))
-            except Exception as error:
-                log.exception("a decision failed")
-                decided[i] = error
-    return [x for x in decided if x is not None]
+        if i in decided:
+            continue
+        try:
+            decided[i] = [x[0] for x in policy.act_with_returns([history])]
+        except Exception as error:
+            log.exception("a decision failed")
+            decided[i] = error
+    togo = float if policy.return_conditioned else lambda _: None
+    return [x if isinstance(x, Exception) else (x[0], togo(x[1])) for _, x in sorted(decided.items())]

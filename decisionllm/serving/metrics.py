@@ -1,5 +1,6 @@
 """Prometheus metrics of a server."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,12 +21,10 @@ class Metrics(Collector):
             "decisionllm_request_seconds", "Seconds from a request to its answer.", ["route"], registry=self.registry,
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
         )  # fmt: skip
-        self.batches = Histogram(
-            "decisionllm_batch_size", "Decisions per forward.", registry=self.registry, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
-        )
-        Info("decisionllm_model", "The served model.", registry=self.registry).info(
-            {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
-        )
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        self.batches = Histogram("decisionllm_batch_size", "Decisions per forward.", registry=self.registry, buckets=sizes)
+        known = {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
+        Info("decisionllm_model", "The served model.", registry=self.registry).info(known)
         self.registry.register(self)
 
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
@@ -47,23 +46,21 @@ class Metrics(Collector):
             return GaugeMetricFamily(f"decisionllm_{name}", help, value=value)
 
         service, manager = self.service, self.service.manager
-        counts = {} if manager is None else dict(manager.counts)
-
-        def of(kind: str) -> dict[str, float]:
-            return {name: value for (k, name), value in counts.items() if k == kind}
-
-        events = dict(service.counts) | {"repeated": counts.get(("repeated", ""), 0)}
+        counts: dict[str, dict[str, float]] = defaultdict(dict)
+        for (kind, name), value in [] if manager is None else list(manager.counts.items()):
+            counts[kind][name] = value
+        events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
         yield counter(
-            "events", "Requests refused by a full queue (busy), repeated, or not saved (journal failed).", events, "event"
+            "events", "Requests refused (busy: full queue), repeated, or not saved (journal failed).", events, "event"
         )
         if manager is None:
             return
-        yield counter("bids", "Ticks answered with a bid.", of("bid") or {"": 0})
-        yield counter("no_bids", "Ticks answered without a bid.", of("no bid") or {"": 0})
-        yield counter("rebuilt", "Campaigns replayed from the journal.", of("rebuilt") or {"": 0})
-        yield counter("guards", "Answers lowered by a guard rail.", of("guard"), "guard")
-        yield counter("fallbacks", "Answers by linear pacing.", of("fallback"), "reason")
+        yield counter("bids", "Ticks answered with a bid.", counts["bid"] or {"": 0})
+        yield counter("no_bids", "Ticks answered without a bid.", counts["no bid"] or {"": 0})
+        yield counter("rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0})
+        yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
+        yield counter("fallbacks", "Answers by linear pacing.", counts["fallback"], "reason")
         yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
         yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
         if manager.cache is not None:

@@ -28,9 +28,8 @@ def run(build: Callable[[], Any], *, host: str, port: int, replicas: int, max_qu
     try:
         ray.init(num_cpus=replicas, include_dashboard=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises no narrower class
-        raise OSError(
-            f"replicas: Ray did not start ({error}); try again when the machine is less busy, or use replicas=1"
-        ) from error
+        remedy = "try again when the machine is less busy, or use replicas=1"
+        raise OSError(f"replicas: Ray did not start ({error}); {remedy}") from error
     serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=quiet)
     by_session: dict[str, Any] = {"request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"}
     deployment: Any = serve.deployment(

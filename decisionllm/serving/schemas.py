@@ -8,6 +8,7 @@ LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
 Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
 Row = Annotated[list[Number], Field(max_length=10_000)]
+Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
 
 
@@ -43,9 +44,7 @@ class ActAnswer(BaseModel):
 class CampaignSettings(Body):
     """A new campaign."""
 
-    model_config = examples(
-        {"budget": 2900, "target_cpa": 100, "category": 0, "horizon": 48, "name": "shoes", "key": "shoes-1"}
-    )
+    model_config = examples({"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"})
     budget: float = number("currency", 0.01)
     target_cpa: float = number("currency per conversion", 1e-6)
     category: int = Field(0, ge=0, le=1000)
@@ -118,19 +117,20 @@ class AuctionNetBidding(Body):
     historyLeastWinningCost: list[Row] = []
 
 
-class TickAnswer(BaseModel):
-    """Bid multiplier x value for each opportunity, at most max_bid."""
-
+class TickSummary(BaseModel):
     index: int
     multiplier: float = Field(description="currency per conversion")
     return_to_go: float | None = Field(description="that the policy conditioned on")
-    guards: list[Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]] = Field(
-        description="limits that lowered the multiplier"
-    )
+    guards: list[Guard] = Field(description="limits that lowered the multiplier")
     fallback: Literal["model", "deadline"] | None = Field(description="why linear pacing answered instead of the policy")
-    remaining: float = Field(description="currency")
     spend: float = Field(description="currency, before this step")
     conversions: float = Field(description="before this step")
+
+
+class TickAnswer(TickSummary):
+    """Bid multiplier x value for each opportunity, at most max_bid."""
+
+    remaining: float = Field(description="currency")
     max_bid: float = Field(description="currency, for one opportunity")
     model: str
 
@@ -153,16 +153,6 @@ class Campaign(BaseModel):
     text: str
     target_return: float | None
     bid_cap: float | None
-
-
-class TickSummary(BaseModel):
-    index: int
-    multiplier: float
-    return_to_go: float | None
-    spend: float
-    conversions: float
-    fallback: str | None
-    guards: list[str]
 
 
 class CampaignWithTicks(Campaign):

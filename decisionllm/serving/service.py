@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,10 +15,8 @@ from decisionllm.envs.auction.journal import Entry
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving.batcher import Batcher, QueueFullError
-from decisionllm.serving.campaigns import CampaignManager, RequestError, Steps
+from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -73,7 +71,7 @@ class Service:
 
     async def act(self, history: History, deadline: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
-        decision = await self._decided(DecisionRequest(None, history), self._due(deadline))
+        decision = await self._decided(self._due(deadline), DecisionRequest(None, history))
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
         if isinstance(decision, Exception):
@@ -82,13 +80,14 @@ class Service:
 
     async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
-        return await self._run(self.campaigns.open_steps(settings, key))
+        return await self.campaigns.open_async(settings, key, self._written)
 
     async def tick(self, id: str, request: dict[str, Any], deadline: float | None = None) -> str:
         """The answer to a tick in JSON. It is computed and written even if the caller disconnects."""
         text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
         if tick is None:
-            task = asyncio.create_task(self._run(self.campaigns.tick_steps(id, request), self._due(deadline)))
+            decide = partial(self._decided, self._due(deadline))
+            task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
             tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
             task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
         elif tick.text != text:
@@ -98,48 +97,34 @@ class Service:
     async def close(self, id: str) -> None:
         if tick := self.in_flight.get(id):
             await asyncio.wait([tick.task])
-        await self._run(self.campaigns.close_steps(id))
+        await self.campaigns.close_async(id, self._written)
 
     def _due(self, deadline: float | None) -> float:
         return asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
 
-    async def _run(self, steps: Steps[T], due: float | None = None) -> T:
-        """Run a generator of the manager, its decisions by the model's thread, its writes by the journal's."""
-        reply: Any = None
-        while True:
-            try:
-                step = steps.send(reply)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            reply = await (self._decided(step, due) if isinstance(step, DecisionRequest) else self._written(step))
-
-    async def _decided(self, request: DecisionRequest, due: float | None) -> Decision | Exception:
+    async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:
         try:
             async with asyncio.timeout_at(due):
-                decision: Decision = await self._queued(self.model(request))
+                decision: Decision = await self.model(request)
                 return decision
-        except RequestError:
-            raise
+        except QueueFullError:
+            raise self._busy() from None
         except Exception as error:  # whatever a model can raise, and TimeoutError
             return error
 
     async def _written(self, entries: list[Entry]) -> bool:
         """Write entries to the disk. Returns whether the first of them was new."""
         try:
-            return bool(await self._queued(self.journal_writer(entries)))
-        except RequestError:
-            raise
+            return bool(await self.journal_writer(entries))
+        except QueueFullError:
+            raise self._busy() from None
         except Exception as error:  # a full disk, a file that was removed
             self.counts["journal failed"] += 1
             raise RequestError(503, "journal", "the answer could not be saved, so it is not given; try again") from error
 
-    async def _queued(self, call: Awaitable[Any]) -> Any:
-        try:
-            return await call
-        except QueueFullError:
-            self.counts["busy"] += 1
-            raise RequestError(503, "queue", "too many requests are waiting; try again") from None
+    def _busy(self) -> RequestError:
+        self.counts["busy"] += 1
+        return RequestError(503, "queue", "too many requests are waiting; try again")
 
     def _write(self, batches: list[list[Entry]]) -> list[bool]:
         """Write the entries of several requests in one transaction. Returns of each whether its first entry was new."""

@@ -8,10 +8,18 @@ from decisionllm.datasets.store import write
 from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
 
 
+def rows_of(log):
+    """The agents' columns by group, step and agent, with observations of one size."""
+    columns = log.agents | {"observation": log.agents["observation"].reshape(len(log.agents["group"]), -1)}
+    columns.pop("observation_offsets")
+    order = np.lexsort([columns[name] for name in ("agent", "step", "group")])
+    return {name: column[order] for name, column in columns.items()}
+
+
 def test_a_log_played_again_has_the_same_rewards():
-    log = spread.generate("mixed", agents=4, groups=30, seed=2)
+    rows = rows_of(spread.generate("mixed", agents=4, groups=30, seed=2))
     world = Spread(3 * spread.SEEDS + np.arange(30), 4)
-    seen, acted, paid = (log.agents[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
+    seen, acted, paid = (rows[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
     for step in range(HORIZON):
         assert (world.observe() == seen[:, step].reshape(120, -1)).all()
         assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()
@@ -40,7 +48,7 @@ def test_qualities_differ_in_their_returns():
 
 def test_a_mixed_log_has_a_third_of_each_teacher_in_no_order():
     log = spread.generate("mixed", groups=300)
-    kinds = log.agents["behaviour"].reshape(300, -1)
+    kinds = rows_of(log)["behaviour"].reshape(300, -1)
     assert (kinds == kinds[:, :1]).all() and np.bincount(kinds[:, 0]).tolist() == [100, 100, 100]
     assert len(np.unique(kinds[:6, 0])) > 1 and log.meta["behaviours"] == list(TEACHERS)
 
@@ -64,7 +72,7 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
 
 
 def test_the_same_seed_is_the_same_log_and_another_is_not():
-    one, same, other = (spread.generate("expert", groups=5, seed=s).agents["observation"] for s in (0, 0, 1))
+    one, same, other = (rows_of(spread.generate("expert", groups=5, seed=s))["observation"] for s in (0, 0, 1))
     assert (one == same).all() and not (one == other)[:, 2].any()  # a position
 
 

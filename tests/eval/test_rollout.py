@@ -7,12 +7,12 @@ from decisionllm.envs import point
 from decisionllm.eval.maze2d import Maze2D
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.synthetic import PointEnv
-from decisionllm.protocols import EnvDefaults
+from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 from tests.conftest import make_policy
 
 
-class Walk(EnvDefaults):
+class Walk(Env):
     """Points at 1, 2, 3 and 9 that end at 0 and are truncated above 5; ended ones are at -7 afterwards."""
 
     tasks = ["a", "b", "c", "d"]

@@ -22,6 +22,7 @@ import numpy as np
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import atomic
+from decisionllm.schema import refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -46,6 +47,7 @@ TRAJECTORIES: Schema = KNOWN | {
     "reward": NUMBER, "reward_continuous": NUMBER, "done": FLAG, "next_state": None,
 }  # fmt: skip
 ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")  # over the opportunities of a step
+WHO = "period {:g}, advertiser {:g}: "  # in messages
 Columns = dict[str, np.ndarray]
 
 
@@ -168,8 +170,11 @@ def header(file: Path) -> list[str]:
     raise ValueError(f"{file}: the file is empty; expected a header and rows")
 
 
-def batches(file: Path, schema: Schema) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or a pyarrow array of texts})."""
+def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or a pyarrow array of texts}).
+
+    missing: whether a number may be missing; it is NaN.
+    """
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
@@ -185,39 +190,29 @@ def batches(file: Path, schema: Schema) -> Iterator[tuple[int, dict[str, Any]]]:
         for block in blocks:
             columns = {name: block.column(name).cast(type) for name, type in types.items()}
             columns = {n: c if types[n] == pa.string() else c.to_numpy(zero_copy_only=False) for n, c in columns.items()}
-            check(file, row, columns, schema)
+            numbers = row + np.arange(block.num_rows)
+            for name, (expected, allowed) in ((name, kind) for name, kind in schema.items() if isinstance(kind, tuple)):
+                column, absent = columns[name], np.isnan(columns[name])
+                refuse(f"{file}, row ", absent & (not missing), f"{{}}, {name}: expected a number, got none", numbers)
+                wrong = ~(allowed(column) & np.isfinite(column) | absent)
+                refuse(f"{file}, row ", wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
             yield row, columns
             row += block.num_rows
     if row == 1:
         raise ValueError(f"{file}: expected rows below the header, got none")
 
 
-def check(file: Path, row: int, columns: dict[str, Any], schema: Schema) -> None:
-    """Refuse impossible numbers. A missing number passes: the caller decides."""
-    for name, kind in schema.items():
-        if isinstance(kind, tuple):
-            (expected, allowed), column = kind, columns[name]
-            wrong = ~(allowed(column) & np.isfinite(column) | np.isnan(column))
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                raise ValueError(f"{file}, row {row + at}, {name}: expected {expected}, got {column[at]:g}")
-
-
 def read_trajectories(file: Path) -> Log:
     """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
-    blocks = []
-    for row, columns in batches(file, TRAJECTORIES):
-        for name, column in columns.items():
-            if name != "state" and np.isnan(column).any():
-                raise ValueError(f"{file}, row {row + int(np.argmax(np.isnan(column)))}, {name}: expected a number, got none")
-        blocks.append(columns | {"state": parsed(file, row, columns["state"])})
+    blocks = [
+        columns | {"state": parsed(file, row, columns["state"])} for row, columns in batches(file, TRAJECTORIES, missing=False)
+    ]
     joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     order = whole_days(file, joined, numbered=True)
     days = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in joined.items()}
-    fixed = constants(file, days, DAY | {"spend": "realAllCost"})
     states = days["state"]
     remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
-    falling(file, days, remaining)
+    fixed = constants(file, days, remaining, DAY | {"spend": "realAllCost"})
     return Log(
         **fixed, states=states, multiplier=days["action"], conversions=days["reward"], done=days["done"] > 0,
         exposed_value=days["reward_continuous"], remaining=remaining, repairs={},
@@ -234,9 +229,8 @@ def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
     numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
     numbers: np.ndarray = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
     wrong = np.logical_or.reduceat(~(numbers >= -1e-9), np.cumsum(sizes) - sizes) | (sizes != len(STATE))
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ValueError(f"{file}, row {row + at}, state: expected {len(STATE)} numbers from 0, got {texts[at]}")
+    expected = f"expected {len(STATE)} numbers from 0"
+    refuse(f"{file}, row ", wrong, f"{{}}, state: {expected}, got {{}}", row + np.arange(len(texts)), texts)
     return numbers.reshape(-1, len(STATE))
 
 
@@ -244,52 +238,32 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47. numbered: these are rows of the file."""
     if not len(columns["timeStepIndex"]):
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
-    period, advertiser, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
-    order = np.lexsort((advertiser, period))
-    campaign = np.stack([period, advertiser], 1)[order]
-    first = np.flatnonzero(np.append(True, (np.diff(campaign, axis=0) != 0).any(1)))
-    sizes = np.diff(np.append(first, len(campaign)))
-    expected = np.arange(len(campaign)) - np.repeat(first, sizes)
-    if (step[order] != expected).any():
-        at = int(np.argmax(step[order] != expected))
-        place = f", row {order[at] + 1}" if numbered else ""
-        raise ValueError(
-            f"{file}{place}, timeStepIndex: {named(*campaign[at])}: expected step {expected[at]}, got {step[order][at]:g}{remark}"
-        )
-    if (sizes != STEPS).any():
-        at = int(np.argmax(sizes != STEPS))
-        raise ValueError(
-            f"{file}: {named(*campaign[first[at]])} has {sizes[at]} steps, expected {STEPS}{remark}; the log is cut short"
-        )
+    order = np.lexsort([columns[name] for name in reversed(CAMPAIGN)])
+    period, advertiser, step = (columns[name][order] for name in (*CAMPAIGN, "timeStepIndex"))
+    first = np.flatnonzero(np.append(True, (np.diff(period) != 0) | (np.diff(advertiser) != 0)))
+    sizes = np.diff(np.append(first, len(step)))
+    expected = np.arange(len(step)) - np.repeat(first, sizes)
+    what = ", row {4}" * numbered + ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
+    refuse(str(file), step != expected, what, period, advertiser, expected, step, order + 1)
+    what = f"period {{:g}}, advertiser {{:g}} has {{}} steps, expected {STEPS}{remark}; the log is cut short"
+    refuse(f"{file}: ", sizes != STEPS, what, period[first], advertiser[first], sizes)
     return order
 
 
-def constants(file: Path, columns: Columns, names: dict[str, str]) -> Columns:
-    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, by the fields that have these names; counts as int."""
+def constants(file: Path, columns: Columns, remaining: np.ndarray, names: dict[str, str]) -> Columns:
+    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, by the fields that have these names; counts as int.
+
+    A remaining budget (K, T) that grows over the day is refused too.
+    """
+    *campaign, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
+    what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
     for name in names.values():
-        differs = columns[name] != columns[name][:, :1]
-        if differs.any():
-            k, t = np.argwhere(differs)[0]
-            raise ValueError(
-                f"{file}, {name}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected one value for the day, "
-                f"got {columns[name][k, 0]:g} and, in step {t}, {columns[name][k, t]:g}"
-            )
-    return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
-
-
-def named(period: float, advertiser: float) -> str:
-    return f"period {period:g}, advertiser {advertiser:g}"
-
-
-def falling(file: Path, columns: Columns, remaining: np.ndarray) -> None:
-    """Refuse a remaining budget (K, T) that grows over the day."""
+        first = np.broadcast_to(columns[name][:, :1], step.shape)
+        refuse(f"{file}, {name}: ", columns[name] != first, what, *campaign, first, step, columns[name])
     rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
-    if rises.any():
-        k, t = np.argwhere(rises)[0]
-        raise ValueError(
-            f"{file}: {named(*(columns[key][k, t] for key in CAMPAIGN))}: expected a remaining budget that never grows, "
-            f"got {remaining[k, t]:g} before step {t} and {remaining[k, t + 1]:g} before step {t + 1}"
-        )
+    what = WHO + "expected a remaining budget that never grows, got {:g} before step {:g} and {:g} before step {:g}"
+    refuse(f"{file}: ", rises, what, *campaign, remaining, step, remaining[:, 1:], step[:, 1:])
+    return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
 
 
 def read_traffic(file: Path) -> Log:
@@ -301,9 +275,8 @@ def read_traffic(file: Path) -> Log:
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
     order = whole_days(file, sums, numbered=False, remark=remark)
     days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
-    fixed = constants(file, days, DAY)
     remaining, volume, spend = days["remainingBudget"], days["volume"], days["spend"]
-    falling(file, days, remaining)
+    fixed = constants(file, days, remaining, DAY)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
     differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
     repairs |= {"steps whose costs are not what the budget fell by": int(differ.sum())} if differ.any() else {}
@@ -341,7 +314,7 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         table = pa.table(columns).group_by(keys, use_threads=False).aggregate(sums)
         return table.rename_columns([name.removesuffix("_sum") for name in table.column_names])
 
-    for row, columns in batches(file, TRAFFIC):
+    for row, columns in batches(file, TRAFFIC, missing=True):
         if (lacking := np.isnan(list(columns.values()))).any():
             rows = np.flatnonzero(lacking.any(0))
             left_out += len(rows)
@@ -356,17 +329,13 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
     for (period, advertiser), (row, name) in first.items():
         known = (sums[CAMPAIGN[0]] == period) & (sums[CAMPAIGN[1]] == advertiser)
         if not known.any() and np.isfinite([period, advertiser]).all():
-            raise ValueError(
-                f"{file}, row {row}, {name}: expected a number, got none; so it is in every row of {named(period, advertiser)}"
-            )
+            every = WHO.format(period, advertiser).rstrip(": ")
+            raise ValueError(f"{file}, row {row}, {name}: expected a number, got none; so it is in every row of {every}")
     again = np.all([np.diff(sums[name]) == 0 for name in keys[:3]], 0)
-    if again.any():
-        i = int(np.argmax(again))
-        name = next(name for name in keys[3:] if sums[name][i] != sums[name][i + 1])
-        raise ValueError(
-            f"{file}, {name}: {named(*(sums[key][i] for key in CAMPAIGN))}: expected one value in step "
-            f"{sums['timeStepIndex'][i]:g}, got {sums[name][i]:g} and {sums[name][i + 1]:g}"
-        )
+    for name in keys[3:]:
+        what, column = WHO + "expected one value in step {:g}, got {:g} and {:g}", sums[name]
+        wrong = again & (column[1:] != column[:-1])
+        refuse(f"{file}, {name}: ", wrong, what, *(sums[key] for key in keys[:3]), column, column[1:])
     return sums, {"rows without a number, left out": left_out} if left_out else {}
 
 

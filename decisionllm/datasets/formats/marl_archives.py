@@ -14,16 +14,8 @@ import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
 
-VAULT = (
-    "observations",
-    "actions",
-    "rewards",
-    "terminals",
-    "truncations",
-    "infos.legals",
-    "infos.state",
-)  # the last two may lack
-PYMARL = ("obs", "actions", "reward", "terminated", "filled", "avail_actions", "state")
+VAULT, MORE_OF_VAULT = ("observations", "actions", "rewards", "terminals", "truncations"), ("infos.legals", "infos.state")
+PYMARL, MORE_OF_PYMARL = ("obs", "actions", "reward", "terminated", "filled"), ("avail_actions", "state")
 
 
 def read_vault(folder: Path) -> Log:
@@ -43,10 +35,10 @@ def read_vault(folder: Path) -> Log:
             raise ValueError(f"expected version 1 of the format, got {card['version']}")
         known = card["structure_shape"].keys() | {f"infos.{name}" for name in card["structure_shape"].get("infos", ())}
         length = int(opened("vault_index").read().result()[0])
-        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in VAULT if name in known}
+        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in (*VAULT, *MORE_OF_VAULT) if name in known}
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{folder}: not a readable Vault, perhaps cut ({error}); fetch it again") from error
-    if lacking := [name for name in VAULT[:5] if name not in known]:
+    if lacking := [name for name in VAULT if name not in known]:
         raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(lacking)} not among {', '.join(sorted(known))}")
     numbers = [columns[name] for name in ("observations", "infos.legals") if name in columns]
     written = [column.reshape(*column.shape[:2], -1).any(2) for column in numbers]
@@ -93,11 +85,11 @@ def read_pymarl(file: Path) -> Log:
 
     try:
         with h5py.File(file) as source:
-            columns = {key: source[key][()] for key in PYMARL if key in source}
+            columns = {key: source[key][()] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
     except OSError as error:
         raise ValueError(f"{file}: not a readable HDF5 file, perhaps cut ({error}); fetch it again") from error
     sizes = {key: column.shape[:2] for key, column in columns.items()}
-    if lacking := [key for key in PYMARL[:5] if key not in columns]:
+    if lacking := [key for key in PYMARL if key not in columns]:
         raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
     if len(set(sizes.values())) > 1:
         raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")

@@ -36,10 +36,7 @@ TABLES = {  # the columns of each table, with the dtype of their numbers
 }  # fmt: skip
 REQUIRED = {"steps": ("group", "step", "terminated", "truncated"), "agents": ("group", "step", "agent", "observation")}
 LISTS = ("state", "observation", "action_values", "available")  # a list of numbers in each row
-NAMES = {
-    "agent_type": "types",
-    "behaviour": "behaviours",
-}  # columns of names in a file, of indices into this part of meta in a Log
+NAMES = {"agent_type": "types", "behaviour": "behaviours"}  # columns of names in a file, in a Log of indices into this meta
 MISSING = {"action": -1, "reward": np.nan, "won": False}  # what stands for null
 
 
@@ -272,7 +269,8 @@ def collect(
     types, number = list(limits), {agent: i for i, agent in enumerate(env.possible_agents)}
     team_of = {agent: (teams or {}).get(kind, 0) for agent, kind in kinds.items()}
     discrete = all("num_actions" in limit for limit in limits.values())
-    steps, keys, taken, gains, died, raw, masks = [], [], [], [], [], [], []
+    steps: list[dict[str, Any]] = []
+    agents: list[dict[str, Any]] = []
     for group in range(episodes):
         observations, infos = env.reset(seed=seed + group)
         sizes = Counter(team_of[agent] for agent in env.agents)
@@ -282,33 +280,29 @@ def collect(
             views = {agent: split_observation(x, infos.get(agent, {})) for agent, x in observations.items()}
             observations, rewards, terminated, truncated, infos = env.step({agent: actions[agent] for agent in present})
             for agent in present:
-                observation, mask = views[agent]
-                keys.append((group, step, number[agent], types.index(kinds[agent]), team_of[agent]))
-                taken.append(actions[agent] - env.action_space(agent).start if discrete else flat(actions[agent]))
-                gains.append(rewards[agent])
-                died.append(terminated[agent])
-                raw.append(observation)
-                masks.append(np.ones(limits[kinds[agent]].get("num_actions", 0), bool) if mask is None else mask)
-            by_clock = any(truncated.values())
+                (observation, mask), kind = views[agent], kinds[agent]
+                took = (
+                    {"action": actions[agent] - env.action_space(agent).start}
+                    if discrete
+                    else {"action_values": flat(actions[agent])}
+                )
+                agents.append({
+                    "group": group, "step": step, "agent": number[agent], "agent_type": types.index(kind), "team": team_of[agent],
+                    **took, "reward": rewards[agent], "terminated": bool(terminated[agent]), "observation": observation,
+                    "available": np.ones(limits[kind].get("num_actions", 0), bool) if mask is None else mask,
+                })  # fmt: skip
+            over, by_clock = not env.agents, any(truncated.values())
             for team, size in sizes.items():
                 mean = sum(rewards[agent] for agent in present if team_of[agent] == team) / size
-                steps.append((group, step, team, mean, not env.agents and not by_clock, not env.agents and by_clock))
+                ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
+                steps.append({"group": group, "step": step, "team": team, "reward": mean, **ends})
             step += 1
-    clock = _columns(("group", "step", "team", "reward", "terminated", "truncated"), steps)
-    agents = _columns(("group", "step", "agent", "agent_type", "team"), keys)
-    agents |= {
-        "action" if discrete else "action_values": np.array(taken), "reward": np.array(gains), "terminated": np.array(died, bool),
-        "observation": np.concatenate(raw), "observation_offsets": np.cumsum([0, *map(len, raw)]),
-    }  # fmt: skip
+    raw, masks = ([row.pop(name) for row in agents] for name in ("observation", "available"))
+    clock, columns = ({name: np.array([row[name] for row in rows]) for name in rows[0]} for rows in (steps, agents))
+    columns |= {"observation": np.concatenate(raw), "observation_offsets": np.cumsum([0, *map(len, raw)])}
     if discrete and not all(np.all(mask) for mask in masks):
-        agents["available"] = np.zeros((len(masks), max(map(len, masks))), bool)
-        for row, mask in zip(agents["available"], masks, strict=True):
-            row[: len(mask)] = mask
+        width = max(map(len, masks))
+        columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
     found = {"name": str(env), "types": limits, "teams": dict(teams or {}), "horizon": int(clock["step"].max()) + 1, "seed": seed,
              "generator": "collect"}  # fmt: skip
-    return Log(found | meta, clock, agents)
-
-
-def _columns(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> dict[str, np.ndarray]:
-    """Rows of values as columns."""
-    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return Log(found | meta, clock, columns)

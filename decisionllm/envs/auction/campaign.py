@@ -14,6 +14,9 @@ STATE = (
     "value now", "volume now", "volume, last 3", "volume, all",
 )  # fmt: skip
 CONTEXT = ("log budget", "target cpa", "spend / target cpa", "conversions", "value exposed")
+HISTORIES = (  # AuctionNet's arguments of a bidder, of each step before this one
+    "historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost",
+)  # fmt: skip
 MEANS = ("bid", "market_price", "value", "conversion", "won")  # of a step, over its opportunities
 
 
@@ -70,9 +73,8 @@ class Campaigns:
 
     def context(self) -> np.ndarray:
         """What the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
-        return np.stack(
-            [np.log(self.budgets), self.target_cpa, self.spend / self.target_cpa, self.conversions, self.exposed_value], 1
-        )
+        limit = self.target_cpa
+        return np.stack([np.log(self.budgets), limit, self.spend / limit, self.conversions, self.exposed_value], 1)
 
     def guarded(self, multipliers: np.ndarray) -> np.ndarray:
         """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
@@ -99,9 +101,8 @@ class Campaigns:
             conversions: (N,) counted.
             exposed_value: (N,) sum of the values of the exposed ads.
         """
-        self.means[self.now] = np.stack(
-            [np.broadcast_to(x, self.budgets.shape) for x in (bid, market_price, value, conversion, won)]
-        )
+        for row, mean in zip(self.means[self.now], (bid, market_price, value, conversion, won), strict=True):
+            row[:] = mean
         self.volumes[self.now] = volume
         self.remaining = self.remaining - spend
         self.spend = self.spend + spend
@@ -146,16 +147,12 @@ def summary(values: Any, bids: Any, auction: Any, impressions: Any, market_price
         ValueError: an array has another shape, or a number that is not finite.
     """
     value, n = offered(values)
-    given = {"historyBid": (bids, ()), "historyAuctionResult": (auction, (3,)), "historyImpressionResult": (impressions, (2,)),
-             "historyLeastWinningCost": (market_prices, ())}  # fmt: skip
-    arrays = []
-    for name, (array, more) in given.items():
-        array = np.asarray(array, np.float64)
-        arrays.append(array if n else array.reshape(0, *more))
-        if arrays[-1].shape != (n, *more) or not np.isfinite(array).all():
-            raise ValueError(
-                f"{name}: expected finite numbers of shape {(n, *more)}, one row an opportunity, got {array.shape}"
-            )
+    arrays, given = [], (bids, auction, impressions, market_prices)
+    for name, numbers, shape in zip(HISTORIES[1:], given, ((n,), (n, 3), (n, 2), (n,)), strict=True):
+        array = np.asarray(numbers, np.float64)
+        arrays.append(array if n else array.reshape(shape))
+        if arrays[-1].shape != shape or not np.isfinite(array).all():
+            raise ValueError(f"{name}: expected finite numbers of shape {shape}, one row an opportunity, got {array.shape}")
     bids, auction, impressions, market_prices = arrays
     won, price, exposed, converted = auction[:, 0], auction[:, 2], impressions[:, 0], impressions[:, 1]
     conversions, share = _total(converted), max(n, 1)

@@ -88,10 +88,8 @@ class Campaign:
         return replace(self, step=self.step + 1)
 
     def history(self) -> History:
-        t = self.step
-        return History(
-            self.observations[: t + 1], self.actions[:t], self.rewards[:t], self.settings["target_return"], self.task
-        )
+        t, target = self.step, self.settings["target_return"]
+        return History(self.observations[: t + 1], self.actions[:t], self.rewards[:t], target, self.task)
 
     @property
     def remaining(self) -> float:

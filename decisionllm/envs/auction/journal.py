@@ -40,29 +40,25 @@ class Journal:
             if self.path != ":memory:":
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             self._writer, self._writing = self._connect(), threading.Lock()
-            self._prepare()
+            for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+                self._writer.execute(f"PRAGMA {pragma}")
+            self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
+            if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
+                    self._writer.execute(statement)
+            self._writer.execute("COMMIT")
+            found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
             self._reader, self._reading = self._writer, self._writing
             if self.path != ":memory:":  # readers do not wait for a write
                 self._reader, self._reading = self._connect(), threading.Lock()
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"journal: expected a file to write, or one written by a server, got {path} ({error})") from error
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-
-    def _prepare(self) -> None:
-        """Create the tables of a new file, check the version of an old one."""
-        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-            self._writer.execute(f"PRAGMA {pragma}")
-        self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
-        if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
-                self._writer.execute(statement)
-        self._writer.execute("COMMIT")
-        found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if found != (APPLICATION, VERSION):
             got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
         """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""

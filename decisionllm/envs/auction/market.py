@@ -49,9 +49,8 @@ def opportunities(
     Source: AuctionNet, `NeurIPSPvGen`.
     """
     if period < 0 or total < 1 or advertisers < 1:
-        raise ValueError(
-            f"opportunities: expected a period from 0, total and advertisers from 1, got {period}, {total}, {advertisers}"
-        )
+        given = f"{period}, {total}, {advertisers}"
+        raise ValueError(f"opportunities: expected a period from 0, total and advertisers from 1, got {given}")
     clock, N = np.array(PUBLISHED["clock"]), advertisers
     flow = _blocks(period, 4, 0.6, 1.4)
     counts = np.floor(total * (clock * flow * (clock.sum() / (clock * flow).sum()))).astype(int)
@@ -65,8 +64,8 @@ def opportunities(
     mean = scale * MEAN_VALUE * factors  # (N, T)
 
     rng = np.random.default_rng(period)
-    spread = _repair(rng.normal(0.5, 0.1, N), below=0.1, above=1)
-    spread = _repair(rng.normal(spread[:, None], 0.2 * spread[:, None], (N, STEPS)), below=0.1, above=1) * mean
+    spread = _repair(rng.normal(0.5, 0.1, N))
+    spread = _repair(rng.normal(spread[:, None], 0.2 * spread[:, None], (N, STEPS))) * mean
     doubt = np.abs(np.random.default_rng(period).normal(0.15, 0.06, N))  # standard deviation of a value, as a share of it
     doubt = np.where(doubt > 0.3, 0.2, doubt)
 
@@ -89,8 +88,8 @@ def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)
 
 
-def _repair(x: np.ndarray, *, below: float, above: float) -> np.ndarray:
-    return np.where(x < 0, below, np.where(x > 1, above, x))
+def _repair(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 0, 0.1, np.minimum(x, 1))
 
 
 def noise(period: int, advertisers: int = 48) -> np.ndarray:
@@ -362,11 +361,10 @@ class Market:
 
     def choose(self, multipliers: Any = None, positions: Any = slice(None)) -> np.ndarray:
         """(N,) multipliers: those given for these positions, the roster's for the rest; 0 where too little is left."""
-        N = len(self.budgets)
-        chosen = np.full(N, np.nan)
-        given = set() if multipliers is None else set(np.arange(N)[positions].tolist())
+        chosen, given = np.full(len(self.budgets), np.nan), np.zeros(len(self.budgets), bool)
+        given[positions] = multipliers is not None
         for own, bidder in self.roster:
-            if not given.issuperset(own.tolist()):
+            if not given[own].all():
                 chosen[own] = bidder.act(self.observe(bidder.features)[own], self.context(own))
         if multipliers is not None:
             chosen[positions] = multipliers

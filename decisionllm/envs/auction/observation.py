@@ -60,9 +60,8 @@ class ObservationSpec:
         """
         lacking = [f.name for f in fields(cls) if f.name not in info]
         if lacking:
-            raise ValueError(
-                f"expected a run of an auction dataset, got one of {info.get('name')!r}, whose info lacks {', '.join(lacking)}"
-            )
+            got = f"one of {info.get('name')!r}, whose info lacks {', '.join(lacking)}"
+            raise ValueError(f"expected a run of an auction dataset, got {got}")
         return cls(**{f.name: info[f.name] for f in fields(cls)})
 
     def info(self) -> dict[str, str]:
@@ -85,7 +84,9 @@ class ObservationSpec:
 
     def total_reward(self, campaigns: Campaigns) -> np.ndarray:
         """(N,) return so far, in reward units."""
-        return cumulative(self.reward, campaigns.conversions, campaigns.exposed_value, campaigns.spend, campaigns.target_cpa)
+        if self.reward == "score":
+            return score(campaigns.exposed_value, campaigns.spend, campaigns.target_cpa)
+        return campaigns.conversions if self.reward == "conversions" else campaigns.exposed_value
 
     def task(self, budget: float, target_cpa: float, category: int) -> str:
         """The task text of one campaign. budget: currency; target_cpa: currency a conversion.
@@ -98,15 +99,6 @@ class ObservationSpec:
         if self.text == "none":
             return ""
         return task_text() if self.text == "constant" else task_text(budget, target_cpa, category)
-
-
-def cumulative(
-    reward: str, conversions: np.ndarray, exposed_value: np.ndarray, spend: np.ndarray, target_cpa: np.ndarray
-) -> np.ndarray:
-    """The return so far, of cumulative conversions, exposed value and spend. Shapes that broadcast, see ObservationSpec.reward."""
-    if reward == "score":
-        return score(exposed_value, spend, target_cpa)
-    return conversions if reward == "conversions" else exposed_value
 
 
 def task_text(budget: float | None = None, target_cpa: float | None = None, category: int | None = None) -> str:

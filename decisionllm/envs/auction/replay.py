@@ -17,6 +17,7 @@ from scipy.special import ndtri
 
 from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.envs.auction.market import Traffic
+from decisionllm.schema import refuse
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,9 @@ def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarr
     """A period with these market prices, (n,) currency for each step."""
     volume: list[int] = []
     value, market_price, steps = [], [], []
-    for (values, sigmas), prices in zip(traffic, market_prices, strict=True):
+    for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
         if len(prices) != len(values):
-            raise ValueError(
-                f"expected {len(values)} market prices in step {len(volume)} of period {period}, got {len(prices)}"
-            )
+            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(prices)}")
         n = max(len(values), 1)
         volume.append(len(values))
         value.append(values.sum(0) / n)
@@ -114,8 +113,7 @@ def price_files(path: str, periods: Sequence[int]) -> dict[int, Path]:
     given = Path(path).expanduser()
     found = sorted(given.glob("*")) if given.is_dir() else sorted(given.parent.glob(given.name))
     names = {int(m[1]): file for file in found if (m := re.fullmatch(r"lwc_period_(\d+)\.parquet", file.name))}
-    absent = [p for p in periods if p not in names]
-    if absent:
+    if absent := [p for p in periods if p not in names]:
         raise FileNotFoundError(
             f"env.path: expected lwc_period_{absent[0]}.parquet in {path}, a folder or a pattern; "
             f"there are market prices of {', '.join(f'period {p}' for p in sorted(names)) or 'no period'}"
@@ -129,13 +127,11 @@ def read_prices(file: Path) -> list[np.ndarray]:
 
     table = pyarrow.parquet.read_table(file)
     columns = ("timeStepIndex", "leastWinningCost")
-    absent = [name for name in columns if name not in table.column_names]
-    if absent:
+    if not {*columns} <= {*table.column_names}:
         raise ValueError(f"expected columns {' and '.join(columns)}, got {', '.join(table.column_names)}")
     step, price = (table[name].to_numpy() for name in columns)
     if (np.diff(step.astype(int)) < 0).any() or len(step) and not 0 <= step[0] <= step[-1] < STEPS:
         raise ValueError(f"timeStepIndex: expected steps from 0 to {STEPS - 1} in order")
-    wrong = np.flatnonzero(~(np.isfinite(price) & (price > 0)))
-    if len(wrong):
-        raise ValueError(f"leastWinningCost: row {wrong[0]}: expected a price above 0, got {price[wrong[0]]}")
+    wrong = ~(np.isfinite(price) & (price > 0))
+    refuse("leastWinningCost: row ", wrong, "{}: expected a price above 0, got {}", np.arange(len(price)), price)
     return np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
