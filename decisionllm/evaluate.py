@@ -81,13 +81,10 @@ def evaluate(config: dict[str, Any]) -> Path:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
-                      "perplexity": [info.get("perplexity"), perplexity(policy.model.backbone)] if info.get("perplexity") else None,
+                      "perplexity": perplexities(policy, info),
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
-            if info.get("perplexity"):
-                before, after = shared["perplexity"]
-                console.print(
-                    f"{run_config['name']}: perplexity of plain sentences {before:.1f} before training, {after:.1f} after"
-                )
+            if words := shared["perplexity"]:
+                console.print("{}: perplexity of plain sentences {before:.1f} before, {after:.1f} after".format(run, **words))
             shared |= {} if "policy" in run_config else env.probe(policy)
             part_label = run_config.get("part", "")  # of a mixture
             shared |= {"part": part_label} if part_label else {}
@@ -126,6 +123,12 @@ def evaluate(config: dict[str, Any]) -> Path:
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
+
+
+def perplexities(policy: Any, info: dict[str, Any]) -> dict[str, float | None] | None:
+    """Perplexity of plain sentences before training and now; None where it has no meaning, see `readers.perplexity`."""
+    before = info.get("perplexity")
+    return {"before": before, "after": perplexity(policy.model.backbone)} if before else None
 
 
 def headline(policy: Any) -> float | None:

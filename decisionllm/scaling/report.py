@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     if grid.empty:
         raise ValueError(f"{folder}: expected at least one run of the grid that is done, found none")
     fits = fitted(grid)
-    sentences = {"laws": laws(fits), "findings": findings(grid), "tuning": tuning(found)}
+    sentences = {"laws": laws(fits), "findings": [*findings(grid), *measured(found, grid)], "tuning": tuning(found)}
     derived = {"fits": fits | {"law": fits["law"] and fits["law"].row()}, "sentences": sentences}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.json").write_text(json.dumps(found | derived, indent=1))
@@ -127,6 +128,24 @@ def findings(grid: pd.DataFrame) -> list[str]:
         for quality in qualities[1:]:
             pairs = paired(grid[grid["fraction"] == everything], metric, "mixture", quality, qualities[0])
             lines += verdict(f"{name}, all data: quality {quality} against {qualities[0]}", pairs, sign)
+    return lines
+
+
+def measured(found: dict[str, Any], grid: pd.DataFrame) -> list[str]:
+    """What the evaluations measured beside the score: mean over seeds, least and largest, a sentence for each metric and volume."""
+    metrics = {run["run"]: run.get("metrics") or {} for run in found["runs"]}
+    table = grid.join(
+        pd.DataFrame([metrics[run] for run in grid["run"]], index=grid.index, dtype=float), rsuffix=" of the evaluation"
+    )
+    lines = []
+    for name, fraction in product(table.columns[grid.shape[1] :], sorted(grid["fraction"].unique())):
+        part = table[table["fraction"] == fraction].groupby(["size", "mixture"], sort=False)[name]
+        shown = [
+            f"{' '.join(filter(None, key))} {v.mean():.3g} ({v.min():.3g} .. {v.max():.3g}, {len(v)} runs)"
+            for key, v in part
+            if v.notna().any()
+        ]
+        lines += [f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}."] if shown else []
     return lines
 
 

@@ -12,12 +12,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from decisionllm.config import flat
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.wordings import Wordings
@@ -25,7 +27,7 @@ from decisionllm.evaluate import evaluate
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.scaling import executors
-from decisionllm.schema import Spec
+from decisionllm.schema import Report, Spec
 from decisionllm.train import to_batch, train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
@@ -74,6 +76,7 @@ def execute(
             break
     assert best is not None
     measured, run, trained = best
+    metrics: dict[str, float] = {}
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
     parts = checkpoint.read(run)[1].get("parts", {})
     if all(each["env"]["_target_"] != "none" for each in parts.values() or [trained]):
@@ -81,6 +84,9 @@ def execute(
         rows = [json.loads(line) for line in evaluate(job["evaluate"] | where).read_text().splitlines()]
         last = {row.get("part"): row for row in rows if row["headline"]}.values()  # of each part of a mixture
         score = {key: float(np.mean([row[key] for row in last])) for key in score}
+        if not parts:  # what else the env measures, such as the share of wordings that are understood
+            own = {key: value for key, value in next(iter(last)).items() if key not in {f.name for f in fields(Report)}}
+            metrics = {key: value for key, value in flat(own).items() if isinstance(value, float)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
@@ -89,7 +95,7 @@ def execute(
     chosen, kept = (windows.select(store, fraction=f, **data)[0] for f in (config["data"]["fraction"], 1.0))
     usual = windows.select(reference, held_out=data["held_out"], seed=data["seed"])[0]
     return measured | score | {
-        "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
+        "metrics": metrics, "parameters": size["total"], "trained": size["trained"], "non_embedding": size["non_embedding"], "steps": trained["steps"],
         "data_steps": int(store.lengths[chosen].sum()), "data_episodes": len(chosen), "converged": converged,
         "quality": data_quality(store, kept, reference, usual),
         "tokens": trained["steps"] * trained["optim"]["batch_size"] * size["tokens"], "flops": trained["steps"] * flops(trained, size),

@@ -170,7 +170,7 @@ def test_perplexity_before_and_after_stands_in_results(folder, tmp_path, capsys)
     assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false") == 0
     row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
     after = perplexity(checkpoint.load(run)[0].model.backbone)
-    assert row["perplexity"] == [before, after] and after != before
+    assert row["perplexity"] == {"before": before, "after": after} and after != before
 
 
 def test_perplexity_has_no_meaning_for_the_tokenizer_of_the_package():
