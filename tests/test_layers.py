@@ -42,6 +42,7 @@ OPTIONAL = {
     "prometheus_client",
     "wandb",
     "httpx",
+    "gguf",
 }  # imported where they are used
 HTTP = {
     f"decisionllm.serving.{name}" for name in ("app", "metrics", "middleware", "openrtb", "schemas")
