@@ -40,7 +40,14 @@ class AuctionNetDT(Bidder):
         standard = (np.asarray(states, np.float64) - self.mean) / self.deviation
         now = self._token("return", returns_to_go[:, None], context.step), self._token("state", standard, context.step)
         self.tokens = [*self.tokens, *now][1 - 3 * self.window :]  # this step's action is not yet among them
-        multipliers = self._linear("predict_action.0", self._last_hidden(torch.stack(self.tokens, 1)))
+        x = torch.stack(self.tokens, 1)  # (M, n, 64)
+        for block in ("transformer.0", "transformer.1", "transformer.2"):
+            normed = self._norm(f"{block}.ln1", x)
+            q, k, v = (self._linear(f"{block}.attn.{part}", normed) for part in ("query", "key", "value"))
+            x = x + self._linear(f"{block}.attn.proj", F.scaled_dot_product_attention(q, k, v, is_causal=True))
+            inner = F.gelu(self._linear(f"{block}.mlp.0", self._norm(f"{block}.ln2", x)))
+            x = x + self._linear(f"{block}.mlp.2", inner)
+        multipliers = self._linear("predict_action.0", x[:, -1])  # without a final norm
         self.tokens.append(self._token("action", multipliers, context.step))
         return multipliers[:, 0].double().numpy()
 
@@ -48,16 +55,6 @@ class AuctionNetDT(Bidder):
         """The token of this kind of a step: (M, size) -> (M, 64)"""
         embedded = self._linear(f"embed_{kind}", torch.as_tensor(x, dtype=torch.float32))
         return self._norm("embed_ln", embedded + self.weights["embed_timestep.weight"][step])
-
-    def _last_hidden(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens (M, n, 64) -> the transformer's hidden state at the last one, without a final norm: (M, 64)"""
-        for block in ("transformer.0", "transformer.1", "transformer.2"):
-            normed = self._norm(f"{block}.ln1", x)
-            q, k, v = (self._linear(f"{block}.attn.{part}", normed) for part in ("query", "key", "value"))
-            x = x + self._linear(f"{block}.attn.proj", F.scaled_dot_product_attention(q, k, v, is_causal=True))
-            inner = F.gelu(self._linear(f"{block}.mlp.0", self._norm(f"{block}.ln2", x)))
-            x = x + self._linear(f"{block}.mlp.2", inner)
-        return x[:, -1]
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
