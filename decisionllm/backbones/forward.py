@@ -35,8 +35,8 @@ class KVCache:
     text_length: Tensor  # (N,) real tokens: the position of the first step
 
     def rows(self, index: Tensor) -> "KVCache":
-        """The cache of these rows, a copy. The gradient of `index_select` is six times faster than that of `[]`."""
-        return self._each(lambda x: x.index_select(0, index))
+        """The cache of these rows, a copy."""
+        return self._each(lambda x: _Rows.apply(x, index))  # type: ignore[no-untyped-call]  # of torch
 
     def shared(self, rows: int) -> "KVCache":
         """The cache of one text for many rows, a read-only view."""
@@ -298,6 +298,22 @@ class Backbone(nn.Module):
             mixed = attend(q, k, v, bias[:, :, out], layout.attention_dropout(block) if self.model.training else 0.0)
             x = layout.finish(block, x, mixed.transpose(1, 2).flatten(2))
         return layout.norm(self.core, x)
+
+
+class _Rows(torch.autograd.Function):
+    """x[index] of the first dimension. Torch's own gradient of it takes ten times as long on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.size = x.shape
+        ctx.save_for_backward(index)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        flat = gradient.new_zeros(ctx.size[0], ctx.size[1:].numel())
+        return flat.index_add_(0, index, gradient.flatten(1)).view(ctx.size), None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
