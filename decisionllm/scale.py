@@ -51,13 +51,8 @@ def scale(config: dict[str, Any]) -> Path:
         ledger.Progress(out, console.print)(ledger.status(out, known))
         return out
     found = {"study": study, "versions": checkpoint.versions(), "flops": FLOPS, "tuned": runs.tuning_losses(out)}
-    rows = [
-        {
-            "run": name,
-            "state": state,
-            **known[name]["axes"],
-            **(ledger.result(out / name) if state in ("done", "failed") else {}),
-        }
-        for name, state in ledger.status(out, known).items()
-    ]
+    rows = []
+    for name, state in ledger.status(out, known).items():
+        over = ledger.result(out / name) if state in ("done", "failed") else {}
+        rows.append({"run": name, "state": state, **known[name]["axes"], **over})
     return report.write(out, found | {"runs": rows}, say=console.print)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.schema import Batch, Episode, History, Report, Spec, Window
+from decisionllm.schema import Batch, Episode, History, Report, Spec, Window, refuse
 
 
 def zeros(*shape):
@@ -89,3 +89,10 @@ def test_a_report_is_one_line_whose_return_is_called_return():
     row = report.row()
     assert (row["return"], row["score"], row["commit"]) == (1.5, 50.0, "abc")
     assert "mean_return" not in row and "extra" not in row
+
+
+def test_the_first_wrong_entry_is_refused_with_its_values():
+    wrong, values = np.array([[False, False], [True, True]]), np.array([[1.0, 2.0], [3.5, 4.0]])
+    refuse("log, ", np.zeros((2, 2), bool), "row {}: got {}", values, values)
+    with pytest.raises(ValueError, match=r"^log, row 3.5: got \[7.0\], x$"):
+        refuse("log, ", wrong, "row {:g}: got {}, {}", values, values[..., None] * 2, np.full((2, 2), "x", object))

@@ -86,9 +86,8 @@ def scales(
     if action_clip_quantile:
         low, high = np.quantile(actions, [action_clip_quantile, 1 - action_clip_quantile], axis=0)
     if np.equal(low, high).any():
-        raise ValueError(
-            f"expected actions that differ, at action_clip_quantile={action_clip_quantile} all are {low}; take less"
-        )
+        given = f"action_clip_quantile={action_clip_quantile}"
+        raise ValueError(f"expected actions that differ, at {given} all are {low}; take less")
     named = {"mean": mean, "deviation": deviation, "low": low, "high": high}
     return {name: np.array(x, np.float32) for name, x in named.items()}
 

@@ -90,11 +90,8 @@ def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Lo
     days = []
     for period in track(parse_periods(periods), description="playing periods", transient=True):
         market = Market(behaviour_roster(behaviour, period, seed=seed), seed=seed)
-        played, N, names = (
-            market.play(period),
-            len(market.budgets),
-            ("states", "conversions", "exposed_value", "remaining", "done"),
-        )
+        played, N = market.play(period), len(market.budgets)
+        names = ("states", "conversions", "exposed_value", "remaining", "done")
         steps = {name: np.swapaxes(vars(played)[name], 0, 1) for name in names}  # (N, T, ...)
         days.append(Log(
             period=np.full(N, period), advertiser=np.arange(N), category=market.categories, budget=market.budgets,

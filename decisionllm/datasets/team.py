@@ -87,11 +87,8 @@ def canonical_rows(
 
 def with_blocks(types: Mapping[str, Meta], lengths: Mapping[str, int]) -> dict[str, Meta]:
     """meta["types"], where a type without blocks has one `own` block of `lengths[name]` numbers."""
-    whole = {name: {"observations": {str(n): [["own", n, 1]]}} for name, n in lengths.items()}
-    return {
-        name: each if each.get("observations") else {"observations": {}} | each | whole.get(name, {})
-        for name, each in types.items()
-    }
+    whole = {name: {str(n): [["own", n, 1]]} for name, n in lengths.items()}
+    return {name: each | {"observations": each.get("observations") or whole.get(name, {})} for name, each in types.items()}
 
 
 def entity_schema(meta: Meta, capacity: int = 6) -> tuple[tuple[str, int, int], ...]:

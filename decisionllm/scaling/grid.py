@@ -160,9 +160,7 @@ class Grid:
                 return []
             losses = self.tuning_losses(out)
             if failed := [size for size in self.sizes if not losses[size]]:
-                raise ValueError(
-                    f"every tuning run of size {failed[0]} failed: action=status says why, action=retry tries again"
-                )
+                raise ValueError(f"every tuning run of size {failed[0]} failed: see action=status, then action=retry")
             rates = {size: min(each, key=lambda lr: each[lr]) for size, each in losses.items()}
         return [self.job(*cell, rates[cell[0]]) for cell in self.cells()]
 

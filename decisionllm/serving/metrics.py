@@ -51,9 +51,7 @@ class Metrics(Collector):
             counts[kind][name] = value
         events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
-        yield counter(
-            "events", "Requests refused (busy: full queue), repeated, or not saved (journal failed).", events, "event"
-        )
+        yield counter("events", "Requests refused (busy), repeated, or not saved (journal failed).", events, "event")
         if manager is None:
             return
         yield counter("bids", "Ticks answered with a bid.", counts["bid"] or {"": 0})

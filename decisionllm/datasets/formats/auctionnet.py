@@ -204,9 +204,8 @@ def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int,
 
 def read_trajectories(file: Path) -> Log:
     """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
-    blocks = [
-        columns | {"state": parsed(file, row, columns["state"])} for row, columns in batches(file, TRAJECTORIES, missing=False)
-    ]
+    read = batches(file, TRAJECTORIES, missing=False)
+    blocks = [columns | {"state": parsed(file, row, columns["state"])} for row, columns in read]
     joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     order = whole_days(file, joined, numbered=True)
     days = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in joined.items()}

@@ -281,14 +281,11 @@ def collect(
             observations, rewards, terminated, truncated, infos = env.step({agent: actions[agent] for agent in present})
             for agent in present:
                 (observation, mask), kind = views[agent], kinds[agent]
-                took = (
-                    {"action": actions[agent] - env.action_space(agent).start}
-                    if discrete
-                    else {"action_values": flat(actions[agent])}
-                )
+                taken = actions[agent] - env.action_space(agent).start if discrete else flat(actions[agent])
                 agents.append({
                     "group": group, "step": step, "agent": number[agent], "agent_type": types.index(kind), "team": team_of[agent],
-                    **took, "reward": rewards[agent], "terminated": bool(terminated[agent]), "observation": observation,
+                    "action" if discrete else "action_values": taken, "reward": rewards[agent], "terminated": bool(terminated[agent]),
+                    "observation": observation,
                     "available": np.ones(limits[kind].get("num_actions", 0), bool) if mask is None else mask,
                 })  # fmt: skip
             over, by_clock = not env.agents, any(truncated.values())
