@@ -14,9 +14,9 @@ from benchmarks.windows import log
 from decisionllm.datasets.windows import Sampler, collate
 from decisionllm.models.decision_llm import DecisionLLM, masked_mean
 from decisionllm.models.heads import Gaussian
+from decisionllm.policy.checkpoint import precision
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
-from decisionllm.train import precision
 
 SPEC = Spec(observation_dim=4, action_dim=2, horizon=1000, low=(-1.0, -1.0), high=(1.0, 1.0))
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)

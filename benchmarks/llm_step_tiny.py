@@ -13,8 +13,8 @@ import torch
 from benchmarks import measure
 from benchmarks.dt_step import log, make, our_loss, repeated, trainer
 from decisionllm.datasets.windows import Sampler, collate
+from decisionllm.policy.checkpoint import precision
 from decisionllm.tokenizers import text
-from decisionllm.train import precision
 
 TASK = "0123456789" * 6 + "0123"  # 64 tokens: digits stand apart
 

@@ -87,7 +87,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     # -- data, model, optimiser --
     with accelerator.main_process_first():
         stores = mixture.stores(c.dataset, c.cache_dir)  # {"": store}; of several spaces one for each embodiment
-    shares = part_shares(c, stores)
+    shares = mixture.part_shares(stores, c.data.part_weights)
     data = {name: open_data(c, store, shares[name]) for name, store in stores.items()}
     model = checkpoint.make_model(options, stores[""].spec if "" in stores else {name: s.spec for name, s in stores.items()})
     begun = bool(checkpoint.find(run)) and not c.fresh
@@ -104,7 +104,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         info = checkpoint.same_run(run, options, stores)
         loop.step, loop.elapsed = resume(run, model, optimizer, info)
     elif main:
-        checkpoint.describe(run, options, stores, **run_targets(c, data), frozen=fingerprint(model.backbone),
+        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
                             perplexity=perplexity(model.backbone))  # fmt: skip
     loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     model, wrapped = accelerator.prepare(model, optimizer)
@@ -137,7 +137,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             for group in optimizer.param_groups:
                 group["lr"] = loop.rate * group["scale"]
             torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
-            space = embodiment_of(shares, c.seed, loop.step)
+            space = mixture.embodiment_of(shares, c.seed, loop.step)
             window = data[space].sampler(loop.step)
             for part in range(me, parts, world):
                 batch = batch_of[space](
@@ -182,7 +182,7 @@ def processes(c: TrainConfig) -> Any:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
     AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process, not a precision or device
     accelerator = Accelerator(
-        mixed_precision=precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
+        mixed_precision=checkpoint.precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word embeddings, where there is no text
     )  # fmt: skip
@@ -191,25 +191,6 @@ def processes(c: TrainConfig) -> Any:
         raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
                          f"got {c.optim.batch_size}")  # fmt: skip
     return accelerator
-
-
-def part_shares(c: TrainConfig, stores: Mapping[str, Store]) -> dict[str, list[float]]:
-    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot be."""
-    count = sum(len(store.parts) for store in stores.values())
-    shares = c.data.part_weights or [1.0] * count
-    if len(shares) != count or min(shares) < 0 or not sum(shares):
-        raise ValueError(f"data.part_weights: expected {count} numbers, 0 or more, one for each part, got {shares}")
-    following = iter(shares)
-    return {name: [float(next(following)) for _ in store.parts] for name, store in stores.items()}
-
-
-def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
-    """The embodiment whose windows are trained on at this step, drawn by the shares of its parts."""
-    if len(shares) == 1:
-        return next(iter(shares))
-    total = np.cumsum([sum(each) for each in shares.values()])
-    drawn = np.random.default_rng((seed, step, 1)).random() * total[-1]
-    return list(shares)[int(np.searchsorted(total, drawn, side="right"))]
 
 
 def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
@@ -258,21 +239,19 @@ def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = Fa
         model.normalizer.fit_dynamics(changes, store.rewards[data.rows])
 
 
-def targets(c: TrainConfig, data: Data, among: np.ndarray) -> dict[str, float]:
-    """Quantiles of the returns that were trained on, raw reward units: {"0.9": ...}. among: episodes, of which the chosen count."""
-    steps, episodes = data.steps, np.intersect1d(among, data.episodes)
-    returns = steps.returns_to_go[steps.rows(episodes)] if c.model.return_horizon else data.store.returns[episodes]
-    return {str(q): float(np.quantile(returns, q)) for q in sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})}
+def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
+    """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}}, and the parts with theirs."""
+    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})
 
+    def of(d: Data, label: str) -> dict[str, float]:
+        steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
+        returns = steps.returns_to_go[steps.rows(episodes)] if c.model.return_horizon else d.store.returns[episodes]
+        return {str(q): float(np.quantile(returns, q)) for q in quantiles}
 
-def run_targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
-    """The targets of a run of one space, and its parts with theirs: keys of run.json."""
-    found: dict[str, Any] = {"targets": targets(c, data[""], data[""].episodes)} if "" in data else {}
-    parts = mixture.evaluated(c.dataset, {name: each.store for name, each in data.items()})
-    for label, part in parts.items():
-        each = data[part["embodiment"]]
-        part["targets"] = targets(c, each, each.store.parts.get(label, each.episodes))
-    return found | ({"parts": parts} if parts else {})
+    parts = mixture.evaluated(c.dataset, {name: d.store for name, d in data.items()})
+    parts = {label: part | {"targets": of(data[part["embodiment"]], label)} for label, part in parts.items()}
+    whole = {"targets": of(data[""], "")} if "" in data else {}
+    return whole | ({"parts": parts} if parts else {})
 
 
 def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn.Module, accelerator: Any, step: int) -> None:
@@ -440,15 +419,3 @@ def trim(path: Path, step: int) -> float:
     kept = [(line, row) for line, row in rows if row["step"] <= step]
     path.write_text("".join(line + "\n" for line, _ in kept))
     return min((row.get("held_out_nll", math.inf) for _, row in kept), default=math.inf)
-
-
-def precision(device: str, choice: str) -> str:
-    """`no` or `bf16`; auto: bf16 where the processor multiplies it faster than float32."""
-    if choice not in ("auto", "no", "bf16"):
-        raise ValueError(f"optim.precision: expected auto, no or bf16, got {choice!r}")
-    if choice != "auto":
-        return choice
-    if checkpoint.usable(device) == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "no"
-    supported = (vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile"))
-    return "bf16" if any(known() for known in supported) else "no"

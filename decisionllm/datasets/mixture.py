@@ -6,11 +6,13 @@ Several parts are a list, or {label: part}; the label is the name of a part on t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from decisionllm.config import Node, plain
 from decisionllm.datasets.store import Store, prepare
@@ -146,3 +148,22 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str,
                 raise ValueError(f"dataset.parts: expected a label of its own for each part, got {label!r} twice")
             made[label] = {"embodiment": name, **each}
     return made
+
+
+def part_shares(stores: Mapping[str, Store], weights: Sequence[float]) -> dict[str, list[float]]:
+    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot be."""
+    count = sum(len(store.parts) for store in stores.values())
+    shares = weights or [1.0] * count
+    if len(shares) != count or min(shares) < 0 or not sum(shares):
+        raise ValueError(f"data.part_weights: expected {count} numbers, 0 or more, one for each part, got {shares}")
+    following = iter(shares)
+    return {name: [float(next(following)) for _ in store.parts] for name, store in stores.items()}
+
+
+def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
+    """The embodiment whose windows are trained on at this step, drawn by the shares of its parts."""
+    if len(shares) == 1:
+        return next(iter(shares))
+    total = np.cumsum([sum(each) for each in shares.values()])
+    drawn = np.random.default_rng((seed, step, 1)).random() * total[-1]
+    return list(shares)[int(np.searchsorted(total, drawn, side="right"))]

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from decisionllm.datasets import mixture, store, windows
+from decisionllm.datasets.mixture import embodiment_of
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
-from decisionllm.train import embodiment_of
 from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
 pytestmark = pytest.mark.numeric
