@@ -38,9 +38,7 @@ class ModelOptions:
     timesteps: str = "learned"  # or none
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
-    language_loss: float = (
-        0.0  # weight of the next-token loss on task texts, so that a language model keeps its language; 0: none
-    )
+    language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
 
 
@@ -105,9 +103,7 @@ class TrainConfig:
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
-    text_encoder: Node = field(
-        default_factory=lambda: {"_target_": "none"}
-    )  # features: of a frozen language model; none: the backbone's words
+    text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})  # features: of a frozen language model
     window: int = 20  # T, steps of history
     steps: int = 2000
     minutes: float = 0.0  # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit

@@ -4,9 +4,9 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,30 +20,14 @@ from rich.console import Console
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
-from decisionllm.datasets import mixture, team_windows, windows
-from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import collate
-from decisionllm.datasets.wordings import Wordings
+from decisionllm.datasets import mixture
+from decisionllm.datasets.batches import Data, open_data, some_texts, to_batch
 from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
-from decisionllm.schema import Batch, Window
+from decisionllm.schema import Window
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
-
-
-@dataclass
-class Data:
-    """The windows that are trained and validated on."""
-
-    store: Store
-    rows: np.ndarray  # (n,) rows of the store that are trained on
-    steps: windows.Steps
-    episodes: np.ndarray  # (E,) episodes that are trained on
-    held_out: np.ndarray
-    sampler: Any  # step -> Window
-    validators: dict[str, Any]  # the same of held-out episodes, of each part of a mixture; {} without any
-    tasks: Sequence[str]  # the texts of windows, by index
 
 
 @dataclass
@@ -89,13 +73,8 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         stores = mixture.stores(c.dataset, c.cache_dir)  # {"": store}; of several spaces one for each embodiment
     shares = mixture.part_shares(stores, c.data.part_weights)
     data = {name: open_data(c, store, shares[name]) for name, store in stores.items()}
-    model = checkpoint.make_model(options, stores[""].spec if "" in stores else {name: s.spec for name, s in stores.items()})
     begun = bool(checkpoint.find(run)) and not c.fresh
-    started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
-    for name, member in members(model).items():
-        fit_normalizer(member, data[name], dynamics=c.model.dynamics, started=name in started)
-    if model.backbone.features is not None:
-        model.backbone.features.fit(*model.backbone.encode([text for each in data.values() for text in some_texts(each)]))
+    model = new_model(c, options, data, begun=begun)
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
@@ -112,9 +91,9 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
-    batch_of = {
-        name: partial(to_batch, store=each.store, tasks=each.tasks, encode=inner.backbone.encode, device=accelerator.device)
-        for name, each in data.items()
+    ready: dict[str, Any] = {"encode": inner.backbone.encode, "device": accelerator.device}
+    batch_of: dict[str, Any] = {
+        name: partial(to_batch, store=each.store, tasks=each.tasks, **ready) for name, each in data.items()
     }
 
     # -- the loop --
@@ -140,9 +119,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             space = mixture.embodiment_of(shares, c.seed, loop.step)
             window = data[space].sampler(loop.step)
             for part in range(me, parts, world):
-                batch = batch_of[space](
-                    window, slice(part, None, parts) if window.team is None else window.team % parts == part
-                )
+                batch = batch_of[space](window, divided(window, part, parts))
                 with accelerator.autocast():
                     terms = model(batch, space) if space else model(batch)
                 share = batch.loss_mask.sum() * world / window.loss_mask.sum()  # every training target has the same weight
@@ -154,13 +131,17 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
             loop.step, loop.count = loop.step + 1, loop.count + 1
-    before = checkpoint.read(run)[1].get("perplexity") if main else None
-    if before:
+    if main and (before := checkpoint.read(run)[1].get("perplexity")):
         console.print(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
     return run
+
+
+def divided(window: Window, part: int, parts: int) -> Any:
+    """The rows of a window that are one of its parts: an index. The rows of a team stay together."""
+    return slice(part, None, parts) if window.team is None else window.team % parts == part
 
 
 def check(c: TrainConfig, options: dict[str, Any]) -> None:
@@ -193,37 +174,16 @@ def processes(c: TrainConfig) -> Any:
     return accelerator
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
-    """The samplers of training windows, in which each part has its share, and of held-out windows."""
-    d, horizon = c.data, c.model.return_horizon
-    chosen, held_out = windows.select(
-        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
-    )
-    steps = windows.of_store(store, return_horizon=horizon)
-    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
-    if not len(chosen):
-        raise ValueError(
-            f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
-        )
-    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
-    shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
-    draw: Any = partial(windows.Sampler, steps, **shape)
-    if c.team.execution != "per_agent":
-        single = 0.5 * (c.team.execution == "both")
-        draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
-                       order=c.team.order)  # fmt: skip
-    sampler = draw(chosen, seed=c.seed, weights=weights)
-    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
-    validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
-    rows = steps.rows(chosen)
-    tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
-    if "wordings" in store.info:
-        if c.team.execution != "per_agent":
-            raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
-        tasks = Wordings(store.tasks, store.info["wordings"], frames=c.text_wordings)
-        sampler = tasks.sampler(sampler, store.task, c.seed)
-        validators = {label: tasks.sampler(each, store.task, 0) for label, each in validators.items()}
-    return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
+def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool) -> Any:
+    """The model of a run, its units fitted to the training data; with init_from and unless the run was begun, of another run's weights."""
+    specs = {name: each.store.spec for name, each in data.items()}
+    model = checkpoint.make_model(options, specs.get("", specs))
+    started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
+    for name, member in members(model).items():
+        fit_normalizer(member, data[name], dynamics=c.model.dynamics, started=name in started)
+    if model.backbone.features is not None:
+        model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
+    return model
 
 
 def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
@@ -265,24 +225,6 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
     say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")
     say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
-
-
-def text_numbers(store: Store, window: Window) -> np.ndarray:
-    """The text of each row of a window, by its number: (B,)."""
-    return store.task[window.episodes] if window.text_index is None else window.text_index
-
-
-def some_texts(data: Data, batches: int = 8) -> list[str]:
-    """The distinct texts of the first batches."""
-    numbers = np.unique(np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)]))
-    return [data.tasks[i] for i in numbers]
-
-
-def to_batch(window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any) -> Batch:
-    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode: texts -> ids, mask."""
-    window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
-    used, index = np.unique(text_numbers(store, window), return_inverse=True)
-    return collate(window, encode([tasks[i] for i in used]), index).to(device)
 
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:

@@ -150,7 +150,7 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
     return backbone.model, backbone.tokenizer
 
 
-def drawn(config: Any, seed: int, weights: str, markov_steps: int) -> Any:
+def drawn(config: Any, seed: int, weights: str = "random", markov_steps: int = 0) -> Any:
     """A transformers model with weights drawn from the seed, or trained on a Markov chain; the global random state stays as it is."""
     from transformers import AutoModel
 

@@ -134,18 +134,13 @@ def findings(grid: pd.DataFrame) -> list[str]:
 def measured(found: dict[str, Any], grid: pd.DataFrame) -> list[str]:
     """What the evaluations measured beside the score: mean over seeds, least and largest, a sentence for each metric and volume."""
     metrics = {run["run"]: run.get("metrics") or {} for run in found["runs"]}
-    table = grid.join(
-        pd.DataFrame([metrics[run] for run in grid["run"]], index=grid.index, dtype=float), rsuffix=" of the evaluation"
-    )
-    lines = []
-    for name, fraction in product(table.columns[grid.shape[1] :], sorted(grid["fraction"].unique())):
-        part = table[table["fraction"] == fraction].groupby(["size", "mixture"], sort=False)[name]
+    values, lines = pd.DataFrame([metrics[run] for run in grid["run"]], index=grid.index, dtype=float), []
+    for name, fraction in product(values.columns, sorted(grid["fraction"].unique())):
+        cells = values.loc[grid["fraction"] == fraction, name].dropna().groupby([grid["size"], grid["mixture"]], sort=False)
         shown = [
-            f"{' '.join(filter(None, key))} {v.mean():.3g} ({v.min():.3g} .. {v.max():.3g}, {len(v)} runs)"
-            for key, v in part
-            if v.notna().any()
+            f"{' '.join(map(str, cell))} {v.mean():.3g} ({v.min():.3g} .. {v.max():.3g}, {len(v)} runs)" for cell, v in cells
         ]
-        lines += [f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}."] if shown else []
+        lines += [f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}."] * bool(shown)
     return lines
 
 

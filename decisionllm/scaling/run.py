@@ -21,6 +21,7 @@ import torch
 
 from decisionllm.config import flat
 from decisionllm.datasets import windows
+from decisionllm.datasets.batches import to_batch
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.evaluate import evaluate
@@ -28,7 +29,7 @@ from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.scaling import executors
 from decisionllm.schema import Report, Spec
-from decisionllm.train import to_batch, train
+from decisionllm.train import train
 
 BATCH = 128  # windows in one forward pass of the held-out loss
 FLOPS = "(4 N + 2 trained + 6 layers x width x window tokens) per token of a window, N parameters without embeddings; without the text"

@@ -11,6 +11,7 @@ from decisionllm.backbones.readers import FrozenFeatures, attach, perplexity, se
 from decisionllm.files import cache_dir
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
+from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import small_backbone, write
 from tests.conftest import LOOP, NANO, command, make_model, near
 from tests.models.test_decision_llm import make_batch
@@ -175,3 +176,15 @@ def test_perplexity_before_and_after_stands_in_results(folder, tmp_path, capsys)
 
 def test_perplexity_has_no_meaning_for_the_tokenizer_of_the_package():
     assert perplexity(small_backbone("qwen2")) is None
+
+
+def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
+    backbone, calls, encode = small_backbone("qwen2"), [], text.encode
+    monkeypatch.setattr(
+        text, "encode", lambda tokenizer, texts, **options: calls.extend(texts) or encode(tokenizer, texts, **options)
+    )
+    texts = ["goal", "", "Walk to the goal"]
+    for part in (texts, texts[:1], texts[1:2], texts[::-1]):
+        for found, known in zip(backbone.encode(part), encode(text.own_tokenizer(), part), strict=True):
+            assert torch.equal(found, known) and found.dtype == known.dtype
+    assert calls == texts

@@ -134,17 +134,3 @@ def test_unknown_choices_are_refused_by_name():
         TrajectoryTokenizer(SPEC, 8, embedding="cnn")
     with pytest.raises(ValueError, match="timesteps: expected learned or none, got 'sine'"):
         TrajectoryTokenizer(SPEC, 8, timesteps="sine")
-
-
-def test_a_text_is_encoded_once_and_as_without_the_memory():
-    calls = []
-
-    def encode(texts):
-        calls.extend(texts)
-        return text.encode(text.own_tokenizer(), texts)
-
-    remembered, texts = text.cached(encode), ["goal", "", "Walk to the goal"]
-    for part in (texts, texts[:1], texts[1:2], texts[::-1]):
-        for found, known in zip(remembered(part), text.encode(text.own_tokenizer(), part), strict=True):
-            assert torch.equal(found, known) and found.dtype == known.dtype
-    assert calls == texts

@@ -1,0 +1,80 @@
+"""What a run trains on: its samplers of windows and the texts of their rows, as batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from decisionllm.config import TrainConfig
+from decisionllm.datasets import team_windows, windows
+from decisionllm.datasets.store import Store
+from decisionllm.datasets.windows import collate
+from decisionllm.datasets.wordings import Wordings
+from decisionllm.schema import Batch, Window
+
+
+@dataclass
+class Data:
+    """The windows that are trained and validated on."""
+
+    store: Store
+    rows: np.ndarray  # (n,) rows of the store that are trained on
+    steps: windows.Steps
+    episodes: np.ndarray  # (E,) episodes that are trained on
+    held_out: np.ndarray
+    sampler: Any  # step -> Window
+    validators: dict[str, Any]  # the same of held-out episodes, of each part of a mixture; {} without any
+    tasks: Sequence[str]  # the texts of windows, by index
+
+
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
+    """The samplers of training windows, in which each part has its share, and of held-out windows."""
+    d, horizon = c.data, c.model.return_horizon
+    chosen, held_out = windows.select(
+        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
+    )
+    steps = windows.of_store(store, return_horizon=horizon)
+    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
+    if not len(chosen):
+        raise ValueError(
+            f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
+        )
+    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
+    shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
+    draw: Any = partial(windows.Sampler, steps, **shape)
+    if c.team.execution != "per_agent":
+        single = 0.5 * (c.team.execution == "both")
+        draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
+                       order=c.team.order)  # fmt: skip
+    sampler = draw(chosen, seed=c.seed, weights=weights)
+    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
+    validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+    rows = steps.rows(chosen)
+    tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
+    if "wordings" in store.info:
+        if c.team.execution != "per_agent":
+            raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
+        tasks = Wordings(store.tasks, store.info["wordings"], frames=c.text_wordings)
+        sampler = tasks.sampler(sampler, store.task, c.seed)
+        validators = {label: tasks.sampler(each, store.task, 0) for label, each in validators.items()}
+    return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
+
+
+def text_numbers(store: Store, window: Window) -> np.ndarray:
+    """The text of each row of a window, by its number: (B,)."""
+    return store.task[window.episodes] if window.text_index is None else window.text_index
+
+
+def some_texts(data: Data, batches: int = 8) -> list[str]:
+    """The distinct texts of the first batches."""
+    numbers = np.unique(np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)]))
+    return [data.tasks[i] for i in numbers]
+
+
+def to_batch(window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any) -> Batch:
+    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode: texts -> ids, mask."""
+    window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
+    used, index = np.unique(text_numbers(store, window), return_inverse=True)
+    return collate(window, encode([tasks[i] for i in used]), index).to(device)
