@@ -86,6 +86,7 @@ class Backbone(nn.Module):
         self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.config = self.core.config
         self.width: int = self.config.hidden_size
+        self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)  # tokens that it can tell apart
         self.layout: _Llama | _GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
 
     @property
@@ -113,9 +114,9 @@ class Backbone(nn.Module):
         ids, mask = text.padded([self.encoded[task] for task in texts])
         if len(self.encoded) > MOST_TEXTS:
             self.encoded = {}
-        if ids.shape[1] >= self.config.max_position_embeddings:
-            raise ValueError(f"text: expected fewer than {self.config.max_position_embeddings} tokens, the positions of this "
-                             f"backbone, got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
+        if ids.shape[1] >= self.positions:
+            raise ValueError(f"text: expected fewer than {self.positions} tokens, the positions of this backbone, "
+                             f"got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
         return ids, mask
 
     def words(self, task: str) -> list[str]:
@@ -151,6 +152,9 @@ class Backbone(nn.Module):
         Returns:
             Hidden states at the output positions (B, n', D).
         """
+        if text_ids.shape[1] + tokens.shape[1] > self.positions:
+            raise ValueError(f"text and window: expected at most {self.positions} tokens, the positions of this backbone, got "
+                             f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window")  # fmt: skip
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
         texts = self.read_text(text_ids, text_mask)

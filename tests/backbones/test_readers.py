@@ -108,9 +108,12 @@ def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
 
 def test_a_text_longer_than_the_positions_is_refused():
     backbone = small_backbone("gpt2")
-    backbone.config.n_positions = 8
+    backbone.positions = 8
     with pytest.raises(ValueError, match="text: expected fewer than 8 tokens, the positions of this backbone, got 9"):
         backbone.encode(["one two three four five six seven eight"])
+    ids, mask = backbone.encode(["one two"])
+    with pytest.raises(ValueError, match=f"at most 8 tokens, the positions of this backbone, got {ids.shape[1]} \\+ 7;"):
+        backbone(torch.zeros(1, 7, backbone.width), ids, mask, torch.zeros(1, dtype=torch.long))
 
 
 @pytest.mark.parametrize("text_encoder", ["none", "features"])
