@@ -19,6 +19,7 @@ CAPTIONS = {
     "score": "Score against loss, one colour for each size, with the fitted logistic where there is a trend.",
     "crossover": "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the best size depends on the data.",
     "quality": "Score (or loss) by quality of the data at full volume, one colour for each size.",
+    "shares": "Shares that the evaluations measured, on all data: mean over runs, least and largest.",
     "curves": "Held-out loss during training, one line for each run. Dashed: not all data.",
 }
 LOSS = "held-out loss above the head's floor\nnats an action"
@@ -27,8 +28,8 @@ POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
 PALETTE = "tab10"
 
 
-def draw(grid: pd.DataFrame, fits: dict[str, Any]) -> dict[str, Figure]:
-    """{name: figure} of the runs of a grid. Where size and volume are shown, data of the first quality, so that one thing varies at a time."""
+def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict[str, Figure]:
+    """{name: figure} of the runs of a grid, and of the values that `report.measured` finds. Where size and volume are shown, data of the first quality, so that one thing varies at a time."""
     grid = grid.sort_values("non_embedding", kind="stable")
     base = grid[grid["mixture"] == grid["mixture"].loc[0]]
     made: dict[str, Figure] = {}
@@ -64,12 +65,21 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any]) -> dict[str, Figure]:
         axes = axis("quality", "quality: mean return of the data, 1: that of the whole log", what, log="")
         means(axes, full, "quality", metric)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
+    shares = values[(values["fraction"] == grid["fraction"].max()) & values.groupby("metric")["value"].transform(is_share)]
+    if len(shares):
+        bars: dict[str, Any] = {"errorbar": ("pi", 100), "capsize": 0.2, "err_kws": {"linewidth": 1}, "palette": PALETTE}
+        sns.barplot(shares, x="value", y="metric", hue="size", ax=axis("shares", "share", "", log=""), **bars)
     for name, scale in scales.items():
         axes = made[name].axes[0]
         axes.set(**scale)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
     return made
+
+
+def is_share(values: pd.Series) -> bool:
+    """Whether all values are within 0 .. 1."""
+    return bool(values.between(0, 1).all())
 
 
 def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:

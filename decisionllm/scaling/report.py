@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,18 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     folder, grid = Path(folder), finished(found)
     if grid.empty:
         raise ValueError(f"{folder}: expected at least one run of the grid that is done, found none")
-    fits = fitted(grid)
-    sentences = {"laws": laws(fits), "findings": [*findings(grid), *measured(found, grid)], "tuning": tuning(found)}
+    fits, values = fitted(grid), measured(found, grid)
+    sentences = {"laws": laws(fits), "findings": [*findings(grid), *sentences_of(values)], "tuning": tuning(found)}
     derived = {"fits": fits | {"law": fits["law"] and fits["law"].row()}, "sentences": sentences}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.json").write_text(json.dumps(found | derived, indent=1))
-    drawn = {f"{name}.png": figure for name, figure in figures.draw(grid, fits).items()}
+    drawn = {f"{name}.png": figure for name, figure in figures.draw(grid, fits, values).items()}
     for name, figure in drawn.items():
         save(folder / name, figure)
-    values = {"sentences": sentences, "columns": COLUMNS, "counts": Counter(run["state"] for run in found["runs"])}
-    page = write_page(folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, **values)
+    page_values = {"sentences": sentences, "columns": COLUMNS, "counts": Counter(run["state"] for run in found["runs"])}
+    page = write_page(
+        folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, **page_values
+    )
     say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {page}"]))
     return page
 
@@ -131,16 +132,26 @@ def findings(grid: pd.DataFrame) -> list[str]:
     return lines
 
 
-def measured(found: dict[str, Any], grid: pd.DataFrame) -> list[str]:
-    """What the evaluations measured beside the score: mean over seeds, least and largest, a sentence for each metric and volume."""
+def measured(found: dict[str, Any], grid: pd.DataFrame) -> pd.DataFrame:
+    """What the evaluations measured beside the score, on data of the first quality: a row for each run and metric.
+
+    Returns:
+        Columns metric, size, fraction, value.
+    """
+    grid = grid[grid["mixture"] == grid["mixture"].iloc[0]]
     metrics = {run["run"]: run.get("metrics") or {} for run in found["runs"]}
-    values, lines = pd.DataFrame([metrics[run] for run in grid["run"]], index=grid.index, dtype=float), []
-    for name, fraction in product(values.columns, sorted(grid["fraction"].unique())):
-        cells = values.loc[grid["fraction"] == fraction, name].dropna().groupby([grid["size"], grid["mixture"]], sort=False)
-        shown = [
-            f"{' '.join(map(str, cell))} {v.mean():.3g} ({v.min():.3g} .. {v.max():.3g}, {len(v)} runs)" for cell, v in cells
-        ]
-        lines += [f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}."] * bool(shown)
+    rows = [(name, size, fraction, value) for run, size, fraction in zip(grid["run"], grid["size"], grid["fraction"], strict=True)
+            for name, value in metrics[run].items() if name.count(".") < 2]  # fmt: skip
+    return pd.DataFrame(rows, columns=["metric", "size", "fraction", "value"])
+
+
+def sentences_of(values: pd.DataFrame) -> list[str]:
+    """Mean over runs, least and largest, a sentence for each metric and volume."""
+    lines = []
+    for (name, fraction), part in values.groupby(["metric", "fraction"], sort=False):
+        cells = part.groupby("size", sort=False)["value"]
+        shown = [f"{size} {v.mean():.3g} ({v.min():.3g} .. {v.max():.3g}, {len(v)} runs)" for size, v in cells]
+        lines.append(f"{name}, {fraction:.0%} of the data: {'; '.join(shown)}.")
     return lines
 
 

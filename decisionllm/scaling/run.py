@@ -86,7 +86,11 @@ def execute(
         last = {row.get("part"): row for row in rows if row["headline"]}.values()  # of each part of a mixture
         score = {key: float(np.mean([row[key] for row in last])) for key in score}
         if not parts:  # what else the env measures, such as the share of wordings that are understood
-            own = {key: value for key, value in next(iter(last)).items() if key not in {f.name for f in fields(Report)}}
+            own = {
+                key: value
+                for key, value in next(iter(last)).items()
+                if key not in {"return", *(f.name for f in fields(Report))}
+            }
             metrics = {key: value for key, value in flat(own).items() if isinstance(value, float)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if not keep:

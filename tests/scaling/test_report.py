@@ -27,6 +27,7 @@ def planted(loss_of=TRUE, noise=0.005, **changes):
             "held_out": loss + 0.45, "floor": 0.45, "action_error": 0.3, "score": 100 / (1 + float(np.exp(3 * (loss - 1)))), "low": 0, "high": 1,
             "parameters": int(N), "trained": int(N), "non_embedding": int(N), "data_steps": int(D), "steps": 100, "tokens": 1000,
             "flops": 6 * N * 1000, "train_seconds": 1.0, "quality": 1.3 if mixture == "0.5" else 1.0, "converged": None,
+            "metrics": {"reached": 0.25 if size == "30k" else 0.5 + 0.1 * seed, "by_goal.north.reached": 1.0, "length": 30.0},
             "curve": [[50, loss + 1, loss + 1], [100, loss, loss]],
         })  # fmt: skip
     node = {"name": "planted", "budget": {"rule": "steps"}, "lr": {"rule": "sweep"}}
@@ -66,6 +67,18 @@ def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
     assert "held-out loss, 100% of the data: 10000k against 30k: -" in text and "the best size is 10000k" in text
     assert "learning rate 0.001, by held-out loss on the smallest data" in text and "the edge of" not in text
     assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.CAPTIONS)
+
+
+def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality(tmp_path):
+    found = planted()
+    for run in found["runs"]:
+        run["metrics"]["reached"] += 9 * (run["mixture"] == "0.5")
+    _, text = report(tmp_path, found)
+    assert "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
+    assert "length, 100% of the data: 30k 30 (30 .. 30, 2 runs)" in text and "by_goal" not in text
+    values = study.measured(found, study.finished(found))
+    shares = values.groupby("metric")["value"].agg(figures.is_share)
+    assert shares.to_dict() == {"reached": True, "length": False}, "a figure shows shares alone"
 
 
 def test_a_crossover_is_reported(tmp_path):
