@@ -24,7 +24,7 @@ from decisionllm.schema import Episode, Spec
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
 def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
-    """Several datasets of one observation and action space, told apart by their texts. `data.part_weights` says how often each is drawn.
+    """Several datasets of one observation and action space, distinguished by their texts. `data.part_weights` says how often each is drawn.
 
     Args:
         parts: names, or dicts, see above.
