@@ -94,9 +94,10 @@ class FrozenFeatures(nn.Module):
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
-        """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`."""
+        """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`. Units once fitted stay, as those
+        of the run that a run starts from, since the map was trained on them."""
         known = self.table[ids[mask & (ids > 0)]].float()
-        if len(known):
+        if len(known) and not self.mean.any():
             self.mean.copy_(known.mean(0))
             self.scale.copy_(known.std(0).clamp(min=1e-3))
 

@@ -78,6 +78,16 @@ def test_features_are_standardised_on_the_tokens_of_training(folder, tmp_path):
     near(units.std(0), np.ones(32), 1e-4)
 
 
+def test_units_that_are_fitted_stay(folder):
+    features = reader(folder)
+    rows, mask = rows_of(features)
+    features.fit(rows, mask)
+    other, before = reader(folder), features.mean.clone()
+    other.load_state_dict(features.state_dict())  # as a run does that starts with the weights of another
+    other.fit(*rows_of(other, ["Run to column 7."]))
+    assert torch.equal(other.mean, before) and torch.equal(other.scale, features.scale)
+
+
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"):
         reader(folder, layer=3)
