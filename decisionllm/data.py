@@ -8,8 +8,8 @@ from rich.console import Console
 
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
+from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.datasets.wordings import Wordings
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -99,8 +99,7 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
     sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]
-    if "wordings" in store.info:
-        words = Wordings(store.tasks, store.info["wordings"])
+    if words := wordings(store):
         task = words[int(words.draw(store.task[w.episodes], np.random.default_rng(seed))[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
     yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of the trajectory"

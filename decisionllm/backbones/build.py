@@ -38,7 +38,6 @@ def qwen2(
         num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
         tie_word_embeddings=True,
     )  # fmt: skip
-    one_of("backbone.weights", weights, ("random", "markov"))
     return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
@@ -55,7 +54,6 @@ def gpt2(
         vocab_size=len(own_tokenizer()), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
         resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    one_of("backbone.weights", weights, ("random", "markov"))
     return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
@@ -154,6 +152,7 @@ def drawn(config: Any, seed: int, weights: str = "random", markov_steps: int = 0
     """A transformers model with weights drawn from the seed, or trained on a Markov chain; the global random state stays as it is."""
     from transformers import AutoModel
 
+    one_of("backbone.weights", weights, ("random", "markov"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModel.from_config(config)

@@ -52,14 +52,19 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
     rows = steps.rows(chosen)
-    tasks = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
-    if "wordings" in store.info:
+    tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
+    if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
-        tasks = Wordings(store.tasks, store.info["wordings"], frames=c.text_wordings)
-        sampler = tasks.sampler(sampler, store.task, c.seed)
-        validators = {label: tasks.sampler(each, store.task, 0) for label, each in validators.items()}
+        tasks, sampler = words, words.sampler(sampler, store.task, c.seed)
+        validators = {label: words.sampler(each, store.task, 0) for label, each in validators.items()}
     return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
+
+
+def wordings(store: Store, frames: int = 0) -> Wordings | None:
+    """The texts of a store's tasks in so many frames, 0: all; None where each task has one text."""
+    facts = store.info.get("wordings")
+    return Wordings(store.tasks, facts, frames=frames) if facts else None
 
 
 def text_numbers(store: Store, window: Window) -> np.ndarray:

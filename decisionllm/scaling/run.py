@@ -21,9 +21,8 @@ import torch
 
 from decisionllm.config import flat
 from decisionllm.datasets import windows
-from decisionllm.datasets.batches import to_batch
+from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
-from decisionllm.datasets.wordings import Wordings
 from decisionllm.evaluate import evaluate
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
@@ -164,8 +163,7 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     draw: Any = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     sums = np.zeros(3)
-    if "wordings" in store.info:
-        words = Wordings(store.tasks, store.info["wordings"], frames=config["text_wordings"])
+    if words := wordings(store, config.get("text_wordings", 0)):
         tasks, draw = words, words.sampler(draw, store.task, 0)
     for i in range(-(-count // BATCH)):
         batch = to_batch(draw(i), slice(None), store=store, tasks=tasks, encode=model.backbone.encode, device=policy.device)
