@@ -39,6 +39,8 @@ class ModelOptions:
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
     language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
+    hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
+    hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
 
 
@@ -49,7 +51,6 @@ class TeamOptions:
     execution: str = "per_agent"  # each agent reads its own episode; joint: one token list a team; both: half of each
     order: str = "random"  # in which members decide; given, reverse: by their numbers, for comparison
     drop_agents: float = 0.0  # a member is left out of a window with this probability
-    hide_actions: float = 0.0  # a past action is hidden with this probability from its agent; 1: also when it acts
 
 
 @dataclass

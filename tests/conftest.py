@@ -115,7 +115,7 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
     assert language_model.layout is not None, "our forward differs from the library's: the plain one would hide it"
     torch.manual_seed(seed)
-    team = TeamOptions(**{key: options.pop(key) for key in ("execution", "hide_actions") if key in options})
+    team = TeamOptions(**{key: options.pop(key) for key in ("execution",) if key in options})
     model = DecisionLLM(spec, language_model, node("head", head, **head_options or {}), ModelOptions(**options), team)
     with torch.no_grad():
         for weight in model.parameters():

@@ -46,12 +46,16 @@ class DecisionLLM(nn.Module):
         if team.execution != "per_agent" and (expectile or o.dynamics):
             raise ValueError(f"team.execution={team.execution}: expected neither model.max_return_expectile nor model.dynamics, "
                              "which are of a single agent")  # fmt: skip
+        if o.hide_observations and o.dynamics:
+            raise ValueError(
+                "model.hide_observations: expected model.dynamics=false, since a dynamics model predicts all of an observation"
+            )
         width = backbone.width
         self.spec, self.backbone = spec, backbone
-        self.normalizer = Normalizer(spec)
+        self.normalizer = Normalizer(spec, o.hide_observations)
         self.tokenizer = TrajectoryTokenizer(
             spec, width, embedding=o.embedding, timesteps=o.timesteps, return_conditioned=returns, null_return=bool(expectile),
-            entity_layers=o.entity_layers,
+            entity_layers=o.entity_layers, hide_actions=o.hide_actions,
         )  # fmt: skip
         self.head: Head = build(head, width, spec)
         if not isinstance(self.head, Head):
@@ -62,7 +66,7 @@ class DecisionLLM(nn.Module):
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
         grouped = team.execution != "per_agent"
-        self.team = TeamTokenizer(spec, width, hide_actions=team.hide_actions) if grouped else None
+        self.team = TeamTokenizer(spec, width, hide_actions=o.hide_actions) if grouped else None
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Returns-to-go, observations and actions in the model's units, and timesteps."""

@@ -1,5 +1,7 @@
 """Raw units <-> the model's units, fitted once from the training steps and saved with the weights."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,10 @@ class Normalizer(nn.Module):
 
     Args:
         spec: of the data.
+        hidden: numbers of an observation that are 0 in the model's units, whatever they are.
+
+    Raises:
+        ValueError: an observation has no such numbers.
     """
 
     observation_mean: Tensor
@@ -31,9 +37,12 @@ class Normalizer(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, hidden: Sequence[int] = ()) -> None:
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
+        if not {*hidden} <= {*range(S)}:
+            raise ValueError(f"model.hide_observations: expected numbers within 0 .. {S - 1}, got {list(hidden)}")
+        self.hidden = list(hidden)
         self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.entity_schema)
         for name, value in {
             "observation_mean": torch.zeros(S), "observation_scale": torch.ones(S),
@@ -76,6 +85,8 @@ class Normalizer(nn.Module):
     def observations(self, x: Tensor) -> Tensor:
         """Raw observations (..., S) in the model's units."""
         units = (x - self.observation_mean) / self.observation_scale
+        if self.hidden:
+            units[..., self.hidden] = 0
         if not self.blocks:
             return units
         parts = [units[..., : self.blocks[0][2]]]

@@ -22,15 +22,10 @@ class TeamTokenizer(nn.Module):
         width: D, width of the backbone.
         hide_actions: a past action is replaced by a learned vector with this probability in training; 1: always. An action
             before the window, or of a member that did not act, is always replaced.
-
-    Raises:
-        ValueError: hide_actions is not within 0 .. 1.
     """
 
     def __init__(self, spec: Spec, width: int, *, hide_actions: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= hide_actions <= 1:
-            raise ValueError(f"hide_actions: expected a share within 0 .. 1, got {hide_actions}")
         self.hide_actions = hide_actions
         self.identities = nn.Embedding(POOL, width)
         self.before = nn.Linear(spec.num_actions or spec.action_dim, width)

@@ -22,20 +22,24 @@ class TrajectoryTokenizer(nn.Module):
         return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2): behaviour cloning.
         null_return: adds a learned token in place of a return that is not given.
         entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
+        hide_actions: an action is replaced by a learned token with this probability in training; 1: always.
 
     Raises:
-        ValueError: an unknown embedding or kind of timesteps.
+        ValueError: an unknown embedding or kind of timesteps, or hide_actions is not within 0 .. 1.
     """
 
     def __init__(
         self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
         return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0,
+        hide_actions: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if embedding not in ("linear", "mlp"):
             raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
         if timesteps not in ("learned", "none"):
             raise ValueError(f"timesteps: expected learned or none, got {timesteps!r}")
+        if not 0 <= hide_actions <= 1:
+            raise ValueError(f"model.hide_actions: expected a share within 0 .. 1, got {hide_actions}")
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
@@ -52,6 +56,8 @@ class TrajectoryTokenizer(nn.Module):
             else stream(spec.observation_dim)
         )
         self.actions = stream(spec.num_actions or spec.action_dim)
+        self.hide_actions = hide_actions
+        self.hidden_action = nn.Parameter(torch.zeros(width)) if hide_actions else None
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
         self.norm = nn.LayerNorm(width)
 
@@ -72,6 +78,9 @@ class TrajectoryTokenizer(nn.Module):
             (B, k T, D) tokens.
         """
         streams = [self.observations(observations), self.actions(self.numbers(actions))]
+        if self.hidden_action is not None and (self.training or self.hide_actions == 1):
+            hidden = torch.rand(actions.shape[:2], device=actions.device) < self.hide_actions
+            streams[1] = torch.where(hidden[..., None], self.hidden_action.to(streams[1].dtype), streams[1])
         if self.returns is not None:
             embedded = self.returns(returns_to_go[..., None])
             if return_given is not None and self.null_return is not None:

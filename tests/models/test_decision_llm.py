@@ -304,6 +304,40 @@ def test_the_loss_counts_allowed_actions_alone():
         assert model(replace(batch, action_masks=only))["nll"] == 0 < model(batch)["nll"]
 
 
+@torch.no_grad()
+def test_hidden_numbers_of_an_observation_have_no_effect():
+    model, batch = make_model(CONTINUOUS, hide_observations=[0, 2]), make_batch(CONTINUOUS, [6], 6)
+    near(model.normalizer.observations(torch.ones(3)), [0, 1, 0])
+    for column, changes in ((0, False), (1, True), (2, False)):
+        other = batch.observations.clone()
+        other[..., column] += 1
+        assert same(hidden_states(model, replace(batch, observations=other)), hidden_states(model, batch)) != changes
+
+
+@torch.no_grad()
+def test_past_actions_can_be_hidden():
+    batch = make_batch(CONTINUOUS, [6], 6)
+    other = replace(batch, actions=1 - batch.actions)
+    hidden, half = (make_model(CONTINUOUS, hide_actions=share) for share in (1.0, 0.5))
+    assert same(hidden_states(hidden, other), hidden_states(hidden, batch))
+    assert not same(hidden_states(half, other), hidden_states(half, batch))  # when it acts, it reads them all
+    half.train()
+    assert not same(hidden_states(half, batch), hidden_states(half, batch))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"hide_observations": [3]}, r"model.hide_observations: expected numbers within 0 .. 2, got \[3\]"),
+        ({"hide_observations": [1], "dynamics": True}, "model.hide_observations: expected model.dynamics=false"),
+        ({"hide_actions": 2.0}, "model.hide_actions: expected a share within 0 .. 1, got 2.0"),
+    ],
+)
+def test_what_cannot_be_hidden_is_refused(options, expected):
+    with pytest.raises(ValueError, match=expected):
+        make_model(CONTINUOUS, **options)
+
+
 def test_an_unknown_conditioning_is_refused():
     with pytest.raises(ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"):
         DecisionLLM(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))

@@ -393,7 +393,7 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
         ValueError, match="team.execution=joint: expected neither model.max_return_expectile nor model.dynamics"
     ):
         joint(max_return_expectile=0.9)
-    with pytest.raises(ValueError, match="hide_actions: expected a share within 0 .. 1, got 2"):
+    with pytest.raises(ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"):
         joint(hide_actions=2)
     session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
