@@ -110,7 +110,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                         "-",
                         f"{contender.name}-{protocol}-{row.seed}" + f"-{part_label}" * bool(part_label),
                     )
-                    if label not in drawn and row.headline and protocol == next(iter(conditions)):
+                    if config["report"] and label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
                         pictures = {"rollout": env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")}
                         if not contender.scripted and "policy" not in run_config:

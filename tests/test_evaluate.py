@@ -122,6 +122,7 @@ def test_scripted_players_are_played_once(runs, tmp_path):
         "rollout-maze-standard-7.png", "rollout-random-scripted-0.png", "rollout-planner-scripted-0.png",
     }  # fmt: skip
     assert [row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze", "baselines=false")] == ["maze"]
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["results.jsonl"]  # without a report there are no pictures
 
 
 @pytest.mark.parametrize(("run", "words", "message"), [

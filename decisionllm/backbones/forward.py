@@ -180,8 +180,10 @@ class Backbone(nn.Module):
         """How much each of the tokens attends to each token of its text, mean over the heads: (layers, B, n, L)."""
         before = self.core.config._attn_implementation
         self.core.set_attn_implementation("eager")  # the only one that returns its weights
-        out = self._library(tokens, text_ids, text_mask, text_index, output_attentions=True)
-        self.core.set_attn_implementation(before)
+        try:
+            out = self._library(tokens, text_ids, text_mask, text_index, output_attentions=True)
+        finally:
+            self.core.set_attn_implementation(before)
         L = text_ids.shape[1]
         return torch.stack([weights.float().mean(1)[:, L:, :L] for weights in out.attentions])
 
