@@ -19,7 +19,7 @@ from decisionllm.schema import Episode, Spec
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
-TEXTS = ("none", "constant", "informative", "shuffled")
+TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
 Meta = dict[str, Any]
 Schema = tuple[tuple[str, int, int], ...]
 
@@ -123,6 +123,19 @@ def task_text(meta: Meta, n: int = 1, agent_type: str = "", text: str = "informa
     return "" if text == "none" else " ".join(part.strip().rstrip(".") + "." for part in parts if part)
 
 
+def team_facts(meta: Meta, n: int, agent_type: str) -> dict[str, Any]:
+    """The facts of a task for `wordings`, as in `task_text`; the role is the name of the type, `agent` where there is one type."""
+    said = {"name": meta.get("name", ""), "goal": meta.get("task", ""), "reward": meta.get("reward_rule", "")}
+    known = {name: words.strip().rstrip(".") for name, words in said.items() if words}
+    return {
+        "library": "teams",
+        "size": n,
+        "role": agent_type if len(meta["types"]) > 1 else "agent",
+        "steps": meta["horizon"],
+        **known,
+    }
+
+
 @register("dataset", "team", text="${text}")
 def load(
     *, path: str, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, meta: str = "", cut: int = 25
@@ -186,7 +199,8 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     Args:
         log: the log.
         text: `none`; `constant` names the task; `informative` also the team's size and the agent's role; `shuffled` is
-            `informative` with the texts permuted between episodes.
+            `informative` with the texts permuted between episodes; `paraphrased` is `informative` in the wordings of
+            `frames/teams.yaml`, another one in each window.
         capacity: the most agents of a team, and the entities of a kind that an observation has room for.
         returns: `team`, the team's reward; `own`, the agent's; `mean`, the mean reward of all agents that the team ever has;
             empty: meta's, or `team` if the log has a team reward.
@@ -223,6 +237,9 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     ended = (died > 0) | log.steps["terminated"][clock][moment]
     names = list(meta["types"])
     tasks = [task_text(meta, n, names[k], text) for n, k in zip(size[world[start]].tolist(), kind[start].tolist(), strict=True)]
+    if text == "paraphrased":
+        of_whom = zip(tasks, size[world[start]].tolist(), kind[start].tolist(), strict=True)
+        info["wordings"] = {task: team_facts(meta, n, names[k]) for task, n, k in of_whom}
     if text == "shuffled":
         tasks = [tasks[k] for k in np.random.default_rng(0).permutation(len(tasks))]
 

@@ -156,6 +156,12 @@ def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> di
     return found
 
 
+def turns(tasks: Sequence[str], facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> list[tuple[str, str]]:
+    """(kind, text) of each task of an evaluation, its frames in turn; arguments as in `spread`."""
+    choices = spread(facts, held_out=held_out, frames=frames)
+    return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
+
+
 class Wordings(Sequence[str]):
     """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast.
 

@@ -16,7 +16,7 @@ from decisionllm.baselines.auctionnet_dt import AuctionNetDT
 from decisionllm.baselines.rules import TargetCPA, roster
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.auction import facts, nearest_returns, texts
-from decisionllm.datasets.wordings import KINDS, is_held_out, spread
+from decisionllm.datasets.wordings import KINDS, is_held_out, turns
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, score
 from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, Bidder, BidderContext, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
@@ -107,9 +107,8 @@ class Auction(Env):
         self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
         if text == "paraphrased":
             known = facts(self.tasks, self.budgets, self.target_cpa, self.category)
-            choices = spread(known, held_out=held_out, frames=frames)
-            turns = [choices[task][i % len(choices[task])] for i, task in enumerate(self.tasks)]
-            self.tasks, self.kinds = [words for _, words in turns], {words: kind for kind, words in turns if held_out}
+            chosen = turns(self.tasks, known, held_out=held_out, frames=frames)
+            self.tasks, self.kinds = [words for _, words in chosen], {words: kind for kind, words in chosen if held_out}
         self.protocol += ", held-out wordings" * held_out
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}
         simulation: Any = PriceReplay if protocol == "replay" else MarketSimulation

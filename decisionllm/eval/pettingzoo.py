@@ -8,7 +8,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats.team_log import action_limits, agent_types, flat, split_observation
-from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, task_text, with_blocks
+from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, with_blocks
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.registry import register
 
@@ -18,6 +18,7 @@ FIRST, STARTS = 2_000_000_000, 1000  # copy n of evaluation `seed` is reset with
 @register(
     "env", "pettingzoo", path="${oc.select:dataset.path,''}", meta="${oc.select:dataset.meta,''}", team="${oc.select:dataset.team,0}",
     returns="${oc.select:dataset.returns,''}", capacity="${oc.select:dataset.capacity,6}", text="${text}",
+    frames="${text_wordings}",
 )  # fmt: skip
 class PettingZooTeams(TeamEnv):
     """num_episodes copies of a parallel environment. Observations, texts and rewards are those of `dataset=team` for its log.
@@ -37,6 +38,7 @@ class PettingZooTeams(TeamEnv):
         reference: low and high team returns, such as of random play and of an expert, which score 0 and 100; none: the score is the
             mean team return. The team's reward is the mean over the agents that it began with.
         returns, capacity, text: as in the dataset.
+        wordings, frames: see TeamEnv.
         horizon: most steps; 0: that of the log.
 
     Raises:
@@ -49,11 +51,12 @@ class PettingZooTeams(TeamEnv):
     def __init__(
         self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, path: str = "", meta: str = "", team: int = 0,
         teams: Mapping[str, int] = {}, partners: Mapping[str, str] = {}, reference: Sequence[float] = [], returns: str = "",
-        capacity: int = 6, horizon: int = 0, text: str = "none",
+        capacity: int = 6, horizon: int = 0, text: str = "none", wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
         chosen = {str(key): policy for key, policy in partners.items()}
-        super().__init__(num_episodes, [", ".join(f"{key} {policy}" for key, policy in chosen.items())])
-        self.text, self.team, create = text, team, resolve("env.id", f"{id}.parallel_env")
+        labels = [", ".join(f"{key} {policy}" for key, policy in chosen.items())]
+        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
+        self.team, create = team, resolve("env.id", f"{id}.parallel_env")
         try:
             self.envs = [create(**arguments) for _ in range(num_episodes)]
         except TypeError as error:
@@ -103,7 +106,7 @@ class PettingZooTeams(TeamEnv):
         names = [self.named[agent] for _, agent in self.rows]
         self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
         sizes = self.sizes[self.groups].tolist()
-        self.tasks = [task_text(self.meta, n, name, self.text) for n, name in zip(sizes, names, strict=True)]
+        self.tasks = self.texts(self.meta, sizes, names)
         self.running = np.ones(len(self.rows), bool)
         self.team_returns, self.steps = np.zeros(E), np.zeros(E, int)
         self.raw, self.masks = [np.zeros(0, np.float32)] * len(self.rows), np.ones((len(self.rows), self.num_actions), bool)

@@ -10,7 +10,7 @@ import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.datasets.smax import blocks, describe
-from decisionllm.datasets.team import canonical, entity_schema, task_text
+from decisionllm.datasets.team import canonical, entity_schema
 from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.registry import register
@@ -19,21 +19,25 @@ from decisionllm.schema import Episode
 STARTS = 1000  # evaluation `seed` starts its battles with seeds from this times `seed` on; logs begin at a million
 
 
-@register("env", "smax", text="${text}", map="${dataset.map}")
+@register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
 class SmaxTeams(TeamEnv):
     """num_episodes battles under each condition: undisturbed, then with each crash.
 
     Args:
         map, text: as in the dataset.
+        wordings, frames: see TeamEnv.
         crash: steps from which on one unit stands still, such as `20,10,0`; no observation says so.
     """
 
     horizon, unit, teachers, averages = HORIZON, "battles won, %", TEACHERS, ("deaths", "out_of_time")
 
-    def __init__(self, num_episodes: int, *, map: str = "2s3z", crash: str = "", text: str = "none") -> None:
+    def __init__(
+        self, num_episodes: int, *, map: str = "2s3z", crash: str = "", text: str = "none", wordings: str = "trained", frames: int = 0
+    ) -> None:  # fmt: skip
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
-        super().__init__(num_episodes, ["", *(f"crash at {c}" for c in crashes)])
-        self.map, self.text = map, text
+        labels = ["", *(f"crash at {c}" for c in crashes)]
+        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
+        self.map = map
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
         self.seeds = np.tile(np.arange(num_episodes), len(self.labels))
         self.reset(0)
@@ -46,7 +50,7 @@ class SmaxTeams(TeamEnv):
         self.kinds = np.searchsorted(world.facts.kinds, world.kinds).ravel()
         E, N = world.alive.shape
         names = list(self.meta["types"])
-        self.tasks = [task_text(self.meta, N, names[k], self.text) for k in self.kinds]
+        self.tasks = self.texts(self.meta, [N] * len(self.kinds), [names[k] for k in self.kinds])
         drawn = np.random.default_rng(seed).integers(N, size=int((self.condition == 0).sum()))
         self.struck = np.tile(drawn, len(self.labels))  # the unit that stands still in a crash
         self.returns, self.decisions, self.illegal, self.deaths, self.length = np.zeros((5, E))

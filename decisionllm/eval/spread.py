@@ -11,7 +11,7 @@ import numpy as np
 
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.spread import blocks, describe
-from decisionllm.datasets.team import canonical, entity_schema, task_text
+from decisionllm.datasets.team import canonical, entity_schema
 from decisionllm.envs.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.registry import register
@@ -27,13 +27,20 @@ REFERENCE = {
 
 
 @register(
-    "env", "spread", text="${text}", agents="${dataset.agents}", actions="${dataset.actions}", capacity="${dataset.capacity}"
+    "env",
+    "spread",
+    text="${text}",
+    agents="${dataset.agents}",
+    actions="${dataset.actions}",
+    capacity="${dataset.capacity}",
+    frames="${text_wordings}",
 )
 class SpreadTeams(TeamEnv):
     """num_episodes worlds under each condition: every number of agents, undisturbed, then with each crash and each partner.
 
     Args:
         text, actions, capacity: as in the dataset.
+        wordings, frames: see TeamEnv.
         agents: such as `3`, `2-6` or `3,5`.
         crash: steps from which on the motor of one agent is dead, such as `0,2,4,8`; no observation says so.
         partner: one agent is played by a teacher: `expert`, `medium`, `random`, `convention`, or several of them.
@@ -43,7 +50,7 @@ class SpreadTeams(TeamEnv):
 
     def __init__(
         self, num_episodes: int, *, agents: str = "3", actions: str = "discrete", crash: str = "", partner: str = "",
-        text: str = "none", capacity: int = 6,
+        text: str = "none", capacity: int = 6, wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
         numbers, partners = ranges("env.agents", agents, within=range(2, capacity + 1)), listed(partner)
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
@@ -54,13 +61,14 @@ class SpreadTeams(TeamEnv):
         disturbed += [(f"partner {p}", HORIZON, p) for p in partners]
         settings = [(n, *how) for n in numbers for how in disturbed]
         sizes = [f"{n} agents" * (len(numbers) > 1 or n != 3) for n, *_ in settings]
-        super().__init__(num_episodes, [", ".join(filter(None, (size, s[1]))) for size, s in zip(sizes, settings, strict=True)])
-        self.text, self.discrete = text, actions == "discrete"
+        labels = [", ".join(filter(None, (size, s[1]))) for size, s in zip(sizes, settings, strict=True)]
+        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
+        self.discrete = actions == "discrete"
         self.agents, self.crash, self.partners = (np.array([s[k] for s in settings])[self.condition] for k in (0, 2, 3))
         self.groups = np.repeat(np.arange(len(self.agents)), self.agents)
         meta = describe((6 * np.unique(self.agents)).tolist(), actions)
         self.entity_schema = entity_schema(meta, capacity)
-        self.tasks = [task_text(meta, int(n), "agent", text) for n in self.agents[self.groups]]
+        self.tasks = self.texts(meta, self.agents[self.groups].tolist(), ["agent"] * len(self.groups))
         self.reference = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
 
     def reset(self, seed: int) -> np.ndarray:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.datasets.team import Meta, task_text, team_facts
+from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import draw_conditions, figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env, Player
@@ -18,6 +20,12 @@ class TeamEnv(Env):
     A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and `controller`; `world_scores`, `frames`
     and `draw_world` have defaults. A result row has one episode a world, that of its first agent.
 
+    Args:
+        num_episodes, labels: of each condition.
+        text: as in the dataset.
+        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
+        frames: how many frames were trained on, see `text_wordings`; 0: all.
+
     Attributes:
         labels: of each condition; "" where nothing is changed.
         condition: (E,) of each world.
@@ -29,8 +37,20 @@ class TeamEnv(Env):
     teachers: Sequence[str] = ()
     averages: Sequence[str] = ()
 
-    def __init__(self, num_episodes: int, labels: Sequence[str] = ("",)) -> None:
+    def __init__(
+        self, num_episodes: int, labels: Sequence[str] = ("",), *, text: str = "none", wordings: str = "trained", frames: int = 0
+    ) -> None:  # fmt: skip
         self.labels, self.condition = labels, np.repeat(np.arange(len(labels)), num_episodes)
+        self.text, self.held_out, self.text_wordings = text, is_held_out(wordings, text), frames
+
+    def texts(self, meta: Meta, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
+        """The task text of each row, of the sizes of their teams and their types of agent."""
+        rows = [*zip(sizes, types, strict=True)]
+        tasks = [task_text(meta, n, name, self.text) for n, name in rows]
+        if self.text != "paraphrased":
+            return tasks
+        facts = {task: team_facts(meta, n, name) for task, (n, name) in zip(tasks, rows, strict=True)}
+        return [words for _, words in turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         """What happened, (E, ...) arrays: `team_return`, and what `world_scores` and `averages` need."""
@@ -55,7 +75,8 @@ class TeamEnv(Env):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         first = np.searchsorted(self.groups, np.arange(len(self.condition)))
         decides = "per agent" if scripted else execution.replace("_", " ")
-        names = [f"{decides}, {label}" if label else decides for label in self.labels]
+        wording = "held-out wordings" * self.held_out
+        names = [", ".join(filter(None, (decides, label, wording))) for label in self.labels]
         return {name: first[self.condition == c].tolist() for c, name in enumerate(names)}
 
     def outcomes(self) -> dict[str, np.ndarray]:

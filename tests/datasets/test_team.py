@@ -220,7 +220,9 @@ def test_each_text_option_makes_its_text(tmp_path):
     assert texts["constant"] == [f"toy. {common}"] * 5
     assert texts["informative"] == [f"toy. A team of {n}. {common} Role: You carry a shield." for n in (2, 2, 3, 3, 3)]
     assert texts["shuffled"] != texts["informative"] and sorted(texts["shuffled"]) == sorted(texts["informative"])
-    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, informative, shuffled, got 'goal'"):
+    with pytest.raises(
+        ValueError, match="dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'"
+    ):
         source(toy((2,)), text="goal")
 
 

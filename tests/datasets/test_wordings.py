@@ -8,9 +8,13 @@ import pytest
 import yaml
 
 from decisionllm.datasets.maze2d import goal_facts, task_text
+from decisionllm.datasets.spread import load as spread_log
+from decisionllm.datasets.team import task_text as team_task
+from decisionllm.datasets.team import team_facts
 from decisionllm.datasets.wordings import FOLDER, KINDS, VARIETY, Wordings, fields_of, library, number_words, read, render
 from decisionllm.envs.auction.observation import task_facts
 from decisionllm.envs.auction.observation import task_text as task_text_of_campaign
+from decisionllm.eval.spread import SpreadTeams
 from decisionllm.schema import Window
 
 LIBRARY = {
@@ -198,3 +202,35 @@ def meanings(words):
             for turn in np.arange(6) / 6:
                 found.setdefault(words[int(words.number(task, frame, turn))], set()).add(task)
     return found
+
+
+def test_facts_of_a_team_by_hand():
+    meta = {"name": "smax 2s3z", "task": "Win.", "horizon": 128, "types": {"stalker": {"role": "stalker"}, "zealot": {}}}
+    facts = {"library": "teams", "size": 5, "role": "zealot", "steps": 128, "name": "smax 2s3z", "goal": "Win"}
+    assert team_facts(meta, 5, "zealot") == facts
+    task = team_task(meta, 5, "zealot", "paraphrased")
+    assert Wordings([task], {task: facts}, frames=2)[0] == "You are the zealot in a team of 5. Win."
+    assert team_facts(meta | {"types": {"agent": {}}}, 5, "agent")["role"] == "agent"
+
+
+def test_a_team_log_has_the_facts_of_its_wordings_and_its_evaluation_the_texts():
+    source = spread_log(log="varying", groups=12, text="paraphrased")
+    facts = source.info["wordings"]
+    assert {episode.task for episode in source.episodes} == {*facts} and {known["size"] for known in facts.values()} == {
+        3,
+        4,
+        5,
+    }
+    trained = SpreadTeams(60, agents="3,4", text="paraphrased")
+    held_out = SpreadTeams(60, agents="3,4", text="paraphrased", wordings="held_out")
+    assert (
+        trained.tasks[1]
+        == "You are the agent in a team of 3. Cover every landmark, each with one agent, without touching another."
+    )
+    assert len({*trained.tasks}) > 100 and not {*trained.tasks} & {*held_out.tasks}
+    assert [*held_out.conditions("per_agent", False)] == [
+        "per agent, 3 agents, held-out wordings",
+        "per agent, 4 agents, held-out wordings",
+    ]
+    with pytest.raises(ValueError, match="env.wordings=held_out: needs text=paraphrased, got text=informative"):
+        SpreadTeams(2, text="informative", wordings="held_out")
