@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
@@ -28,6 +30,8 @@ from decisionllm.serving.service import Service
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
 PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+INTERNAL = "internal server error; see the server log"
+logger = logging.getLogger("decisionllm.serving")
 MEANING = {
     400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
     413: "body too long", 422: "a field is wrong", 503: "busy or late",
@@ -42,7 +46,7 @@ def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def create_app(
     policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
-    token: str | None = None, max_body_bytes: int = 4_000_000, campaigns: dict[str, Any] | None = None,
+    token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None, **limits: Any,
 ) -> FastAPI:  # fmt: skip
     """The FastAPI app of a policy.
@@ -110,12 +114,12 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(500, ["server"], "internal server error; see the server log")
+        return error_response(500, ["server"], INTERNAL)
 
 
 def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
     """Routes that every policy has: its health, its metrics, its description and its actions."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=schemas.JSONRoute)
 
     @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
@@ -145,7 +149,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> dict[str, Any]:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, request.model_dump()), seconds(x_deadline_ms))
+        action, togo = await service.act(parse_history(policy, request.model_dump()), service.due(seconds(x_deadline_ms)))
         if not np.isfinite(action).all():
             raise RequestError(422, "observations", "the policy has no finite action for these numbers")
         return {"action": action.tolist(), "return_to_go": togo}
@@ -154,7 +158,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
 
 
 def campaign_routes(service: Service, journal: Journal) -> APIRouter:
-    routes = APIRouter(tags=["campaigns"])
+    routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
 
     def with_ticks(id: str) -> dict[str, Any]:
         known = journal.campaign(id)
@@ -187,29 +191,37 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.post("/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409))
     async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
         """What to bid in a step. A repeated request has the same answer, byte for byte."""
-        return json_text(await service.tick(id, request.model_dump(), seconds(x_deadline_ms)))
+        return json_text(await service.tick(id, request.model_dump(), service.due(seconds(x_deadline_ms))))
 
     @routes.post("/v1/ticks", response_model=dict[str, schemas.TickAnswer | schemas.Error], responses=errors())
     async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
 
+        due = service.due(seconds(x_deadline_ms))
+
         async def one(id: str, tick: schemas.Tick) -> str:
             try:
-                return await service.tick(id, tick.model_dump(), seconds(x_deadline_ms))
+                async with service.many:
+                    return await service.tick(id, tick.model_dump(), due)
             except RequestError as error:
-                return bytes(refused(error, "ticks").body).decode()
+                answer = refused(error, "ticks")
+            except Exception:  # the other ticks of the request count
+                logger.exception("tick %s of campaign %s", tick.index, id)
+                answer = error_response(500, ["server"], INTERNAL)
+            return bytes(answer.body).decode()
 
         answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
         pairs = zip(request.ticks, answers, strict=True)
         return json_text("{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}")
 
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
-    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> dict[str, Any]:
+    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
-        tick = parse_bidding(request.model_dump())
-        answer: dict[str, Any] = json.loads(await service.tick(request.campaign, tick, seconds(x_deadline_ms)))
-        bids = np.minimum(np.asarray(request.pValues, np.float64) * answer["multiplier"], answer["max_bid"])
-        return answer | {"bids": bids.tolist()}
+        due, values = service.due(seconds(x_deadline_ms)), request.pValues
+        tick = await asyncio.to_thread(parse_bidding, request.model_dump())
+        answer = json.loads(await service.tick(request.campaign, tick, due))
+        bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
+        return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))
 
     return routes
 
@@ -225,7 +237,7 @@ def seconds(ms: int | None) -> float | None:
     return ms and ms / 1000
 
 
-def json_text(text: str) -> Response:
+def json_text(text: str | bytes) -> Response:
     return Response(text, media_type="application/json")
 
 

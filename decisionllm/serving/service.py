@@ -49,6 +49,7 @@ class Service:
         work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
+        self.many = asyncio.Semaphore(max(max_queue // 2, 1))  # of ticks that come many in a request: the others find room
         self.in_flight: dict[str, InFlightTick] = {}
 
     @property
@@ -69,9 +70,9 @@ class Service:
             for batcher in (self.model, self.journal_writer):
                 batcher.thread.shutdown(wait=False)
 
-    async def act(self, history: History, deadline: float | None = None) -> Decision:
+    async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
-        decision = await self._decided(self._due(deadline), DecisionRequest(None, history))
+        decision = await self._decided(due or self.due(), DecisionRequest(None, history))
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
         if isinstance(decision, Exception):
@@ -82,11 +83,12 @@ class Service:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         return await self.campaigns.open_async(settings, key, self._written)
 
-    async def tick(self, id: str, request: dict[str, Any], deadline: float | None = None) -> str:
-        """The answer to a tick in JSON. It is computed and written even if the caller disconnects."""
+    async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
+        """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
+        disconnects."""
         text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
         if tick is None:
-            decide = partial(self._decided, self._due(deadline))
+            decide = partial(self._decided, due or self.due())
             task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
             tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
             task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
@@ -99,7 +101,8 @@ class Service:
             await asyncio.wait([tick.task])
         await self.campaigns.close_async(id, self._written)
 
-    def _due(self, deadline: float | None) -> float:
+    def due(self, deadline: float | None = None) -> float:
+        """The loop's time at which a request that comes now is late. deadline: seconds, if shorter than the service's own."""
         return asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
 
     async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:

@@ -57,6 +57,7 @@ def serving(app):
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            client.app = app
             yield client
     finally:
         server.should_exit = True
@@ -192,8 +193,8 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
         other = (await service.open(settings_of(1) | {"text": None}))["id"]
         await service.tick(id, drawn(0, 0))
         policy.gate.clear()
-        late = json.loads(await service.tick(id, drawn(0, 1), deadline=0.05))
-        stuck = json.loads(await service.tick(other, drawn(1, 0), deadline=0.05))  # behind it
+        late = json.loads(await service.tick(id, drawn(0, 1), service.due(0.05)))
+        stuck = json.loads(await service.tick(other, drawn(1, 0), service.due(0.05)))  # behind it
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 
@@ -370,9 +371,48 @@ def test_arguments_of_auctionnet_are_a_tick(client):
         assert wrong.status_code == 422 and wrong.json()["detail"][0]["loc"][1].startswith("history")
 
 
+def test_a_step_of_twenty_thousand_opportunities_is_bid(tmp_path):
+    n = 20_000
+    values = np.random.default_rng(0).uniform(0, 0.001, n)
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
+        id = begun(client)
+        step = {"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}
+        first = client.post("/v1/bid", json=step).raise_for_status().json()
+        history = {
+            "historyPValueInfo": [np.stack([values, values], 1).tolist()], "historyBid": [first["bids"]],
+            "historyAuctionResult": [[[1, 1, 0.25]] * n], "historyImpressionResult": [[[1, 0]] * 400 + [[0, 0]] * (n - 400)],
+            "historyLeastWinningCost": [[0.25] * n],
+        }  # fmt: skip
+        second = client.post("/v1/bid", json=step | history | {"timeStepIndex": 1}).raise_for_status().json()
+    np.testing.assert_array_equal(second["bids"], np.minimum(values * second["multiplier"], second["max_bid"]))
+    assert second["spend"] == 100.0, "400 were shown, at 0.25"
+
+
+def test_a_thousand_ticks_in_one_request_are_all_decided():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=100)) as client:
+        ids = [begun(client, i) for i in range(1000)]
+        answers = client.post("/v1/ticks", json={"ticks": {id: drawn(i, 0) for i, id in enumerate(ids)}}).json()
+    assert [answers[id].get("fallback", answers[id]) for id in ids] == [None] * 1000
+
+
+def test_one_bad_tick_fails_alone(client):
+    """A text that is no text is refused before anything is written; an error in one tick is the answer to this tick."""
+    id = begun(client)
+    for bad in ('"\\ud800"', '"' + "x" * 65 + '"'):
+        body = '{"ticks": {"%s": %s, %s: %s}}' % (id, json.dumps(drawn(0, 0)), bad, json.dumps(drawn(0, 0)))
+        answer = client.post("/v1/ticks", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
+    other = begun(client)
+    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (other,))
+    answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
+    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (other,))
+    assert answers.status_code == 200 and answers.json()[id]["index"] == 0
+    assert "internal server error" in answers.json()[other]["detail"][0]["msg"]
+
+
 BAD = {
     "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400], "coming.volume": [-1, float("-inf"), 1e300],
-    "index": [-1, 0.5, "0", None], "key": [5, "x" * 300, "\ud800"], "result.spend": [float("nan"), -1],
+    "index": [-1, 0.5, "0", None, True], "key": [5, "x" * 300], "result.spend": [float("nan"), -1],
 }  # fmt: skip
 
 
