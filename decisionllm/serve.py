@@ -16,8 +16,7 @@ from decisionllm.serving import replicas
 def serve(config: dict[str, Any]) -> None:
     """Serve until interrupted (see configs/serve.yaml)."""
     try:
-        import uvicorn
-
+        from decisionllm.serving import protocol
         from decisionllm.serving.middleware import loopback
     except ImportError as error:
         raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
@@ -40,8 +39,7 @@ def serve(config: dict[str, Any]) -> None:
         print(
             f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
         )
-        options: dict[str, Any] = {"access_log": False, "server_header": False, "timeout_graceful_shutdown": 10}
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)).run(sockets=[listener])
+        protocol.server(app).run(sockets=[listener])
 
 
 def serve_replicas(config: dict[str, Any]) -> None:

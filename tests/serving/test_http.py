@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
 from schemathesis.checks import (
@@ -30,11 +29,13 @@ from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
+from decisionllm.serving import protocol as protocols
 from decisionllm.serving import schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.middleware import loopback
+from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
 from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
@@ -46,9 +47,9 @@ MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f
 
 
 @contextlib.contextmanager
-def serving(app):
+def serving(app, protocol=BoundedProtocol, **options):
     """The app on a free port of this machine: a client of it."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = protocols.server(app, protocol, port=0, **{"log_level": "error"} | options)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -399,7 +400,8 @@ def test_one_bad_tick_fails_alone(client):
     """A text that is no text is refused before anything is written; an error in one tick is the answer to this tick."""
     id = begun(client)
     for bad in ('"\\ud800"', '"' + "x" * 65 + '"'):
-        body = '{"ticks": {"%s": %s, %s: %s}}' % (id, json.dumps(drawn(0, 0)), bad, json.dumps(drawn(0, 0)))
+        one = json.dumps(drawn(0, 0))
+        body = f'{{"ticks": {{"{id}": {one}, {bad}: {one}}}}}'
         answer = client.post("/v1/ticks", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
