@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,15 +34,16 @@ PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "p
 INTERNAL = "internal server error; see the server log"
 logger = logging.getLogger("decisionllm.serving")
 MEANING = {
-    400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
-    413: "body too long", 422: "a field is wrong", 503: "busy or late",
+    400: "not JSON", 401: "missing or wrong token", 403: "sent by a page of another origin", 404: "no such campaign",
+    409: "out of order, ended, or answered otherwise", 413: "body too long", 415: "a content type other than application/json",
+    421: "without a token: the host is no name of this machine", 422: "a field is wrong", 503: "busy, late, or the journal failed",
 }  # fmt: skip
 Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]
 
 
-def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
-    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (400, 401, 413, 422, 503, *codes)}
+    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)}
 
 
 def create_app(
@@ -77,6 +79,7 @@ def create_app(
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="A trained policy for bidders: campaigns with a journal, and stateless actions at /v1/act.",
+        responses=errors(403, 421, usual=()),
     )  # fmt: skip
     app.state.service, app.state.ready = service, False
     app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
@@ -98,6 +101,10 @@ def refused(error: RequestError, where: str) -> JSONResponse:
 def handle_errors(app: FastAPI) -> None:
     """Answer every error in one form: where the fault is and what was expected."""
 
+    @app.exception_handler(sqlite3.Error)
+    async def _(request: Request, error: sqlite3.Error) -> Response:
+        return refused(app.state.service.failed(error), "server")
+
     @app.exception_handler(RequestError)
     async def _(request: Request, error: RequestError) -> Response:
         return refused(error, "path" if error.field == "id" else "server" if error.status == 503 else "body")
@@ -110,7 +117,11 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> Response:
         where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
-        return error_response(error.status_code, where, str(error.detail), headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (known := app.openapi()["paths"].get(request.scope["route"].path)):
+            methods = {method.upper() for method in known}  # the router names those of one route, not of the path
+            headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        return error_response(error.status_code, where, str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
@@ -128,12 +139,13 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
 
     @routes.get("/readyz", tags=["server"], responses={503: {"model": schemas.Error, "description": "not yet"}})
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision."""
+        """Whether the model is loaded and has made a decision, and the journal can be written."""
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
+        await service.check_journal()
         return {"status": "ready"}
 
-    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors()[401]}
+    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors(401, usual=())[401]}
 
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
@@ -141,7 +153,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
         text, media_type = await asyncio.to_thread(metrics.text)
         return Response(text, headers={"content-type": media_type})
 
-    @routes.get("/v1/model", tags=["policy"], responses={401: errors()[401]})
+    @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
     async def model() -> dict[str, Any]:
         """The served model: its run, its data, its observations and its actions."""
         return model_info
@@ -172,7 +184,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         """Open a campaign."""
         return with_status(await service.open(request.model_dump(exclude={"key"}), request.key), None)
 
-    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses={401: errors()[401]})
+    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 503, usual=()))
     async def campaigns() -> dict[str, Any]:
         """The campaigns opened last, newest first."""
         return {"campaigns": [with_status(*row) for row in await asyncio.to_thread(journal.latest, LISTED)]}
@@ -205,6 +217,8 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
                     return await service.tick(id, tick.model_dump(), due)
             except RequestError as error:
                 answer = refused(error, "ticks")
+            except sqlite3.Error as error:
+                answer = refused(service.failed(error), "server")
             except Exception:  # the other ticks of the request count
                 logger.exception("tick %s of campaign %s", tick.index, id)
                 answer = error_response(500, ["server"], INTERNAL)

@@ -9,6 +9,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import from_json
 
+from decisionllm.envs.auction.observation import MIN_REMAINING
+
 LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
 OPPORTUNITIES = 1_000_000  # most of a step
@@ -76,7 +78,7 @@ class CampaignSettings(Body):
     """A new campaign."""
 
     model_config = examples({"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"})
-    budget: float = number("currency", 0.01)
+    budget: float = number("currency", MIN_REMAINING)
     target_cpa: float = number("currency per conversion", 1e-6)
     category: Whole = Field(0, ge=0, le=1000)
     horizon: Whole = Field(48, ge=1, le=STEPS, description="steps")

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from decisionllm.schema import History
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+
+logger = logging.getLogger("decisionllm.serving")
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Service:
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
         self.many = asyncio.Semaphore(max(max_queue // 2, 1))  # of ticks that come many in a request: the others find room
         self.in_flight: dict[str, InFlightTick] = {}
+        self.fault: Exception | None = None  # of the journal; none after a write
 
     @property
     def campaigns(self) -> CampaignManager:
@@ -59,6 +64,11 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
+        if self.manager:
+            try:
+                await asyncio.to_thread(self.manager.journal.verify)
+            except sqlite3.Error as error:
+                self.failed(error)
         tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
         try:
             yield self
@@ -69,6 +79,8 @@ class Service:
                 task.cancel()
             for batcher in (self.model, self.journal_writer):
                 batcher.thread.shutdown(wait=False)
+            if self.manager:
+                await asyncio.to_thread(self.manager.journal.close)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
@@ -118,12 +130,33 @@ class Service:
     async def _written(self, entries: list[Entry]) -> bool:
         """Write entries to the disk. Returns whether the first of them was new."""
         try:
-            return bool(await self.journal_writer(entries))
+            new = bool(await self.journal_writer(entries))
+            if isinstance(self.fault, sqlite3.OperationalError):
+                self.fault = None
+            return new
         except QueueFullError:
             raise self._busy() from None
         except Exception as error:  # a full disk, a file that was removed
-            self.counts["journal failed"] += 1
-            raise RequestError(503, "journal", "the answer could not be saved, so it is not given; try again") from error
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> RequestError:
+        """Log and count that the journal could not be read or written. Returns the error of the request."""
+        self.counts["journal failed"] += 1
+        if str(error) != str(self.fault):
+            logger.error("journal %s: %s", self.campaigns.journal.path, error)
+        self.fault = error
+        return RequestError(503, "journal", "the answer could not be saved or read, so it is not given; try again")
+
+    async def check_journal(self) -> None:
+        """Raise a RequestError while the journal is damaged or has no room."""
+        if isinstance(self.fault, sqlite3.OperationalError):  # which may pass; a damaged file needs a person
+            try:
+                await asyncio.to_thread(self.campaigns.journal.check_room)
+                self.fault = None
+            except sqlite3.Error as error:
+                raise self.failed(error) from error
+        if self.fault:
+            raise RequestError(503, "journal", "it cannot be read or written; see the server log")
 
     def _busy(self) -> RequestError:
         self.counts["busy"] += 1

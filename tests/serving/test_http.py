@@ -25,7 +25,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.journal import Journal, opened
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
@@ -254,7 +254,7 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
         first = await service.tick(id, drawn(0, 0))
         pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
         journal._writer.execute(f"PRAGMA max_page_count={pages}")
-        with pytest.raises(RequestError, match="the answer could not be saved"):
+        with pytest.raises(RequestError, match="the answer could not be saved or read"):
             for t in range(1, STEPS):
                 await service.tick(id, drawn(0, t))
         journal._writer.execute("PRAGMA max_page_count=1000000")
@@ -267,6 +267,50 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     alone = CampaignManager(policy, SPEC)
     id = alone.open(**settings_of(0))
     assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
+
+
+def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
+    journal = Journal(tmp_path / "j")
+    for i in range(60):
+        journal.write(
+            [opened(f"c{i}", None, settings_of(0) | {"name": None, "text": "x" * 500, "target_return": None, "bid_cap": None})]
+        )
+    journal.close()
+    with open(tmp_path / "j", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096 * (tmp_path.joinpath("j").stat().st_size // 4096 - 1))
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        assert (answer := client.get("/readyz")).status_code == 503 and answer.json()["detail"][0]["loc"] == [
+            "server",
+            "journal",
+        ]
+        assert client.post("/v1/campaigns/c1/tick", json=drawn(0, 0)).status_code == 503
+        many = client.post("/v1/ticks", json={"ticks": {"c1": drawn(0, 0)}})
+        assert many.status_code == 200 and many.json()["c1"]["detail"][0]["loc"] == ["server", "journal"]
+        assert client.get("/v1/campaigns").status_code == 503 and client.get("/healthz").status_code == 200
+        assert "decisionllm_journal_fault 1.0" in client.get("/metrics").text
+    assert [record.levelname for record in caplog.records if "malformed" in record.message], "it is in the log"
+
+
+def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
+    journal = Journal(tmp_path / "j")
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
+        pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
+        journal._writer.execute(f"PRAGMA max_page_count={pages}")
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            for i in range(100):
+                client.post("/v1/campaigns", json=settings_of(i) | {"text": "x" * 2000}).raise_for_status()
+        assert client.get("/readyz").status_code == 503 and "is full" in caplog.text
+        journal._writer.execute("PRAGMA max_page_count=1000000")
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        id = begun(client)
+        for t in range(4):
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
+    assert [p.name for p in tmp_path.iterdir()] == ["j"] and Journal(tmp_path / "j").steps(id) == 4
 
 
 # -- HTTP --
@@ -465,10 +509,45 @@ def test_every_answer_has_security_headers_and_foreign_hosts_are_refused(client)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 421
-    assert client.get("/healthz", headers={"host": "localhost:1"}).status_code == 200
-    assert [loopback(h) for h in ("127.0.0.1", "localhost", "::1", "[::1]", "0.0.0.0", "10.0.0.1", "a.b", "")] == [True] * 4 + [
-        False
-    ] * 4
+    for host in ("localhost:1", "LOCALHOST", "localhost."):
+        assert client.get("/healthz", headers={"host": host}).status_code == 200
+    assert all(map(loopback, ("127.0.0.1", "localhost", "::1", "[::1]")))
+    assert not any(map(loopback, ("0.0.0.0", "10.0.0.1", "a.b", "", ".", "localhost.evil")))
+
+
+def test_an_empty_token_is_none():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="")) as client:
+        assert client.get("/v1/campaigns", headers={"host": "evil.example"}).status_code == 421
+        assert client.get("/v1/campaigns").status_code == 200
+
+
+def test_a_page_elsewhere_cannot_send_requests(client):
+    body = json.dumps(settings_of(0))
+    for headers, status in (
+        ({}, 415), ({"content-type": "text/plain"}, 415), ({"content-type": "application/json; charset=utf-8"}, 201),
+        ({"content-type": "application/json", "origin": "http://evil.example"}, 403),
+        ({"content-type": "application/json", "origin": "null"}, 403),
+        ({"content-type": "application/json", "origin": str(client.base_url).rstrip("/")}, 201),
+    ):  # fmt: skip
+        answer = client.post("/v1/campaigns", content=body, headers=headers)
+        assert answer.status_code == status, headers
+        assert status == 201 or answer.json()["detail"][0]["loc"] == ["header", [*headers, "content-type"][status == 403]]
+
+
+def test_methods_are_answered_as_http_says(client):
+    assert client.head("/healthz").status_code == client.head("/").status_code == 200
+    assert not client.head("/v1/model").content
+    assert client.put("/v1/campaigns", json={}).headers["allow"] == "GET, HEAD, POST"
+    assert client.post("/v1/campaigns/x", json={}).headers["allow"] == "DELETE, GET, HEAD"
+    assert client.get("/v1/act").headers["allow"] == "POST"
+    assert client.post("/", json={}).status_code == 405
+
+
+def test_a_budget_that_cannot_be_spent_is_refused(client):
+    spent = client.post("/v1/campaigns", json=settings_of(0) | {"budget": 0.05})
+    assert (spent.status_code, spent.json()["detail"][0]["loc"]) == (422, ["body", "budget"])
+    least = begun(client, 0, budget=0.1, horizon=6.0)
+    assert client.post(f"/v1/campaigns/{least}/tick", json=drawn(0, 0.0)).json()["guards"] != ["budget spent"]
 
 
 def test_metrics_count_ticks_and_requests(client):
