@@ -117,9 +117,9 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> Response:
         where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
-        headers = dict(error.headers or {})
-        if error.status_code == 405 and (known := app.openapi()["paths"].get(request.scope["route"].path)):
-            methods = {method.upper() for method in known}  # the router names those of one route, not of the path
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405 and "route" in request.scope:  # the router names the methods of one route, not of the path
+            methods = {method.upper() for method in app.openapi()["paths"][request.scope["route"].path]}
             headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
         return error_response(error.status_code, where, str(error.detail), headers=headers)
 

@@ -61,7 +61,7 @@ class RequestGuard:
             return await self.app(scope, receive, send)
         began, status, received = time.perf_counter(), 500, 0
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
-            scope = scope | {"method": "GET"}
+            scope = {**scope, "method": "GET"}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
