@@ -90,7 +90,7 @@ def create_app(
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
         app.include_router(campaign_routes(service, manager.journal))
-        app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
+        app.include_router(openrtb.router(service, metrics.registry, **exchange or {}), responses=errors(404))
     return app
 
 

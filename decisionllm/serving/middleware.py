@@ -60,6 +60,7 @@ class RequestGuard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began, status, received = time.perf_counter(), 500, 0
+        scope.setdefault("state", {}).setdefault("arrived", time.monotonic())  # unless the protocol knows better
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
             scope = {**scope, "method": "GET"}
 

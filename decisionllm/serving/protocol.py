@@ -72,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["arrived"] = self.loop.time()
+        self.scope["state"]["arrived"] = self.loop.time()  # of time.monotonic
         self._expect()
 
     def on_body(self, body: bytes) -> None:

@@ -25,6 +25,9 @@ SCHEMA = (
     " answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
 CAMPAIGN = "SELECT id, opened, ended, facts FROM campaigns"
+WITH_LAST = (
+    "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1) FROM campaigns"
+)
 
 
 class Journal:
@@ -112,10 +115,14 @@ class Journal:
 
     def latest(self, count: int) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """The campaigns opened last, newest first, each with the answer to its last tick."""
-        rows = self._read(
-            "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
-            " FROM campaigns ORDER BY number DESC LIMIT ?", count,
-        )  # fmt: skip
+        return self._with_last("ORDER BY number DESC LIMIT ?", count)
+
+    def last(self, id: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+        """A campaign with the answer to its last tick."""
+        return next(iter(self._with_last("WHERE id = ?", id)), None)
+
+    def _with_last(self, which: str, *values: Any) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        rows = self._read(f"{WITH_LAST} {which}", *values)
         return [(_campaign(*row), answer and json.loads(answer)) for *row, answer in rows]
 
     def still_open(self) -> int:
