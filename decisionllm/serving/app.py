@@ -90,7 +90,7 @@ def create_app(
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
         app.include_router(campaign_routes(service, manager.journal))
-        app.include_router(openrtb.router(service, metrics.registry, **exchange or {}), responses=errors(404))
+        app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
     return app
 
 
@@ -181,8 +181,9 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
     async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
-        """Open a campaign."""
-        return with_status(await service.open(request.model_dump(exclude={"key"}), request.key), None)
+        """Open a campaign, or find the one that was opened with this key."""
+        known = await service.open(request.model_dump(exclude={"key"}), request.key)
+        return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
 
     @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 503, usual=()))
     async def campaigns() -> dict[str, Any]:

@@ -7,11 +7,11 @@ prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse), 4.4 (macros).
 """
 
-import asyncio
 import math
 import secrets
 import time
 from collections import Counter as Sums
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from decisionllm.serving.batcher import QueueFullError
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.schemas import JSONRoute, Whole
-from decisionllm.serving.service import Service
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -194,16 +194,17 @@ def nano(currency: float) -> int:
 
 
 def router(
-    service: Service, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm",
-    bid_expiry_s: float = 60.0, notice_url: str | None = None,
+    journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm",
+    bid_expiry_s: float = 60.0, notice_url: str | None = None, bid_wait: float = math.inf,
 ) -> APIRouter:  # fmt: skip
-    """The OpenRTB routes of a service, with their outcomes counted in a Prometheus registry.
+    """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
     Args:
         bid_expiry_s: seconds after which a bid without a notice counts as lost.
+        bid_wait: seconds; a request that waited longer to be read has no bid.
         notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
     """
-    routes, headers = APIRouter(tags=["openrtb"], route_class=JSONRoute), {"x-openrtb-version": VERSION}
+    headers = {"x-openrtb-version": VERSION}
     outcomes = Counter("decisionllm_openrtb", "Bid requests by outcome.", ["outcome", "test"], registry=registry)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
     open_bids = OpenBids(bid_expiry_s)
@@ -211,27 +212,40 @@ def router(
         lambda: len(open_bids.bids)
     )
 
+    no_bid = Response(status_code=204, headers=headers)
+
+    class ShedRoute(JSONRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                late = request.method == "POST" and time.monotonic() - request.state.arrived > bid_wait
+                if late:  # before anything is read, so that others are in time
+                    outcomes.labels("busy", 0).inc()
+                    return no_bid
+                return await handler(request)
+
+            return handle
+
+    routes = APIRouter(tags=["openrtb"], route_class=ShedRoute)
+
     @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
-        response, reason = None, None
-        try:
-            async with asyncio.timeout_at(due if request.tmax else None):
-                known, last = await service.last(id)
-            last = last or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-            left = last["remaining"] - open_bids.committed(id, last["index"])
-            campaign = known | last | {"remaining": left}
+        response: dict[str, Any] | None = None
+        reason: str | None = "deadline"
+        if (
+            time.monotonic() < due
+        ):  # nothing waits from here on: under load the first requests are in time, not all of them late
+            if (found := journal.last(id)) is None:
+                raise RequestError(404, "ext.campaign", "no such campaign")
+            known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+            campaign = known | last | {"remaining": last["remaining"] - open_bids.committed(id, last["index"])}
             response, reason = respond(request.model_dump(), campaign, currency=currency, seat=seat)
-        except TimeoutError:
-            reason = "deadline"
-        except QueueFullError:
-            reason = "busy"
-        if response and time.monotonic() > due:
-            response, reason = None, "deadline"
         outcomes.labels(reason or "bid", request.test or 0).inc()
         if not response:
-            return Response(status_code=204, headers=headers)
+            return no_bid
         for each in response["seatbid"][0]["bid"]:
             if not request.test:
                 each["id"] = open_bids.reserve(id, each["price"] / 1000)

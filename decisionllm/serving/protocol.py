@@ -1,6 +1,10 @@
 """uvicorn's HTTP protocol with the bounds that it has for h11 alone: on the bytes of a head, on arrival, on connections."""
 
 import asyncio
+import socket
+import struct
+import sys
+import time
 from typing import Any
 
 import uvicorn
@@ -72,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["arrived"] = self.loop.time()  # of time.monotonic
+        self.scope["state"]["arrived"] = time.monotonic() - waited(self.transport.get_extra_info("socket"))
         self._expect()
 
     def on_body(self, body: bytes) -> None:
@@ -83,6 +87,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.overhead = 0
         self._arrived()
         super().on_message_complete()
+
+
+def waited(connection: Any) -> float:
+    """Seconds since the last data of a TCP connection came, as the system counts them; 0.0 where it does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
+    return float(struct.unpack_from("I", info, 52)[0] / 1000)  # tcpi_last_data_recv, ms
 
 
 def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **options: Any) -> uvicorn.Server:

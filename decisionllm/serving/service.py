@@ -53,8 +53,6 @@ class Service:
         work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
-        self.journal_reader = Batcher(self._read, size=max_batch_size, queue=max_queue)
-        self.batchers = self.model, self.journal_writer, self.journal_reader
         self.many = asyncio.Semaphore(max(max_queue // 2, 1))  # of ticks that come many in a request: the others find room
         self.in_flight: dict[str, InFlightTick] = {}
         self.fault: Exception | None = None  # of the journal; none after a write
@@ -71,7 +69,8 @@ class Service:
                 await asyncio.to_thread(self.manager.journal.verify)
             except sqlite3.Error as error:
                 self.failed(error)
-        tasks = [asyncio.create_task(batcher.run()) for batcher in self.batchers]
+        self.loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
         try:
             yield self
         finally:
@@ -79,7 +78,7 @@ class Service:
                 await asyncio.wait([tick.task for tick in self.in_flight.values()])
             for task in tasks:
                 task.cancel()
-            for batcher in self.batchers:
+            for batcher in (self.model, self.journal_writer):
                 batcher.thread.shutdown(wait=False)
             if self.manager:
                 await asyncio.to_thread(self.manager.journal.close)
@@ -114,13 +113,6 @@ class Service:
         if tick := self.in_flight.get(id):
             await asyncio.wait([tick.task])
         await self.campaigns.close_async(id, self._written)
-
-    async def last(self, id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """A campaign with the answer to its last tick, read together with others. A QueueFullError: too many wait."""
-        found: tuple[dict[str, Any], dict[str, Any] | None] | None = await self.journal_reader(id)
-        if found is None:
-            raise RequestError(404, "ext.campaign", "no such campaign")
-        return found
 
     def due(self, deadline: float | None = None) -> float:
         """The loop's time at which a request that comes now is late. deadline: seconds, if shorter than the service's own."""
@@ -170,9 +162,6 @@ class Service:
     def _busy(self) -> RequestError:
         self.counts["busy"] += 1
         return RequestError(503, "queue", "too many requests are waiting; try again")
-
-    def _read(self, ids: list[str]) -> list[Any]:
-        return [self.campaigns.journal.last(id) for id in ids]
 
     def _write(self, batches: list[list[Entry]]) -> list[bool]:
         """Write the entries of several requests in one transaction. Returns of each whether its first entry was new."""

@@ -568,7 +568,12 @@ def test_metrics_count_ticks_and_requests(client):
 
 def test_opening_twice_with_one_key_is_one_campaign(client):
     first, second = (client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json() for _ in range(2))
-    assert first == second
+    assert first == second and first["step"] == 0
+    for t in range(3):
+        client.post(f"/v1/campaigns/{first['id']}/tick", json=drawn(0, t)).raise_for_status()
+    again = client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json()
+    spent = drawn(0, 1)["result"]["spend"] + drawn(0, 2)["result"]["spend"]
+    assert (again["id"], again["step"], again["spend"]) == (first["id"], 3, spent), "where it is now"
     other = client.post("/v1/campaigns", json=settings_of(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
 
