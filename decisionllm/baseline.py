@@ -61,17 +61,18 @@ def baseline(config: dict[str, Any]) -> Path:
     torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
     algorithm.create_impl((store.spec.observation_dim,), store.spec.action_dim)
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
-    checkpoint.describe(run, described, {"": store}, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
-    console.print(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions")
-    console.print(f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into {run}")
-    train(algorithm, known, run, config, console)
+    with checkpoint.locked(run):
+        checkpoint.describe(run, described, {"": store}, versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__})
+        console.print(f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions")
+        console.print(f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into {run}")
+        train(algorithm, known, run, config, console)
 
-    # -- save the actor --
-    weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(algorithm.impl.policy)
-    apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
-    assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), "the saved actor differs from the trained one"
-    (run / "checkpoint").mkdir()
-    save_file(weights, run / "checkpoint" / "model.safetensors")
+        # -- save the actor --
+        weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(algorithm.impl.policy)
+        apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
+        assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), "the saved actor differs from the trained one"
+        (run / "checkpoint").mkdir()
+        save_file(weights, run / "checkpoint" / "model.safetensors")
     return run
 
 

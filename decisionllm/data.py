@@ -9,7 +9,7 @@ from rich.console import Console
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import Store, prepare, verify
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -40,7 +40,7 @@ def data(config: dict[str, Any]) -> Store:
         raise ValueError(
             f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
         )
-    store = prepare(config["dataset"], config["cache_dir"])
+    store = verify(prepare(config["dataset"], config["cache_dir"]))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:

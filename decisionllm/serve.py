@@ -16,8 +16,7 @@ from decisionllm.serving import replicas
 def serve(config: dict[str, Any]) -> None:
     """Serve until interrupted (see configs/serve.yaml)."""
     try:
-        import uvicorn
-
+        from decisionllm.serving import protocol
         from decisionllm.serving.middleware import loopback
     except ImportError as error:
         raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
@@ -26,7 +25,7 @@ def serve(config: dict[str, Any]) -> None:
         raise ValueError(
             f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
         )
-    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes"):
+    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
     if config["replicas"] != 1:
@@ -40,8 +39,7 @@ def serve(config: dict[str, Any]) -> None:
         print(
             f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
         )
-        options: dict[str, Any] = {"access_log": False, "server_header": False, "timeout_graceful_shutdown": 10}
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)).run(sockets=[listener])
+        protocol.server(app).run(sockets=[listener])
 
 
 def serve_replicas(config: dict[str, Any]) -> None:
@@ -67,7 +65,8 @@ def application(config: dict[str, Any]) -> Any:
         policy, model_info(run, policy, run_config, run_info), ObservationSpec.of(run_info["dataset"]) if auction else None,
         Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
         campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
-        exchange={k: config[k] for k in ("currency", "seat")}, batch_wait=config["batch_wait_ms"] / 1000,
+        exchange={k: config[k] for k in ("currency", "seat", "bid_expiry_s", "notice_url")} | {"bid_wait": config["bid_wait_ms"] / 1000},
+        batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,17 +53,21 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         The run directory.
 
     Raises:
-        ValueError: an option that cannot be, or a run directory that holds another run.
+        ValueError: an option that cannot be, or a run directory that holds another run or is being trained in.
         FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is kept.
         KeyboardInterrupt: interrupted; the run is saved.
     """
     options = plain(config)
     c = train_config(options)
     check(c, flat(options))
-    run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
-
-    # -- processes and precision --
     accelerator = processes(c)
+    with checkpoint.locked(c.run) if accelerator.is_main_process else nullcontext():
+        return fit(c, options, accelerator)
+
+
+def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
+    """`train` in a run directory that is locked for this run. options: of the config."""
+    run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     say = console.print if main else lambda *_: None
     parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches

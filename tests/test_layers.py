@@ -16,7 +16,7 @@ FLOORS = (
     {"models"},
     {"policy"},
     {"eval", "serving"},
-    {"data", "train", "baseline", "evaluate", "serve"},
+    {"data", "train", "baseline", "evaluate", "serve", "backup"},
     {"scaling"},  # trains and evaluates
     {"scale"},
     {"__init__", "__main__"},
@@ -45,7 +45,7 @@ OPTIONAL = {
     "gguf",
 }  # imported where they are used
 HTTP = {
-    f"decisionllm.serving.{name}" for name in ("app", "metrics", "middleware", "openrtb", "schemas")
+    f"decisionllm.serving.{name}" for name in ("app", "metrics", "middleware", "openrtb", "protocol", "schemas")
 }  # only serve imports them
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -114,6 +114,13 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys
     assert not same_bits(before, saved(tmp_path / "run"))
 
 
+def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
+    with checkpoint.locked(tmp_path / "run"):
+        assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 1
+    assert "another training is running in this directory" in capsys.readouterr().err
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
+
+
 def test_other_data_is_another_run(tmp_path, capsys):
     run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
     assert command(*run) == 0

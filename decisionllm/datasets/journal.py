@@ -40,7 +40,7 @@ def load(
     one_of("dataset.text", text, ("none", "served", "constant", "informative"))
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     file, episodes, table = files(path=path)[0], [], []
-    journal = Journal(file)
+    journal = Journal(file, read_only=True)
     served = journal.campaigns()
     for number, campaign in enumerate(served):
         ticks = journal.ticks(campaign["id"])

@@ -95,11 +95,7 @@ def write(path: str | Path, source: Source) -> Store:
             raise ValueError(f"episode {lacking[0]}: expected {name} in every episode or in none")
     card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
     card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
-    spaces = {key: value for key, value in card["spec"].items() if value or key != "entity_schema"}
-    digest = hashlib.blake2b(json.dumps([spaces, card["tasks"]], sort_keys=True).encode(), digest_size=16)
-    for name in sorted(arrays):
-        digest.update(name.encode() + arrays[name].tobytes())
-    card["fingerprint"] = digest.hexdigest()  # of the spec, the texts and every byte of the arrays
+    card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
 
     with atomic(path) as partial:
         partial.mkdir()
@@ -128,7 +124,10 @@ def open_store(path: str | Path) -> Store:
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
         try:
-            arrays[name] = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
+            mapped = np.load(path / f"{name}.npy", mmap_mode="r")
+            if (size := (path / f"{name}.npy").stat().st_size) != (whole := mapped.offset + mapped.nbytes):
+                raise ValueError(f"expected {whole} bytes, got {size}")
+            arrays[name] = np.asarray(mapped)
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); {REMEDY}") from error
         if (found := [str(arrays[name].dtype), list(arrays[name].shape)]) != [dtype, shape]:
@@ -137,16 +136,41 @@ def open_store(path: str | Path) -> Store:
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
 
+def verify(store: Store) -> Store:
+    """Read every byte of a store. Returns the store.
+
+    Raises:
+        ValueError: its content is not what was written.
+    """
+    card = json.loads((store.path / "card.json").read_text())
+    if (
+        found := _fingerprint(card["spec"], card["tasks"], {name: vars(store)[name] for name in card["arrays"]})
+    ) != store.fingerprint:
+        raise ValueError(f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}")
+    return store
+
+
+def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
+    """Hash of the spec, the texts and every byte of the arrays."""
+    spaces = {key: value for key, value in spec.items() if value or key != "entity_schema"}
+    digest = hashlib.blake2b(json.dumps([spaces, tasks], sort_keys=True).encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(name.encode() + arrays[name].tobytes())
+    return digest.hexdigest()
+
+
 def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     """The store of a dataset, made on first use and found again by the hash of its options.
 
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
-            hashed too, so that a new or replaced file is read.
+            hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
+            stores of an older reader are made again.
         cache_dir: the store is in cache_dir/stores.
     """
     module = dataset["_target_"].rpartition(".")[0]
-    stamps = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
+    stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
+    stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():

@@ -13,7 +13,8 @@ runs/x/
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -121,6 +123,23 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
         raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {data}: choose another run=..., "
                          "or fresh=true")  # fmt: skip
     return info
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Hold a run directory for one training, until the end of the block or of the process.
+
+    Raises:
+        ValueError: another training holds it.
+    """
+    Path(path).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(Path(path) / ".lock", blocking=False):
+            yield
+    except Timeout:
+        raise ValueError(
+            f"{path}: another training is running in this directory; wait for it, or choose another run=..."
+        ) from None
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:

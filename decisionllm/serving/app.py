@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +13,7 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
@@ -28,21 +31,24 @@ from decisionllm.serving.service import Service
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
 PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+INTERNAL = "internal server error; see the server log"
+logger = logging.getLogger("decisionllm.serving")
 MEANING = {
-    400: "not JSON", 401: "missing or wrong token", 404: "no such campaign", 409: "out of order, ended, or answered otherwise",
-    413: "body too long", 422: "a field is wrong", 503: "busy or late",
+    400: "not JSON", 401: "missing or wrong token", 403: "sent by a page of another origin", 404: "no such campaign",
+    409: "out of order, ended, or answered otherwise", 413: "body too long", 415: "a content type other than application/json",
+    421: "without a token: the host is no name of this machine", 422: "a field is wrong", 503: "busy, late, or the journal failed",
 }  # fmt: skip
 Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]
 
 
-def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
-    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (400, 401, 413, 422, 503, *codes)}
+    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)}
 
 
 def create_app(
     policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
-    token: str | None = None, max_body_bytes: int = 4_000_000, campaigns: dict[str, Any] | None = None,
+    token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
     exchange: dict[str, Any] | None = None, **limits: Any,
 ) -> FastAPI:  # fmt: skip
     """The FastAPI app of a policy.
@@ -73,6 +79,7 @@ def create_app(
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="A trained policy for bidders: campaigns with a journal, and stateless actions at /v1/act.",
+        responses=errors(403, 421, usual=()),
     )  # fmt: skip
     app.state.service, app.state.ready = service, False
     app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
@@ -94,6 +101,10 @@ def refused(error: RequestError, where: str) -> JSONResponse:
 def handle_errors(app: FastAPI) -> None:
     """Answer every error in one form: where the fault is and what was expected."""
 
+    @app.exception_handler(sqlite3.Error)
+    async def _(request: Request, error: sqlite3.Error) -> Response:
+        return refused(app.state.service.failed(error), "server")
+
     @app.exception_handler(RequestError)
     async def _(request: Request, error: RequestError) -> Response:
         return refused(error, "path" if error.field == "id" else "server" if error.status == 503 else "body")
@@ -106,16 +117,20 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> Response:
         where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
-        return error_response(error.status_code, where, str(error.detail), headers=dict(error.headers or {}))
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405 and "route" in request.scope:  # the router names the methods of one route, not of the path
+            methods = {method.upper() for method in app.openapi()["paths"][request.scope["route"].path]}
+            headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        return error_response(error.status_code, where, str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(500, ["server"], "internal server error; see the server log")
+        return error_response(500, ["server"], INTERNAL)
 
 
 def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
     """Routes that every policy has: its health, its metrics, its description and its actions."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=schemas.JSONRoute)
 
     @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
@@ -124,12 +139,13 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
 
     @routes.get("/readyz", tags=["server"], responses={503: {"model": schemas.Error, "description": "not yet"}})
     async def readyz() -> dict[str, str]:
-        """Whether the model is loaded and has made a decision."""
+        """Whether the model is loaded and has made a decision, and the journal can be written."""
         if not app.state.ready:
             raise RequestError(503, "model", "the model is being loaded")
+        await service.check_journal()
         return {"status": "ready"}
 
-    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors()[401]}
+    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors(401, usual=())[401]}
 
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
@@ -137,7 +153,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
         text, media_type = await asyncio.to_thread(metrics.text)
         return Response(text, headers={"content-type": media_type})
 
-    @routes.get("/v1/model", tags=["policy"], responses={401: errors()[401]})
+    @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
     async def model() -> dict[str, Any]:
         """The served model: its run, its data, its observations and its actions."""
         return model_info
@@ -145,7 +161,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> dict[str, Any]:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, request.model_dump()), seconds(x_deadline_ms))
+        action, togo = await service.act(parse_history(policy, request.model_dump()), service.due(seconds(x_deadline_ms)))
         if not np.isfinite(action).all():
             raise RequestError(422, "observations", "the policy has no finite action for these numbers")
         return {"action": action.tolist(), "return_to_go": togo}
@@ -154,7 +170,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
 
 
 def campaign_routes(service: Service, journal: Journal) -> APIRouter:
-    routes = APIRouter(tags=["campaigns"])
+    routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
 
     def with_ticks(id: str) -> dict[str, Any]:
         known = journal.campaign(id)
@@ -165,10 +181,11 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
     async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
-        """Open a campaign."""
-        return with_status(await service.open(request.model_dump(exclude={"key"}), request.key), None)
+        """Open a campaign, or find the one that was opened with this key."""
+        known = await service.open(request.model_dump(exclude={"key"}), request.key)
+        return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
 
-    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses={401: errors()[401]})
+    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 503, usual=()))
     async def campaigns() -> dict[str, Any]:
         """The campaigns opened last, newest first."""
         return {"campaigns": [with_status(*row) for row in await asyncio.to_thread(journal.latest, LISTED)]}
@@ -187,29 +204,39 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.post("/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409))
     async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
         """What to bid in a step. A repeated request has the same answer, byte for byte."""
-        return json_text(await service.tick(id, request.model_dump(), seconds(x_deadline_ms)))
+        return json_text(await service.tick(id, request.model_dump(), service.due(seconds(x_deadline_ms))))
 
     @routes.post("/v1/ticks", response_model=dict[str, schemas.TickAnswer | schemas.Error], responses=errors())
     async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
 
+        due = service.due(seconds(x_deadline_ms))
+
         async def one(id: str, tick: schemas.Tick) -> str:
             try:
-                return await service.tick(id, tick.model_dump(), seconds(x_deadline_ms))
+                async with service.many:
+                    return await service.tick(id, tick.model_dump(), due)
             except RequestError as error:
-                return bytes(refused(error, "ticks").body).decode()
+                answer = refused(error, "ticks")
+            except sqlite3.Error as error:
+                answer = refused(service.failed(error), "server")
+            except Exception:  # the other ticks of the request count
+                logger.exception("tick %s of campaign %s", tick.index, id)
+                answer = error_response(500, ["server"], INTERNAL)
+            return bytes(answer.body).decode()
 
         answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
         pairs = zip(request.ticks, answers, strict=True)
         return json_text("{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}")
 
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
-    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> dict[str, Any]:
+    async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
-        tick = parse_bidding(request.model_dump())
-        answer: dict[str, Any] = json.loads(await service.tick(request.campaign, tick, seconds(x_deadline_ms)))
-        bids = np.minimum(np.asarray(request.pValues, np.float64) * answer["multiplier"], answer["max_bid"])
-        return answer | {"bids": bids.tolist()}
+        due, values = service.due(seconds(x_deadline_ms)), request.pValues
+        tick = await asyncio.to_thread(parse_bidding, request.model_dump())
+        answer = json.loads(await service.tick(request.campaign, tick, due))
+        bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
+        return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))
 
     return routes
 
@@ -225,7 +252,7 @@ def seconds(ms: int | None) -> float | None:
     return ms and ms / 1000
 
 
-def json_text(text: str) -> Response:
+def json_text(text: str | bytes) -> Response:
     return Response(text, media_type="application/json")
 
 

@@ -1,7 +1,9 @@
 """Prometheus metrics of a server."""
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Info, generate_latest
@@ -59,7 +61,9 @@ class Metrics(Collector):
         yield counter("rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0})
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
         yield counter("fallbacks", "Answers by linear pacing.", counts["fallback"], "reason")
-        yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
+        with suppress(sqlite3.Error):  # the other metrics say that it is damaged
+            yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
+        yield gauge("journal_fault", "1 while the journal cannot be read or written.", bool(service.fault))
         yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
         if manager.cache is not None:
             yield counter("cache", "Prefix-cache hits, misses and evictions.", dict(manager.cache.counts), "event")

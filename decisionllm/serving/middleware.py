@@ -23,7 +23,7 @@ PROTECTED = ("/v1/", "/openrtb/", "/metrics")  # paths that need the token; the 
 def loopback(host: str) -> bool:
     """Whether a server at this address is reachable from this machine only."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return host.lower().removesuffix(".") == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
@@ -44,8 +44,8 @@ class RequestGuard:
     after the body is read and leaves unknown paths open, so that both checks are made here.
 
     Args:
-        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None: only requests to a loopback host name are
-            accepted, so that no page elsewhere can reach the server through a browser.
+        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None or empty: only requests to a loopback host
+            name are accepted, and none that a page of another origin sends, since a browser may be used to reach the server.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
     """
@@ -53,13 +53,16 @@ class RequestGuard:
     def __init__(
         self, app: ASGIApp, *, token: str | None = None, max_body_bytes: int, on_response: Callable[[Scope, int, float], object]
     ) -> None:
-        self.app, self.token, self.max_body_bytes, self.on_response = app, token, max_body_bytes, on_response
+        self.app, self.token, self.max_body_bytes, self.on_response = app, token or None, max_body_bytes, on_response
         self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began, status, received = time.perf_counter(), 500, 0
+        scope.setdefault("state", {}).setdefault("arrived", time.monotonic())  # unless the protocol knows better
+        if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -89,11 +92,17 @@ class RequestGuard:
             host = headers.get(b"host", b"").decode("latin-1")
             if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
                 return error_response(421, ["header", "host"], "expected a name of this machine", headers=close)
+            origin = headers.get(b"origin")
+            if origin is not None and origin.partition(b"://")[2] != headers[b"host"]:
+                return error_response(403, ["header", "origin"], "expected a page of this server", headers=close)
         elif scope["path"].startswith(PROTECTED):
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self.token.encode()):
                 message = "expected Bearer and the token of this server"
                 return error_response(401, ["header", "authorization"], message, headers=close)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":  # a page elsewhere can send other types unasked
+            return error_response(415, ["header", "content-type"], "expected application/json", headers=close)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:
             return error_response(413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=close)

@@ -1,22 +1,27 @@
 """OpenRTB 2.6: the current bid multiplier of a campaign answers bid requests, one opportunity at a time.
 
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`, its predicted conversion
-probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. Wins are reported by the
-campaign's next tick. An answer holds prices only, no creative.
-Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse).
+probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. A bid reserves its price until
+a notice says what became of it, or until it expires; what was paid is reported by the campaign's next tick. An answer holds
+prices only, no creative.
+Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse), 4.4 (macros).
 """
 
-import asyncio
-import json
+import math
+import secrets
+import time
+from collections import Counter as Sums
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, Counter
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.schemas import JSONRoute, Whole
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -26,17 +31,17 @@ EXAMPLE: dict[str, Any] = {
     "imp": [{"id": "1", "bidfloor": 0.5, "bidfloorcur": "USD", "ext": {"value": 0.012}}], "ext": {"campaign": "c1"},
 }  # fmt: skip
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-Words = Annotated[list[str], Field(max_length=1000)]
+Words = list[str]
 
 
 class Part(BaseModel):
-    """A part of a BidRequest. Fields that are not read are ignored, as the standard requires."""
+    """A part of a BidRequest. Fields that are not read are ignored, as the standard requires; null is as good as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
 
 
 class Pmp(Part):
-    private_auction: Literal[0, 1] = 0
+    private_auction: Literal[0, 1] | None = 0
 
 
 class ImpExt(Part):
@@ -45,28 +50,28 @@ class ImpExt(Part):
 
 class Imp(Part):
     id: Id
-    bidfloor: float = Field(0.0, ge=0, description="currency per mille")
-    bidfloorcur: str = Field("USD", max_length=3)
-    pmp: Pmp = Pmp()
+    bidfloor: float | None = Field(0.0, ge=0, description="currency per mille")
+    bidfloorcur: str | None = Field("USD", max_length=3)
+    pmp: Pmp | None = None
     ext: ImpExt
 
 
 class RequestExt(Part):
     campaign: Id
-    cat: Words = Field([], description="content categories of the advertised product, compared with bcat")
+    cat: Words | None = Field(None, description="content categories of the advertised product, compared with bcat")
 
 
 class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
-    at: int = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
-    tmax: int | None = Field(None, ge=1, le=600_000, description="milliseconds until a bid is worthless")
-    cur: Words = []
-    wseat: Words = []
-    bseat: Words = []
-    bcat: Words = []
-    test: Literal[0, 1] = 0
+    at: Whole | None = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
+    tmax: Whole | None = Field(None, ge=0, le=600_000, description="milliseconds until a bid is worthless; 0: unknown")
+    cur: Words | None = None
+    wseat: Words | None = None
+    bseat: Words | None = None
+    bcat: Words | None = None
+    test: Literal[0, 1] | None = 0
     ext: RequestExt
 
 
@@ -74,6 +79,9 @@ class Bid(BaseModel):
     id: str
     impid: str
     price: float = Field(description="currency per mille")
+    exp: int = Field(description="seconds after which the bid does not count any more")
+    nurl: str | None = Field(None, description="to request if the bid has won")
+    lurl: str | None = Field(None, description="to request if the bid has lost")
 
 
 class SeatBid(BaseModel):
@@ -102,7 +110,8 @@ def respond(
 
     Args:
         request: a BidRequest as a dict.
-        campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` and `max_bid`, currency; `ended`.
+        campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` (not yet spent or reserved) and `max_bid`,
+            currency; `ended`.
 
     Returns:
         (BidResponse as a dict, None), or (None, the reason for no bid).
@@ -110,10 +119,10 @@ def respond(
     for reason, applies in (
         ("ended", campaign["ended"]),
         ("no tick yet", campaign["multiplier"] is None),
-        ("auction type", request["at"] not in (FIRST_PRICE, SECOND_PRICE)),
-        ("currency", bool(request["cur"]) and currency not in request["cur"]),
-        ("seat", (bool(request["wseat"]) and seat not in request["wseat"]) or seat in request["bseat"]),
-        ("category", bool({*request["bcat"]} & {*request["ext"]["cat"]})),
+        ("auction type", request["at"] not in (None, FIRST_PRICE, SECOND_PRICE)),
+        ("currency", currency not in (request["cur"] or [currency])),
+        ("seat", seat not in (request["wseat"] or [seat]) or seat in (request["bseat"] or [])),
+        ("category", not {*(request["bcat"] or [])}.isdisjoint(request["ext"]["cat"] or [])),
     ):
         if applies:
             return None, reason
@@ -123,13 +132,14 @@ def respond(
         multiplier = min(multiplier, campaign["target_cpa"])
     for imp in request["imp"]:
         bid = min(multiplier * imp["ext"]["value"], campaign["max_bid"])
-        if imp["pmp"]["private_auction"]:
+        floor = imp["bidfloor"] or 0.0
+        if imp["pmp"] and imp["pmp"]["private_auction"]:
             reason = "private auction"
-        elif imp["bidfloor"] and imp["bidfloorcur"] != currency:
+        elif floor and (imp["bidfloorcur"] or "USD") != currency:
             reason = "currency"
         elif bid > left:
             reason = "budget"
-        elif bid > 0 and per_mille(bid) >= imp["bidfloor"]:
+        elif bid > 0 and per_mille(bid) >= floor:
             left -= bid
             bids.append({"id": f"{len(bids) + 1}", "impid": imp["id"], "price": per_mille(bid)})
     if not bids:
@@ -137,32 +147,122 @@ def respond(
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-def campaign_state(journal: Journal, id: str) -> dict[str, Any]:
-    """The state of a campaign after its last tick, as `respond` takes it."""
-    known = journal.campaign(id)
-    if known is None:
-        raise RequestError(404, "ext.campaign", "no such campaign")
-    tick = journal.tick(id, journal.steps(id) - 1)
-    last = json.loads(tick[1]) if tick else {"multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-    state = {name: last[name] for name in ("multiplier", "remaining", "max_bid")}
-    return state | {"target_cpa": known["target_cpa"], "ended": bool(known["ended"])}
+class OpenBids:
+    """What bids may still cost, in this process: each its price until it is settled or expires, and what was won since a tick.
+
+    Args:
+        expiry: seconds after which a bid without a notice counts as lost.
+    """
+
+    def __init__(self, expiry: float) -> None:
+        self.expiry = expiry
+        self.bids: dict[str, tuple[str, float, float]] = {}  # by id, oldest first: campaign, currency, when it expires
+        self.reserved: Sums[str] = Sums()  # nano-currency of each campaign, whole numbers so that sums are exact
+        self.won: dict[str, tuple[int, int]] = {}  # of each campaign: the last tick, nano-currency since then
+
+    def committed(self, campaign: str, step: int) -> float:
+        """Currency that bids since the last tick may cost or have cost. step: of this tick, whose result has all wins before."""
+        now = time.monotonic()
+        while self.bids and next(iter(self.bids.values()))[2] <= now:
+            self.settle(next(iter(self.bids)), 0.0)
+        if step > self.won.get(campaign, (-2, 0))[0]:
+            self.won[campaign] = step, 0
+        return (self.reserved[campaign] + self.won[campaign][1]) / 1e9
+
+    def reserve(self, campaign: str, price: float) -> str:
+        """Reserve the price of a bid, currency. Returns the bid's id, which cannot be guessed."""
+        id = secrets.token_urlsafe(12)
+        self.bids[id] = campaign, price, time.monotonic() + self.expiry
+        self.reserved[campaign] += nano(price)
+        return id
+
+    def settle(self, id: str, paid: float) -> bool:
+        """A bid was won for this price, at most its own, currency, or lost for 0. Returns whether it was open."""
+        if (bid := self.bids.pop(id, None)) is None:
+            return False
+        campaign, price, _ = bid
+        self.reserved[campaign] -= nano(price)
+        if not self.reserved[campaign]:
+            del self.reserved[campaign]
+        step, won = self.won[campaign]
+        self.won[campaign] = step, won + nano(min(paid, price))
+        return True
 
 
-def router(journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm") -> APIRouter:
-    """The OpenRTB route over a journal, with its outcomes counted in a Prometheus registry."""
-    routes, headers = APIRouter(tags=["openrtb"]), {"x-openrtb-version": VERSION}
+def nano(currency: float) -> int:
+    return math.ceil(currency * 1e9)
+
+
+def router(
+    journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm",
+    bid_expiry_s: float = 60.0, notice_url: str | None = None, bid_wait: float = math.inf,
+) -> APIRouter:  # fmt: skip
+    """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
+
+    Args:
+        bid_expiry_s: seconds after which a bid without a notice counts as lost.
+        bid_wait: seconds; a request that waited longer to be read has no bid.
+        notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
+    """
+    headers = {"x-openrtb-version": VERSION}
     outcomes = Counter("decisionllm_openrtb", "Bid requests by outcome.", ["outcome", "test"], registry=registry)
+    notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
+    open_bids = OpenBids(bid_expiry_s)
+    Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry).set_function(
+        lambda: len(open_bids.bids)
+    )
+
+    no_bid = Response(status_code=204, headers=headers)
+
+    class ShedRoute(JSONRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                late = request.method == "POST" and time.monotonic() - request.state.arrived > bid_wait
+                if late:  # before anything is read, so that others are in time
+                    outcomes.labels("busy", 0).inc()
+                    return no_bid
+                return await handler(request)
+
+            return handle
+
+    routes = APIRouter(tags=["openrtb"], route_class=ShedRoute)
 
     @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
-    async def bid(request: BidRequest) -> Response:
+    async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
-        try:
-            async with asyncio.timeout(request.tmax and request.tmax / 1000 - RETURN):
-                campaign = await asyncio.to_thread(campaign_state, journal, request.ext.campaign)
+        due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
+        response: dict[str, Any] | None = None
+        reason: str | None = "deadline"
+        if (
+            time.monotonic() < due
+        ):  # nothing waits from here on: under load the first requests are in time, not all of them late
+            if (found := journal.last(id)) is None:
+                raise RequestError(404, "ext.campaign", "no such campaign")
+            known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+            campaign = known | last | {"remaining": last["remaining"] - open_bids.committed(id, last["index"])}
             response, reason = respond(request.model_dump(), campaign, currency=currency, seat=seat)
-        except TimeoutError:
-            response, reason = None, "deadline"
-        outcomes.labels(reason or "bid", request.test).inc()
-        return JSONResponse(response, headers=headers) if response else Response(status_code=204, headers=headers)
+        outcomes.labels(reason or "bid", request.test or 0).inc()
+        if not response:
+            return no_bid
+        for each in response["seatbid"][0]["bid"]:
+            if not request.test:
+                each["id"] = open_bids.reserve(id, each["price"] / 1000)
+            each["exp"] = int(bid_expiry_s)
+            if notice_url:
+                at = f"{notice_url.rstrip('/')}/notices/{each['id']}"
+                each |= {"nurl": f"{at}/win?price=${{AUCTION_PRICE}}", "lurl": f"{at}/loss"}
+        return Response(to_json(response), headers=headers, media_type="application/json")
+
+    @routes.get("/notices/{id}/{kind}", status_code=204)
+    async def notice(id: str, kind: Literal["win", "loss"], price: str = "") -> None:
+        """The result of a bid, at the address that the bid named; price: per mille. Unknown and settled bids are ignored."""
+        try:
+            paid = float(price) / 1000
+        except ValueError:  # encrypted, or the macro as it was: the bid's own price is reserved on
+            paid = math.inf
+        if open_bids.settle(id, (max(paid, 0.0) if paid == paid else math.inf) if kind == "win" else 0.0):
+            notices.labels(kind).inc()
 
     return routes

@@ -1,15 +1,28 @@
 """Bodies of requests and answers as pydantic models: the OpenAPI document, and errors that name the wrong field."""
 
+import json
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import from_json
+
+from decisionllm.envs.auction.observation import MIN_REMAINING
 
 LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history
+OPPORTUNITIES = 1_000_000  # most of a step
 Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
 Row = Annotated[list[Number], Field(max_length=10_000)]
 Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
+Each = Annotated[list[Number], Field(max_length=OPPORTUNITIES, fail_fast=True)]  # a number of each opportunity of a step
+EachRow = Annotated[list[Annotated[list[Number], Field(max_length=3)]], Field(max_length=OPPORTUNITIES, fail_fast=True)]
+# 48.0 is an integer of JSON
+Whole = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
+Id = Annotated[str, Field(max_length=64)]
 
 
 def number(description: str, low: float = -LARGE, high: float = LARGE, **more: Any) -> Any:
@@ -18,6 +31,26 @@ def number(description: str, low: float = -LARGE, high: float = LARGE, **more: A
 
 def examples(*bodies: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(bodies)})
+
+
+class JSONRequest(Request):
+    """A request read by pydantic's JSON parser: three times as fast as Python's, and lone surrogates are no text."""
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body())
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class JSONRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JSONRequest(request.scope, request.receive))
+
+        return handle
 
 
 class Body(BaseModel):
@@ -45,10 +78,10 @@ class CampaignSettings(Body):
     """A new campaign."""
 
     model_config = examples({"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"})
-    budget: float = number("currency", 0.01)
+    budget: float = number("currency", MIN_REMAINING)
     target_cpa: float = number("currency per conversion", 1e-6)
-    category: int = Field(0, ge=0, le=1000)
-    horizon: int = Field(48, ge=1, le=STEPS, description="steps")
+    category: Whole = Field(0, ge=0, le=1000)
+    horizon: Whole = Field(48, ge=1, le=STEPS, description="steps")
     text: str | None = Field(None, max_length=2000, description="task text; none: from the policy's text template")
     name: str | None = Field(None, max_length=200)
     target_return: float | None = number("to condition on, in the reward units of training", default=None)
@@ -84,7 +117,7 @@ class Tick(Body):
          "result": {"bid": 0.05, "market_price": 0.09, "value": 0.0005, "conversion": 0.0001, "won": 0.02, "volume": 9800,
                     "spend": 41.5, "conversions": 1, "exposed_value": 0.6}},
     )  # fmt: skip
-    index: int = Field(ge=0, le=STEPS, description="of the step, from 0")
+    index: Whole = Field(ge=0, le=STEPS, description="of the step, from 0")
     key: str = Field("", max_length=200, description="of the request; a repeated request has the same")
     result: Result | None = Field(None, description="of the step before; none before the first")
     coming: Coming | None = Field(None, description="opportunities of the step; none: the campaign ends")
@@ -94,7 +127,7 @@ class Ticks(Body):
     """Ticks of several campaigns in one request."""
 
     model_config = examples({"ticks": {"64dc3ecec01eb84e": {"index": 0, "coming": {"value": 0.0005, "volume": 9800}}}})
-    ticks: dict[str, Tick] = Field(min_length=1, max_length=1000, description="by campaign id")
+    ticks: dict[Id, Tick] = Field(min_length=1, max_length=1000, description="by campaign id")
 
 
 class AuctionNetBidding(Body):
@@ -106,15 +139,15 @@ class AuctionNetBidding(Body):
          "historyAuctionResult": [[[1, 1, 0.03], [0, 0, 0]]], "historyImpressionResult": [[[1, 0], [0, 0]]],
          "historyLeastWinningCost": [[0.03, 0.08]]},
     )  # fmt: skip
-    campaign: str = Field(max_length=64, description="id of an open campaign")
-    timeStepIndex: int = Field(ge=0, le=STEPS)
-    pValues: list[Probability] = Field(max_length=1_000_000)
-    pValueSigmas: Row | None = Field(None, description="not used")
-    historyPValueInfo: list[list[Row]] = []
-    historyBid: list[Row] = []
-    historyAuctionResult: list[list[Row]] = []
-    historyImpressionResult: list[list[Row]] = []
-    historyLeastWinningCost: list[Row] = []
+    campaign: Id = Field(description="id of an open campaign")
+    timeStepIndex: Whole = Field(ge=0, le=STEPS)
+    pValues: Annotated[list[Probability], Field(max_length=OPPORTUNITIES, fail_fast=True)]
+    pValueSigmas: Each | None = Field(None, description="not used")
+    historyPValueInfo: list[EachRow] = []
+    historyBid: list[Each] = []
+    historyAuctionResult: list[EachRow] = []
+    historyImpressionResult: list[EachRow] = []
+    historyLeastWinningCost: list[Each] = []
 
 
 class TickSummary(BaseModel):

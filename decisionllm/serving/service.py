@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from decisionllm.schema import History
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+
+logger = logging.getLogger("decisionllm.serving")
 
 
 @dataclass
@@ -49,7 +53,9 @@ class Service:
         work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
+        self.many = asyncio.Semaphore(max(max_queue // 2, 1))  # of ticks that come many in a request: the others find room
         self.in_flight: dict[str, InFlightTick] = {}
+        self.fault: Exception | None = None  # of the journal; none after a write
 
     @property
     def campaigns(self) -> CampaignManager:
@@ -58,6 +64,12 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
+        if self.manager:
+            try:
+                await asyncio.to_thread(self.manager.journal.verify)
+            except sqlite3.Error as error:
+                self.failed(error)
+        self.loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
         try:
             yield self
@@ -68,10 +80,12 @@ class Service:
                 task.cancel()
             for batcher in (self.model, self.journal_writer):
                 batcher.thread.shutdown(wait=False)
+            if self.manager:
+                await asyncio.to_thread(self.manager.journal.close)
 
-    async def act(self, history: History, deadline: float | None = None) -> Decision:
+    async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
-        decision = await self._decided(self._due(deadline), DecisionRequest(None, history))
+        decision = await self._decided(due or self.due(), DecisionRequest(None, history))
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
         if isinstance(decision, Exception):
@@ -82,11 +96,12 @@ class Service:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         return await self.campaigns.open_async(settings, key, self._written)
 
-    async def tick(self, id: str, request: dict[str, Any], deadline: float | None = None) -> str:
-        """The answer to a tick in JSON. It is computed and written even if the caller disconnects."""
+    async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
+        """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
+        disconnects."""
         text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
         if tick is None:
-            decide = partial(self._decided, self._due(deadline))
+            decide = partial(self._decided, due or self.due())
             task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
             tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
             task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
@@ -99,7 +114,8 @@ class Service:
             await asyncio.wait([tick.task])
         await self.campaigns.close_async(id, self._written)
 
-    def _due(self, deadline: float | None) -> float:
+    def due(self, deadline: float | None = None) -> float:
+        """The loop's time at which a request that comes now is late. deadline: seconds, if shorter than the service's own."""
         return asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
 
     async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:
@@ -115,12 +131,33 @@ class Service:
     async def _written(self, entries: list[Entry]) -> bool:
         """Write entries to the disk. Returns whether the first of them was new."""
         try:
-            return bool(await self.journal_writer(entries))
+            new = bool(await self.journal_writer(entries))
+            if isinstance(self.fault, sqlite3.OperationalError):
+                self.fault = None
+            return new
         except QueueFullError:
             raise self._busy() from None
         except Exception as error:  # a full disk, a file that was removed
-            self.counts["journal failed"] += 1
-            raise RequestError(503, "journal", "the answer could not be saved, so it is not given; try again") from error
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> RequestError:
+        """Log and count that the journal could not be read or written. Returns the error of the request."""
+        self.counts["journal failed"] += 1
+        if str(error) != str(self.fault):
+            logger.error("journal %s: %s", self.campaigns.journal.path, error)
+        self.fault = error
+        return RequestError(503, "journal", "the answer could not be saved or read, so it is not given; try again")
+
+    async def check_journal(self) -> None:
+        """Raise a RequestError while the journal is damaged or has no room."""
+        if isinstance(self.fault, sqlite3.OperationalError):  # which may pass; a damaged file needs a person
+            try:
+                await asyncio.to_thread(self.campaigns.journal.check_room)
+                self.fault = None
+            except sqlite3.Error as error:
+                raise self.failed(error) from error
+        if self.fault:
+            raise RequestError(503, "journal", "it cannot be read or written; see the server log")
 
     def _busy(self) -> RequestError:
         self.counts["busy"] += 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import open_store, prepare, write
+from decisionllm.datasets.store import open_store, prepare, verify, write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
@@ -107,6 +107,7 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
     for damage, message in (
         (lambda: rewards.write_bytes(good[:-1]), r"rewards.npy is damaged or missing .*delete the folder"),
         (lambda: rewards.write_bytes(b"\0" * len(good)), r"rewards.npy is damaged or missing"),
+        (lambda: rewards.write_bytes(good + b"\0"), r"rewards.npy is damaged or missing \(expected 140 bytes, got 141\)"),
         (rewards.unlink, r"rewards.npy is damaged or missing"),
         (lambda: np.save(rewards, np.zeros(4, np.float32)), r"rewards.npy: expected float32 \[3\], got float32 \[4\]"),
         (lambda: np.save(rewards, np.zeros(3)), r"rewards.npy: expected float32 \[3\], got float64 \[3\]"),
@@ -203,6 +204,22 @@ def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
     assert again.path == one.path and (one.path / "card.json").stat().st_mtime_ns == stamp
     assert other.path != one.path and other.fingerprint != one.fingerprint
     assert len(folders(tmp_path / "stores")) == 2
+
+
+def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
+    store = make_store(tmp_path / "s", [episode([1, 2, 3])])
+    assert verify(open_store(store.path)).rewards.tolist() == [1, 2, 3]
+    content = bytearray((store.path / "rewards.npy").read_bytes())
+    content[-1] ^= 1
+    (store.path / "rewards.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=f"damaged: expected fingerprint {store.fingerprint}, got .*delete the folder"):
+        verify(open_store(store.path))
+
+
+def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
+    one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
+    monkeypatch.setattr("decisionllm.datasets.synthetic.VERSION", 2, raising=False)
+    assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 
 def write_log(path, reward, steps=4):

@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
 from schemathesis.checks import (
@@ -26,15 +25,17 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.journal import Journal, opened
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
+from decisionllm.serving import protocol as protocols
 from decisionllm.serving import schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.middleware import loopback
+from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
 from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
@@ -46,9 +47,9 @@ MODEL_INFO = {"run": "a", "model": "m1", "dataset": "auction", "fingerprint": "f
 
 
 @contextlib.contextmanager
-def serving(app):
+def serving(app, protocol=BoundedProtocol, **options):
     """The app on a free port of this machine: a client of it."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = protocols.server(app, protocol, port=0, **{"log_level": "error"} | options)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -57,6 +58,7 @@ def serving(app):
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            client.app = app
             yield client
     finally:
         server.should_exit = True
@@ -192,8 +194,8 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
         other = (await service.open(settings_of(1) | {"text": None}))["id"]
         await service.tick(id, drawn(0, 0))
         policy.gate.clear()
-        late = json.loads(await service.tick(id, drawn(0, 1), deadline=0.05))
-        stuck = json.loads(await service.tick(other, drawn(1, 0), deadline=0.05))  # behind it
+        late = json.loads(await service.tick(id, drawn(0, 1), service.due(0.05)))
+        stuck = json.loads(await service.tick(other, drawn(1, 0), service.due(0.05)))  # behind it
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 
@@ -252,7 +254,7 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
         first = await service.tick(id, drawn(0, 0))
         pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
         journal._writer.execute(f"PRAGMA max_page_count={pages}")
-        with pytest.raises(RequestError, match="the answer could not be saved"):
+        with pytest.raises(RequestError, match="the answer could not be saved or read"):
             for t in range(1, STEPS):
                 await service.tick(id, drawn(0, t))
         journal._writer.execute("PRAGMA max_page_count=1000000")
@@ -265,6 +267,50 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     alone = CampaignManager(policy, SPEC)
     id = alone.open(**settings_of(0))
     assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
+
+
+def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
+    journal = Journal(tmp_path / "j")
+    for i in range(60):
+        journal.write(
+            [opened(f"c{i}", None, settings_of(0) | {"name": None, "text": "x" * 500, "target_return": None, "bid_cap": None})]
+        )
+    journal.close()
+    with open(tmp_path / "j", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096 * (tmp_path.joinpath("j").stat().st_size // 4096 - 1))
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        assert (answer := client.get("/readyz")).status_code == 503 and answer.json()["detail"][0]["loc"] == [
+            "server",
+            "journal",
+        ]
+        assert client.post("/v1/campaigns/c1/tick", json=drawn(0, 0)).status_code == 503
+        many = client.post("/v1/ticks", json={"ticks": {"c1": drawn(0, 0)}})
+        assert many.status_code == 200 and many.json()["c1"]["detail"][0]["loc"] == ["server", "journal"]
+        assert client.get("/v1/campaigns").status_code == 503 and client.get("/healthz").status_code == 200
+        assert "decisionllm_journal_fault 1.0" in client.get("/metrics").text
+    assert [record.levelname for record in caplog.records if "malformed" in record.message], "it is in the log"
+
+
+def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
+    journal = Journal(tmp_path / "j")
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
+        pages = journal._writer.execute("PRAGMA page_count").fetchone()[0]
+        journal._writer.execute(f"PRAGMA max_page_count={pages}")
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            for i in range(100):
+                client.post("/v1/campaigns", json=settings_of(i) | {"text": "x" * 2000}).raise_for_status()
+        assert client.get("/readyz").status_code == 503 and "is full" in caplog.text
+        journal._writer.execute("PRAGMA max_page_count=1000000")
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        id = begun(client)
+        for t in range(4):
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
+    assert [p.name for p in tmp_path.iterdir()] == ["j"] and Journal(tmp_path / "j").steps(id) == 4
 
 
 # -- HTTP --
@@ -370,9 +416,49 @@ def test_arguments_of_auctionnet_are_a_tick(client):
         assert wrong.status_code == 422 and wrong.json()["detail"][0]["loc"][1].startswith("history")
 
 
+def test_a_step_of_twenty_thousand_opportunities_is_bid(tmp_path):
+    n = 20_000
+    values = np.random.default_rng(0).uniform(0, 0.001, n)
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
+        id = begun(client)
+        step = {"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}
+        first = client.post("/v1/bid", json=step).raise_for_status().json()
+        history = {
+            "historyPValueInfo": [np.stack([values, values], 1).tolist()], "historyBid": [first["bids"]],
+            "historyAuctionResult": [[[1, 1, 0.25]] * n], "historyImpressionResult": [[[1, 0]] * 400 + [[0, 0]] * (n - 400)],
+            "historyLeastWinningCost": [[0.25] * n],
+        }  # fmt: skip
+        second = client.post("/v1/bid", json=step | history | {"timeStepIndex": 1}).raise_for_status().json()
+    np.testing.assert_array_equal(second["bids"], np.minimum(values * second["multiplier"], second["max_bid"]))
+    assert second["spend"] == 100.0, "400 were shown, at 0.25"
+
+
+def test_a_thousand_ticks_in_one_request_are_all_decided():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=100)) as client:
+        ids = [begun(client, i) for i in range(1000)]
+        answers = client.post("/v1/ticks", json={"ticks": {id: drawn(i, 0) for i, id in enumerate(ids)}}).json()
+    assert [answers[id].get("fallback", answers[id]) for id in ids] == [None] * 1000
+
+
+def test_one_bad_tick_fails_alone(client):
+    """A text that is no text is refused before anything is written; an error in one tick is the answer to this tick."""
+    id = begun(client)
+    for bad in ('"\\ud800"', '"' + "x" * 65 + '"'):
+        one = json.dumps(drawn(0, 0))
+        body = f'{{"ticks": {{"{id}": {one}, {bad}: {one}}}}}'
+        answer = client.post("/v1/ticks", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
+    other = begun(client)
+    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (other,))
+    answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
+    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (other,))
+    assert answers.status_code == 200 and answers.json()[id]["index"] == 0
+    assert "internal server error" in answers.json()[other]["detail"][0]["msg"]
+
+
 BAD = {
     "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400], "coming.volume": [-1, float("-inf"), 1e300],
-    "index": [-1, 0.5, "0", None], "key": [5, "x" * 300, "\ud800"], "result.spend": [float("nan"), -1],
+    "index": [-1, 0.5, "0", None, True], "key": [5, "x" * 300], "result.spend": [float("nan"), -1],
 }  # fmt: skip
 
 
@@ -423,10 +509,45 @@ def test_every_answer_has_security_headers_and_foreign_hosts_are_refused(client)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 421
-    assert client.get("/healthz", headers={"host": "localhost:1"}).status_code == 200
-    assert [loopback(h) for h in ("127.0.0.1", "localhost", "::1", "[::1]", "0.0.0.0", "10.0.0.1", "a.b", "")] == [True] * 4 + [
-        False
-    ] * 4
+    for host in ("localhost:1", "LOCALHOST", "localhost."):
+        assert client.get("/healthz", headers={"host": host}).status_code == 200
+    assert all(map(loopback, ("127.0.0.1", "localhost", "::1", "[::1]")))
+    assert not any(map(loopback, ("0.0.0.0", "10.0.0.1", "a.b", "", ".", "localhost.evil")))
+
+
+def test_an_empty_token_is_none():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="")) as client:
+        assert client.get("/v1/campaigns", headers={"host": "evil.example"}).status_code == 421
+        assert client.get("/v1/campaigns").status_code == 200
+
+
+def test_a_page_elsewhere_cannot_send_requests(client):
+    body = json.dumps(settings_of(0))
+    for headers, status in (
+        ({}, 415), ({"content-type": "text/plain"}, 415), ({"content-type": "application/json; charset=utf-8"}, 201),
+        ({"content-type": "application/json", "origin": "http://evil.example"}, 403),
+        ({"content-type": "application/json", "origin": "null"}, 403),
+        ({"content-type": "application/json", "origin": str(client.base_url).rstrip("/")}, 201),
+    ):  # fmt: skip
+        answer = client.post("/v1/campaigns", content=body, headers=headers)
+        assert answer.status_code == status, headers
+        assert status == 201 or answer.json()["detail"][0]["loc"] == ["header", [*headers, "content-type"][status == 403]]
+
+
+def test_methods_are_answered_as_http_says(client):
+    assert client.head("/healthz").status_code == client.head("/").status_code == 200
+    assert not client.head("/v1/model").content
+    assert client.put("/v1/campaigns", json={}).headers["allow"] == "GET, HEAD, POST"
+    assert client.post("/v1/campaigns/x", json={}).headers["allow"] == "DELETE, GET, HEAD"
+    assert client.get("/v1/act").headers["allow"] == "POST"
+    assert client.post("/", json={}).status_code == 405
+
+
+def test_a_budget_that_cannot_be_spent_is_refused(client):
+    spent = client.post("/v1/campaigns", json=settings_of(0) | {"budget": 0.05})
+    assert (spent.status_code, spent.json()["detail"][0]["loc"]) == (422, ["body", "budget"])
+    least = begun(client, 0, budget=0.1, horizon=6.0)
+    assert client.post(f"/v1/campaigns/{least}/tick", json=drawn(0, 0) | {"index": 0.0}).json()["guards"] != ["budget spent"]
 
 
 def test_metrics_count_ticks_and_requests(client):
@@ -447,7 +568,12 @@ def test_metrics_count_ticks_and_requests(client):
 
 def test_opening_twice_with_one_key_is_one_campaign(client):
     first, second = (client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json() for _ in range(2))
-    assert first == second
+    assert first == second and first["step"] == 0
+    for t in range(3):
+        client.post(f"/v1/campaigns/{first['id']}/tick", json=drawn(0, t)).raise_for_status()
+    again = client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json()
+    spent = drawn(0, 1)["result"]["spend"] + drawn(0, 2)["result"]["spend"]
+    assert (again["id"], again["step"], again["spend"]) == (first["id"], 3, spent), "where it is now"
     other = client.post("/v1/campaigns", json=settings_of(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
 

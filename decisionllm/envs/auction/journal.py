@@ -9,8 +9,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from decisionllm.files import atomic
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
@@ -22,6 +25,9 @@ SCHEMA = (
     " answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
 CAMPAIGN = "SELECT id, opened, ended, facts FROM campaigns"
+WITH_LAST = (
+    "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1) FROM campaigns"
+)
 
 
 class Journal:
@@ -29,36 +35,59 @@ class Journal:
 
     Args:
         path: a file, created if there is none; `:memory:` keeps nothing after the process.
+        read_only: no row is written; the file may be a running server's, or lie where nothing can be written.
 
     Raises:
         ValueError: the file cannot be written, is no journal, or one of another version.
     """
 
-    def __init__(self, path: str | Path = ":memory:") -> None:
+    def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
         self.path = str(path)
         try:
-            if self.path != ":memory:":
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self._writer, self._writing = self._connect(), threading.Lock()
-            for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-                self._writer.execute(f"PRAGMA {pragma}")
-            self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
-            if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
-                    self._writer.execute(statement)
-            self._writer.execute("COMMIT")
+            if read_only:
+                self._writer, self._writing = self._connect_to_read(), threading.Lock()
+            else:
+                self._open_to_write()
             found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
             self._reader, self._reading = self._writer, self._writing
-            if self.path != ":memory:":  # readers do not wait for a write
+            if self.path != ":memory:" and not read_only:  # readers do not wait for a write
                 self._reader, self._reading = self._connect(), threading.Lock()
         except (sqlite3.Error, OSError) as error:
-            raise ValueError(f"journal: expected a file to write, or one written by a server, got {path} ({error})") from error
+            kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
+            raise ValueError(f"journal: expected {kind}, got {path} ({error})") from error
         if found != (APPLICATION, VERSION):
             got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+    def _open_to_write(self) -> None:
+        if self.path != ":memory:":
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        self._writer, self._writing = self._connect(), threading.Lock()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            self._writer.execute(f"PRAGMA {pragma}")
+        self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
+        if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
+                self._writer.execute(statement)
+        self._writer.execute("COMMIT")
+
+    def _connect(self, path: str = "") -> sqlite3.Connection:
+        path = path or self.path
+        return sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=path.startswith("file:"))
+
+    def _connect_to_read(self) -> sqlite3.Connection:
+        """A connection that changes no row; where nothing can be written beside the file, only to one without a log."""
+        file = Path(self.path).resolve()
+        connection = self._connect(f"{file.as_uri()}?mode=rw")
+        try:
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("SELECT 1 FROM sqlite_master")
+        except sqlite3.OperationalError:
+            log = file.with_name(f"{file.name}-wal")
+            if not file.is_file() or (log.is_file() and log.stat().st_size):
+                raise
+            connection = self._connect(f"{file.as_uri()}?immutable=1")
+        return connection
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
         """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""
@@ -86,10 +115,14 @@ class Journal:
 
     def latest(self, count: int) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """The campaigns opened last, newest first, each with the answer to its last tick."""
-        rows = self._read(
-            "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
-            " FROM campaigns ORDER BY number DESC LIMIT ?", count,
-        )  # fmt: skip
+        return self._with_last("ORDER BY number DESC LIMIT ?", count)
+
+    def last(self, id: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+        """A campaign with the answer to its last tick."""
+        return next(iter(self._with_last("WHERE id = ?", id)), None)
+
+    def _with_last(self, which: str, *values: Any) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        rows = self._read(f"{WITH_LAST} {which}", *values)
         return [(_campaign(*row), answer and json.loads(answer)) for *row, answer in rows]
 
     def still_open(self) -> int:
@@ -114,9 +147,39 @@ class Journal:
         with self._reading:
             return self._reader.execute(query, values).fetchall()
 
+    def verify(self) -> None:
+        """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
+        if (found := self._read("PRAGMA quick_check(1)")) != [("ok",)]:
+            raise sqlite3.DatabaseError(found[0][0])
+
+    def check_room(self) -> None:
+        """Write and delete 100 kB. Raises sqlite3.Error if that fails."""
+        with self._writing:
+            for statement in (
+                "CREATE TABLE IF NOT EXISTS room (x)",
+                "INSERT INTO room VALUES (zeroblob(100000))",
+                "DROP TABLE room",
+            ):
+                self._writer.execute(statement)
+
+    def backup(self, to: str | Path) -> None:
+        """Copy the journal, also while a server writes it.
+
+        Raises:
+            ValueError: there is a file already.
+        """
+        if Path(to).exists():
+            raise ValueError(f"to: expected a new file, got {to}, which exists")
+        with atomic(to) as partial, closing(sqlite3.connect(partial)) as copy, self._reading:
+            self._reader.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
+
     def close(self) -> None:
-        for connection in {self._writer, self._reader}:
-            connection.close()
+        """Close the file; what SQLite kept beside it is then in it, unless another process has it open."""
+        with self._writing:
+            self._writer.close()
+        with self._reading:
+            self._reader.close()
 
 
 def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:

@@ -1,0 +1,15 @@
+"""`decisionllm backup`: a copy of a server's journal, whole also while the server writes it."""
+
+from contextlib import closing
+from typing import Any
+
+from decisionllm.envs.auction.journal import Journal
+
+
+def backup(config: dict[str, Any]) -> None:
+    """Copy a journal (see configs/backup.yaml)."""
+    with closing(Journal(config["journal"], read_only=True)) as journal:
+        journal.backup(config["to"])
+    with closing(Journal(config["to"], read_only=True)) as copy:
+        copy.verify()
+        print(f"{config['to']}: {len(copy.campaigns()):,} campaigns of {config['journal']}")
