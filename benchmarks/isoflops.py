@@ -70,7 +70,12 @@ def predict(runs):
     power = law.fit(given[0], np.ones(len(given[0])), given[2], data=False, draws=0)
     rows["parabola"] = {"least": power(C, 1) / least - 1, "N": np.exp(at + slope * np.log(C)) / N - 1}
     errors = {name: {key: float(abs(x).mean()) for key, x in row.items()} for name, row in rows.items()}
-    return {"runs": len(runs), "fitted_budgets": int(known.groupby(runs["budget"]).all().sum()), "predicted": C.tolist(), **errors}
+    return {
+        "runs": len(runs),
+        "fitted_budgets": int(known.groupby(runs["budget"]).all().sum()),
+        "predicted": C.tolist(),
+        **errors,
+    }
 
 
 def main():

@@ -19,6 +19,7 @@ from scipy.special import expit
 from scipy.stats import rankdata
 
 HUBER = 0.02  # log residuals beyond this count linearly
+WIDE = 4.0  # an exponent is not determined if its interval spans this factor
 CERTAIN = 0.01  # p below which a trend is accepted
 BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "gamma": (-4.0, 4.0)}
 STARTS = {"alpha": np.geomspace(0.03, 2, 7), "beta": np.geomspace(0.03, 2, 7), "gamma": np.array([-1.0, 0.1, 1.0])}
@@ -90,6 +91,12 @@ def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bo
     return replace(law, intervals=intervals, draws=tuple(drawn))
 
 
+def cost(N: Any, D: Any, flops: Any) -> float:
+    """FLOPs per parameter and step of data: the median of the runs (n,) on at least half of the largest data."""
+    each, share = np.asarray(flops, np.float64) / N / D, np.asarray(D) / np.max(D)
+    return float(np.median(each[share >= 0.5]))
+
+
 def allocate(law: Law, flops: Any, cost: float) -> tuple[Any, Any]:
     """N and D of the least loss whose compute is `flops` = cost N D: alpha A / N^alpha = beta B / D^beta there; flops broadcasts.
 
@@ -149,6 +156,30 @@ def frontier(C: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, list[float] |
         return best, None
     law = fit(C[best], np.ones(len(best)), loss[best], data=False, draws=0)
     return best, [law.E, law.A, law.alpha]
+
+
+def intrinsic(C: Any, score: Any) -> np.ndarray:
+    """Intrinsic performance of n runs: the least compute (n,) of any run that scores at least as much. C, score: (n,).
+
+    Source: Hilton, Tang and Schulman, Scaling laws for single-agent reinforcement learning, 2023, who define it for models that
+    are scaled along the frontier; here of the runs that were made.
+    """
+    C, order = np.asarray(C, np.float64), np.lexsort((C, -np.asarray(score)))
+    least: np.ndarray = np.empty_like(C)
+    least[order] = np.minimum.accumulate(C[order])
+    return least
+
+
+def loose(law: Law) -> list[str]:
+    """The exponents that the runs do not determine: the interval reaches the bounds, or is wide, or the term may be missing."""
+    factors = {"alpha": "A", "beta": "B"}
+    found = []
+    for name, bounds in BOUNDS.items():
+        low, high = (law.intervals or {}).get(name, (1.0, 1.0))
+        wide = name in factors and (high > WIDE * low or (law.intervals or {}).get(factors[name], (1.0,))[0] <= 0)
+        if wide or np.isclose([low, high], bounds, rtol=0.02).any():
+            found.append(name)
+    return found
 
 
 def saturate(loss: Any, score: Any, *, draws: int = 200) -> dict[str, Any]:
