@@ -23,11 +23,12 @@ from scipy.special import huber, logsumexp
 
 from decisionllm.scaling import law
 
+STARTS = list(itertools.product((-0.5, 0, 0.5, 1), (0, 5, 10, 15, 20), (0.2, 0.5, 1), (0, 5, 10, 15, 20), (0.2, 0.5, 1)))
 RESULTS = Path(__file__).with_suffix(".jsonl")
 
 
-def direct(N, D, loss):
-    """All five parameters by L-BFGS from 4 x 5 x 5 x 3 x 3 starts: log E, log A, alpha, log B, beta."""
+def direct(N, D, loss, starts):
+    """All five parameters by L-BFGS from many starts: log E, log A, alpha, log B, beta."""
     n, d, logs = np.log(N), np.log(D), np.log(loss)
 
     def cost(x):
@@ -39,7 +40,6 @@ def direct(N, D, loss):
         gradient = [(slope * shares[0]).sum(), size.sum(), -(n * size).sum(), data.sum(), -(d * data).sum()]
         return huber(1e-3, error).sum(), np.array(gradient)
 
-    starts = itertools.product((-0.5, 0, 0.5, 1), (0, 5, 10, 15, 20), (0.2, 0.5, 1), (0, 5, 10, 15, 20), (0.2, 0.5, 1))
     best = min((minimize(cost, start, jac=True, method="L-BFGS-B") for start in starts), key=lambda found: found.fun).x
     return law.Law(E=np.exp(best[0]), A=np.exp(best[1]), alpha=best[2], B=np.exp(best[3]), beta=best[4])
 
@@ -54,7 +54,7 @@ def vertices(runs):
     return np.array(found).T
 
 
-def predict(runs):
+def predict(runs, starts=STARTS):
     """{method: relative errors} of one experiment, and the budgets that are predicted."""
     k = float((runs["budget"] / runs["params"] / runs["tokens"]).median())  # FLOPs per parameter and token
     budgets = np.unique(runs["budget"])
@@ -63,7 +63,7 @@ def predict(runs):
     columns = [runs.loc[known, name].to_numpy() for name in ("params", "tokens", "loss")]
     far = [runs.loc[~known, name].to_numpy() for name in ("params", "tokens", "loss")]
     rows = {}
-    for name, fitted in {"ours": law.fit(*columns, draws=0), "direct": direct(*columns)}.items():
+    for name, fitted in {"ours": law.fit(*columns, draws=0), "direct": direct(*columns, starts)}.items():
         best = np.array([law.allocate(fitted, c, k) for c in C])
         rows[name] = {"losses": fitted(*far[:2]) / far[2] - 1, "least": fitted(*best.T) / least - 1, "N": best[:, 0] / N - 1}
     slope, at = np.polyfit(np.log(given[0]), np.log(given[1]), 1)

@@ -88,7 +88,10 @@ def intrinsic(scored: pd.DataFrame) -> list[tuple[float, float]]:
     """The steps (score, least FLOPs that reach it), of means over seeds; each costs more than the one before."""
     if scored.empty:
         return []
-    cells = scored.groupby([name for name in AXES if name != "seed"])[["score", "flops"]].mean()
+    cells = scored.groupby([name for name in AXES if name != "seed"]).agg(
+        score=("score", "mean"), flops=("flops", "mean"), runs=("run", "size")
+    )
+    cells = cells[cells["runs"] == cells["runs"].max()]  # the mean of fewer seeds is luckier
     cells["least"] = law.intrinsic(cells["flops"], cells["score"])
     return [(float(score), float(flops)) for flops, score in cells.groupby("least")["score"].max().reset_index().to_numpy()]
 
@@ -101,6 +104,9 @@ def laws(fits: dict[str, Any]) -> list[str]:
         f"{what} (rank test within the other axes, p = {p[name]:.2g})."
         for name, what in (("size", "parameters"), ("data", "data"))
     ]
+    if fits["intrinsic"]:
+        reached = "; ".join(f"{score:.3g} with {flops:.2g}" for score, flops in fits["intrinsic"])
+        lines.append(f"Intrinsic performance, the least FLOPs whose runs reach a score, means over seeds: {reached}.")
     if fit is None:
         return [*lines, "No law is fitted: there is no trend, or too few runs or values."]
     size = f" + {fit.A:.3g} / N^{fit.alpha:.3f}" if fit.A else ""
@@ -119,8 +125,6 @@ def laws(fits: dict[str, Any]) -> list[str]:
         p = fits["score"]["p"]
         trend = "the score rises as the loss falls" if p <= law.CERTAIN else "no trend"
         lines.append(f"Score and loss: {trend} (p = {p:.2g}).")
-        reached = "; ".join(f"{score:.3g} with {flops:.2g}" for score, flops in fits["intrinsic"])
-        lines.append(f"Intrinsic performance, the least FLOPs whose runs reach a score, means over seeds: {reached}.")
     return lines
 
 
