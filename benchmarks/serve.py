@@ -46,7 +46,7 @@ def policy_of(backbone, dtype):
     model = DecisionLLM(
         SPEC, build(choices["backbone"][backbone], 0), choices["head"]["gaussian"], ModelOptions(timesteps="none")
     )
-    model.normalizer.fit(np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32), np.linspace(0, 40, 100))
+    model.normalizer.fit([(np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32), np.linspace(0, 40, 100))])
     model.backbone.model.to(dtype)
     return Policy(model, 48, 24, 20.0)
 

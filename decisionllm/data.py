@@ -10,6 +10,7 @@ from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.store import Store, prepare, verify
+from decisionllm.models.normalizer import Moments
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -76,14 +77,22 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
             )
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
-    mean, deviation = (np.round(f(store.observations, 0, dtype=np.float64), 2).tolist() for f in (np.mean, np.std))
+    seen, taken, counts, edge = Moments(), Moments(), np.zeros(spec.num_actions, int), 0.0
+    for start in range(0, len(store.rewards), size := max(windows.BLOCK // spec.observation_dim, 1)):
+        actions = store.actions[start : start + size]
+        seen.add(store.observations[start : start + size])
+        taken.add(actions)
+        if spec.num_actions:
+            counts += np.bincount(actions[:, 0].astype(int), minlength=spec.num_actions)
+        else:
+            edge += float((np.isclose(actions, spec.low) | np.isclose(actions, spec.high)).sum())
+    mean, deviation = (np.asarray(x).round(2).tolist() for x in (seen.mean, seen.deviation))
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
     if spec.num_actions:
-        counts = np.bincount(store.actions[:, 0].astype(int), minlength=spec.num_actions)
         yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
     else:
-        edge = np.isclose(store.actions, spec.low) | np.isclose(store.actions, spec.high)
-        yield f"  action       {spec.action_dim} numbers within {list(spec.low)} .. {list(spec.high)}, seen {store.actions.min(0).tolist()} .. {store.actions.max(0).tolist()}, {100 * edge.mean():.1f} % at a bound"
+        bounds = f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. {taken.high.tolist()}"
+        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / store.actions.size:.1f} % at a bound"
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 

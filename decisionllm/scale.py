@@ -1,4 +1,4 @@
-"""The command `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, write a report."""
+"""The command `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, report, advise."""
 
 from functools import partial
 from pathlib import Path
@@ -8,10 +8,10 @@ from rich.console import Console
 
 from decisionllm.config import one_of
 from decisionllm.policy import checkpoint
-from decisionllm.scaling import executors, grid, ledger, report
+from decisionllm.scaling import advice, executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute
 
-ACTIONS = ("plan", "run", "status", "retry", "report")
+ACTIONS = ("plan", "run", "status", "retry", "report", "advise")
 
 
 def scale(config: dict[str, Any]) -> Path:
@@ -29,6 +29,10 @@ def scale(config: dict[str, Any]) -> Path:
     """
     console = Console(soft_wrap=True, markup=False, highlight=False)
     one_of("action", config["action"], ACTIONS)
+    if config["action"] == "advise":
+        if not config["flops"] > 0:
+            raise ValueError(f"flops: action=advise needs the compute of a run, expected more than 0, got {config['flops']}")
+        return advice.write(Path(config["read"] or Path(config["out"]) / "study.json"), config["flops"], say=console.print)
     if config["read"]:
         return report.write(Path(config["read"]).parent, report.read(config["read"]), say=console.print)
     study, out = grid.check(config["study"]), Path(config["out"])

@@ -26,6 +26,7 @@ from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Window
 
+NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
 
@@ -192,15 +193,23 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
 
 def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
     """Fit the model's units to the training steps; a model started from a run keeps the units of its weights."""
-    store, steps = data.store, data.steps
+    store, steps, normalizer = data.store, data.steps, model.normalizer
+
+    def blocks() -> Iterator[np.ndarray]:
+        return steps.blocks(data.episodes, NUMBERS // store.spec.observation_dim)
+
+    def changes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for rows in blocks():
+            pairs = rows[~np.isin(rows + 1, steps.end[data.episodes])]  # rows with a next one
+            yield store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows]
+
     if started:
-        model.normalizer.widen(steps.returns_to_go[data.rows])
+        for rows in blocks():
+            normalizer.widen(steps.returns_to_go[rows])
         return
-    model.normalizer.fit(store.observations[data.rows], steps.returns_to_go[data.rows])
+    normalizer.fit((store.observations[rows], steps.returns_to_go[rows]) for rows in blocks())
     if dynamics:
-        pairs = np.concatenate([np.arange(steps.first[e], steps.end[e] - 1) for e in data.episodes])  # rows with a next one
-        changes = store.observations[pairs + 1] - store.observations[pairs]
-        model.normalizer.fit_dynamics(changes, store.rewards[data.rows])
+        normalizer.fit_dynamics(changes())
 
 
 def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
@@ -209,7 +218,8 @@ def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
 
     def of(d: Data, label: str) -> dict[str, float]:
         steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
-        returns = steps.returns_to_go[steps.rows(episodes)] if c.model.return_horizon else d.store.returns[episodes]
+        togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
+        returns = np.concatenate(list(togo)) if c.model.return_horizon else d.store.returns[episodes]
         return {str(q): float(np.quantile(returns, q)) for q in quantiles}
 
     parts = mixture.evaluated(c.dataset, {name: d.store for name, d in data.items()})
@@ -224,7 +234,8 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     for each in data.values():
         held = f"{len(each.held_out):,} episodes held out"
-        say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {len(each.rows):,} steps; {held}")
+        steps = (each.steps.end - each.steps.first)[each.episodes].sum()
+        say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {steps:,} steps; {held}")
     where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
     say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")

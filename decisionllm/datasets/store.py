@@ -6,13 +6,16 @@ space, horizon), the distinct task texts, the origin, and a fingerprint of every
 
 import hashlib
 import json
+import shutil
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from filelock import FileLock
 
 from decisionllm.files import atomic
 from decisionllm.protocols import Source
@@ -71,38 +74,67 @@ class Store(StepColumns[np.ndarray]):
 
 
 def write(path: str | Path, source: Source) -> Store:
-    """Write a Source to a folder, all or nothing, and open it.
+    """Write a Source to a folder, all or nothing, and open it. Episodes go to disk as they come.
 
     Raises:
         ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
     """
-    path, spec = Path(path), source.spec
-    episodes: list[Episode] = []
-    tasks: dict[str, int] = {}
-    for e, episode in enumerate(source.episodes):
-        _check(f"episode {e}", episode, spec)
-        episodes.append(episode)
-        tasks.setdefault(episode.task, len(tasks))
-    if not episodes:
-        raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
-    arrays: dict[str, Any] = {"offsets": np.cumsum([0, *(len(e.rewards) for e in episodes)]).astype(np.int64)}
-    for name, dtype in (STEP_FIELDS | EPISODE_FIELDS).items():
-        parts = [tasks[e.task] if name == "task" else vars(e)[name] for e in episodes]
-        lacking = [e for e, part in enumerate(parts) if part is None]
-        if not lacking:
-            arrays[name] = (np.concatenate(parts) if name in STEP_FIELDS else np.array(parts)).astype(dtype)
-        elif len(lacking) < len(parts):
-            raise ValueError(f"episode {lacking[0]}: expected {name} in every episode or in none")
-    card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
-    card["arrays"] = {name: [str(a.dtype), list(a.shape)] for name, a in sorted(arrays.items())}
-    card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
-
+    path, spec, tasks = Path(path), source.spec, dict[str, int]()
     with atomic(path) as partial:
         partial.mkdir()
-        for name, array in arrays.items():
-            np.save(partial / f"{name}.npy", array)
+        with ExitStack() as files:
+            columns = {"offsets": files.enter_context(Column(partial / "offsets.npy", np.int64))}
+            columns["offsets"].append(np.zeros(1))
+            end = 0
+            for e, episode in enumerate(source.episodes):
+                _check(f"episode {e}", episode, spec)
+                given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
+                rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
+                rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
+                rows["offsets"] = np.array([end := end + len(episode.rewards)])
+                for name in rows.keys() - columns if e == 0 else ():
+                    columns[name] = files.enter_context(Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name]))
+                if unequal := rows.keys() ^ columns:
+                    lacking = 0 if (name := min(unequal)) in rows else e
+                    raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
+                for name, values in rows.items():
+                    columns[name].append(values)
+        if not end:
+            raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
+        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
+        card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
+        arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
+        card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
+
+
+class Column:
+    """An .npy file that grows by rows: numpy leaves room in its header for any number of them."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self.file, self.dtype, self.shape = path.open("wb", buffering=1 << 18), np.dtype(dtype), (0,)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Rows (n, ...) of any dtype, each of the size of the first ones."""
+        if not self.shape[0]:
+            self.shape = (0, *rows.shape[1:])
+            self.header()
+        self.shape = (self.shape[0] + len(rows), *self.shape[1:])
+        self.file.write(np.ascontiguousarray(rows, self.dtype).data)
+
+    def header(self) -> None:
+        """Write the header of so many rows."""
+        self.file.seek(0)
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self.file:
+            self.header()
 
 
 def open_store(path: str | Path) -> Store:
@@ -155,7 +187,8 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
     spaces = {key: value for key, value in spec.items() if value or key != "entity_schema"}
     digest = hashlib.blake2b(json.dumps([spaces, tasks], sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
-        digest.update(name.encode() + arrays[name].tobytes())
+        digest.update(name.encode())
+        digest.update(memoryview(np.ascontiguousarray(arrays[name])).cast("B"))
     return digest.hexdigest()
 
 
@@ -166,17 +199,21 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
             hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
             stores of an older reader are made again.
-        cache_dir: the store is in cache_dir/stores.
+        cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
     """
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
-    if (path / "card.json").is_file():
-        return open_store(path)
-    source = build(dataset)
-    return source if isinstance(source, Store) else write(path, source)
+    (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / path.name):
+        if (path / "card.json").is_file():
+            return open_store(path)
+        for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
+            shutil.rmtree(left)
+        source = build(dataset)
+        return source if isinstance(source, Store) else write(path, source)
 
 
 def files(dataset: dict[str, Any]) -> list[Path]:

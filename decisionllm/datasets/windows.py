@@ -1,6 +1,6 @@
 """Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all use this slicer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 
 from decisionllm.datasets.store import Store
 from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
+
+BLOCK = 1 << 22  # rows that are worked on at a time
 
 
 def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -34,9 +36,14 @@ class Steps(StepColumns[np.ndarray]):
     first: np.ndarray = shaped("E")  # row of each episode's first step
     end: np.ndarray = shaped("E")  # row after its last
 
-    def rows(self, episodes: np.ndarray) -> np.ndarray:
-        """The rows (n,) of these episodes, end to end."""
-        return np.concatenate([np.arange(self.first[e], self.end[e]) for e in episodes])
+    def blocks(self, episodes: np.ndarray, size: int = BLOCK) -> Iterator[np.ndarray]:
+        """The rows of these episodes, end to end, at most `size` at a time."""
+        first = self.first[episodes]
+        before = np.concatenate([[0], np.cumsum(self.end[episodes] - first)])
+        for start in range(0, before[-1], size):
+            row = np.arange(start, min(start + size, before[-1]))
+            which = np.searchsorted(before, row, side="right") - 1
+            yield first[which] + row - before[which]
 
 
 def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
@@ -47,14 +54,22 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
         return_horizon: a return counts the rewards of this many next steps; 0: to the end of the episode. The last steps of a
             truncated episode are then left out, since the rewards that would have followed are unknown.
     """
-    togo = returns_to_go(store.rewards, store.returns, store.offsets)
     first, end = store.offsets[:-1], store.offsets[1:]
+    togo: np.ndarray = np.empty(len(store.rewards), np.float32)
+    cuts = np.unique(np.searchsorted(end, np.arange(BLOCK, len(togo), BLOCK)))
+    for part in np.split(np.arange(len(first)), cuts):  # episodes of about BLOCK rows
+        if not len(part):
+            continue
+        rows, offsets = slice(first[part[0]], end[part[-1]]), np.append(first[part], end[part[-1]]) - first[part[0]]
+        each = returns_to_go(store.rewards[rows], store.returns[part], offsets)
+        if return_horizon:
+            last = np.repeat(offsets[1:], np.diff(offsets))
+            later = np.minimum(np.arange(len(each)) + return_horizon, last)
+            each = each - np.where(later < last, each[np.minimum(later, len(each) - 1)], 0)
+        togo[rows] = each
     if return_horizon:
-        last = np.repeat(end, store.lengths)
-        later = np.minimum(np.arange(len(togo)) + return_horizon, last)
-        togo = togo - np.where(later < last, togo[np.minimum(later, len(togo) - 1)], 0)
         end = np.where(store.terminated, end, np.maximum(end - return_horizon + 1, first))
-    columns = {"observations": store.observations, "actions": store.actions, "returns_to_go": togo.astype(np.float32)}
+    columns = {"observations": store.observations, "actions": store.actions, "returns_to_go": togo}
     return Steps(**columns, first=first, end=end, **_optional(store))
 
 

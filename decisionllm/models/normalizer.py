@@ -1,6 +1,6 @@
 """Raw units <-> the model's units, fitted once from the training steps and saved with the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -54,20 +54,25 @@ class Normalizer(nn.Module):
             self.register_buffer(name, value)
 
     @torch.no_grad()
-    def fit(self, observations: np.ndarray, returns_to_go: np.ndarray) -> None:
-        """Fit to all training steps: observations (n, S) and returns-to-go (n,), raw units."""
-        _standardize(self.observation_mean, self.observation_scale, observations)
-        for _, first, width, count in self.blocks[1:]:
+    def fit(self, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fit to all training steps in one pass over blocks: observations (n, S) and returns-to-go (n,), raw units."""
+        whole, togo, kinds = Moments(), Moments(), [Moments() for _ in self.blocks[1:]]
+        for observations, returns_to_go in blocks:
+            whole.add(observations)
+            togo.add(returns_to_go)
+            for kind, (_, first, width, count) in zip(kinds, self.blocks[1:], strict=True):
+                each = observations[:, first : first + width * count].reshape(-1, width)
+                kind.add(each[each[:, 0] > 0.5])
+        _standardize(self.observation_mean, self.observation_scale, whole)
+        for kind, (_, first, width, count) in zip(kinds, self.blocks[1:], strict=True):
             columns = slice(first, first + width * count)
-            each = observations[:, columns].reshape(-1, width)
-            each = each[each[:, 0] > 0.5]
-            mean, scale = (f(each, 0, dtype="float64") if len(each) else np.zeros(width) for f in (np.mean, np.std))
+            mean, scale = (np.array(x) if kind.count else np.zeros(width) for x in (kind.mean, kind.deviation))
             mean[0], scale[0] = 0, 1
             self.observation_mean[columns] = torch.from_numpy(np.tile(mean, count)).float()
             self.observation_scale[columns] = torch.from_numpy(np.tile(_positive(scale), count)).float()
-        self.return_mean.fill_(float(returns_to_go.mean(dtype="float64")))
-        self.return_scale.fill_(float(returns_to_go.std(dtype="float64")) or 1.0)
-        self.return_range.copy_(torch.tensor([float(returns_to_go.min()), float(returns_to_go.max())]))
+        self.return_mean.fill_(float(togo.mean))
+        self.return_scale.fill_(float(togo.deviation) or 1.0)
+        self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 
     @torch.no_grad()
     def widen(self, returns_to_go: np.ndarray) -> None:
@@ -76,11 +81,15 @@ class Normalizer(nn.Module):
         self.return_range[1].clamp_(min=float(returns_to_go.max()))
 
     @torch.no_grad()
-    def fit_dynamics(self, changes: np.ndarray, rewards: np.ndarray) -> None:
-        """Fit to changes of the observation from one step to the next (n, S) and to rewards (n,), raw units."""
+    def fit_dynamics(self, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fit to blocks of changes of the observation from one step to the next (m, S) and of rewards (n,), raw units."""
+        changes, rewards = Moments(), Moments()
+        for change, reward in blocks:
+            changes.add(change)
+            rewards.add(reward)
         _standardize(self.change_mean, self.change_scale, changes)
-        self.reward_mean.fill_(float(rewards.mean(dtype="float64")))
-        self.reward_scale.fill_(float(rewards.std(dtype="float64")) or 1.0)
+        self.reward_mean.fill_(float(rewards.mean))
+        self.reward_scale.fill_(float(rewards.deviation) or 1.0)
 
     def observations(self, x: Tensor) -> Tensor:
         """Raw observations (..., S) in the model's units."""
@@ -112,10 +121,42 @@ class Normalizer(nn.Module):
         return x if self.discrete else (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
 
 
-def _standardize(mean: Tensor, scale: Tensor, values: np.ndarray) -> None:
-    """Fill mean and scale (S,) from values (n, S)."""
-    mean.copy_(torch.from_numpy(values.mean(0, dtype="float64")))
-    scale.copy_(torch.from_numpy(_positive(values.std(0, dtype="float64"))))
+class Moments:
+    """Count, mean, variance and range of the columns of blocks of rows.
+
+    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.variance, self.low, self.high = 0, np.zeros(()), np.zeros(()), np.inf, -np.inf
+
+    def add(self, rows: np.ndarray) -> None:
+        """A further block (n, ...), which may be empty."""
+        if not len(rows):
+            return
+        mean, variance, share = (
+            rows.mean(0, dtype=np.float64),
+            rows.var(0, dtype=np.float64),
+            len(rows) / (self.count + len(rows)),
+        )
+        apart = mean - self.mean
+        self.mean = mean if share == 1 else self.mean + share * apart
+        self.variance = (
+            variance if share == 1 else (1 - share) * self.variance + share * variance + share * (1 - share) * apart**2
+        )
+        self.low, self.high = np.minimum(self.low, rows.min(0)), np.maximum(self.high, rows.max(0))
+        self.count += len(rows)
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviations, the shape of a row."""
+        return np.sqrt(self.variance)
+
+
+def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
+    """Fill mean and scale (S,)."""
+    mean.copy_(torch.from_numpy(found.mean))
+    scale.copy_(torch.from_numpy(_positive(found.deviation)))
 
 
 def _positive(deviation: np.ndarray) -> np.ndarray:

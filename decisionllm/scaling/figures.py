@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from decisionllm.eval.report import figure
-from decisionllm.scaling.law import Law
+from decisionllm.scaling.law import Law, allocate, cost
 
 CAPTIONS = {
     "size": "Loss against parameters, one colour for each volume of data: every run and the mean over seeds, or the law with its 95 % band.",
     "data": "Loss against data, one colour for each size.",
     "compute": "Loss against compute. Ringed: the frontier, the runs that no cheaper run beats.",
-    "contours": "Lines of equal loss by the law. Points are runs; darker is less loss.",
+    "isoflop": "Loss against parameters at equal compute, by the law; a cross marks the least. Points are runs, coloured by compute.",
+    "intrinsic": "Score against compute, one colour for each size. Black: the most that a run of so much compute reaches, means over seeds.",
     "score": "Score against loss, one colour for each size, with the fitted logistic where there is a trend.",
     "crossover": "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the best size depends on the data.",
     "quality": "Score (or loss) by quality of the data at full volume, one colour for each size.",
@@ -50,8 +51,17 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])
     compute(axis("compute", "training compute, FLOPs"), grid, fits["frontier"])
     if fits["law"] and fits["law"].A and fits["law"].B:
-        contours(axis("contours", PARAMETERS, STEPS), base, fits["law"])
+        isoflop(
+            axis("isoflop", PARAMETERS),
+            base,
+            fits["law"],
+            cost(*(base[name] for name in ("non_embedding", "data_steps", "flops"))),
+        )
     if grid["score"].notna().any():
+        axes = axis("intrinsic", "training compute, FLOPs", "score", log="x")
+        sns.scatterplot(grid, x="flops", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
+        scores, flops = zip(*fits["intrinsic"], strict=True)
+        axes.step([*flops, grid["flops"].max()], [*scores, scores[-1]], where="post", color="black", linewidth=1)
         axes = axis("score", LOSS.replace("\n", ", "), "score", log="")
         sns.scatterplot(grid, x="excess", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
         if "curve" in fits["score"]:
@@ -109,13 +119,19 @@ def compute(axes: Axes, grid: pd.DataFrame, frontier: dict[str, Any]) -> None:
         axes.plot(at, E + K / at**gamma, color="black", linewidth=1)
 
 
-def contours(axes: Axes, grid: pd.DataFrame, law: Law) -> None:
-    """Lines of equal loss over parameters and data."""
-    N, D = grid["non_embedding"], grid["data_steps"]
-    n, d = (np.geomspace(x.min() / 1.3, x.max() * 1.3, 60) for x in (N, D))
-    lines = axes.contour(n, d, law(n[None], d[:, None], grid["quality"].iloc[0]), 10, cmap="viridis")
-    axes.clabel(lines, fontsize=7)
-    axes.scatter(N, D, c=grid["excess"], cmap="viridis", edgecolors="black", linewidths=0.3)
+def isoflop(axes: Axes, grid: pd.DataFrame, law: Law, k: float, also: tuple[float, ...] = ()) -> None:
+    """Loss against parameters at the budgets of the runs, or six, and of `also`, each D = budget / (k N), with its least."""
+    N, D, loss = grid["non_embedding"], grid["data_steps"], grid["excess"]
+    C = k * N * D
+    shown = axes.scatter(N, loss, c=C, norm="log", cmap="viridis", **POINTS)
+    budgets = 10 ** np.unique(np.log10(C).round(2))  # those of the runs, unless there are many
+    for budget in (*(budgets if len(budgets) <= 12 else np.geomspace(C.min(), C.max(), 8)[1:-1]), *also):
+        best = allocate(law, budget, k)
+        low, high = max(N.min() / 2, budget / k / D.max() / 2), min(N.max() * 2, budget / k / D.min() * 2)
+        n = np.geomspace(min(low, best[0] / 2), max(high, best[0] * 2), 60)
+        axes.plot(n, law(n, budget / k / n), color=shown.cmap(shown.norm(budget)), linewidth=1)
+        axes.plot(best[0], law(*best), "x", color=shown.cmap(shown.norm(budget)))
+    axes.figure.colorbar(shown, ax=axes, label="FLOPs")
 
 
 def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:

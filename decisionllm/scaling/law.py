@@ -1,26 +1,28 @@
 """Scaling laws: loss against parameters, data and its quality, loss against compute, score against loss; and tests for a trend.
 
 L(N, D, q) = E + A / N^alpha + B / (D q^gamma)^beta, N in parameters, D in steps of data, q the data's quality, 1 for that of the
-whole log.
+whole log. For given exponents the law is linear in E, A and B, so that the fit searches over the exponents alone.
 
-Source: the parametric form, the Huber loss on log residuals and the many starts are those of Hoffmann et al., Training
-Compute-Optimal Large Language Models, 2022 (approach 3); the factor of quality is ours.
+Source: the parametric form and the Huber loss on log residuals are those of Hoffmann et al., Training Compute-Optimal Large
+Language Models, 2022 (approach 3); the factor of quality is ours. Variable projection: Golub and Pereyra, The Differentiation of
+Pseudo-Inverses and Nonlinear Least Squares Problems Whose Variables Separate, 1973; for scaling laws with non-negative factors:
+Open Athena, https://github.com/Open-Athena/scaling-law-analysis.
 """
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, nnls
 from scipy.special import expit
 from scipy.stats import rankdata
 
 HUBER = 0.02  # log residuals beyond this count linearly
+WIDE = 4.0  # an exponent is not determined if its interval spans this factor
 CERTAIN = 0.01  # p below which a trend is accepted
-BOUNDS = {"E": (-12.0, 6.0), "A": (-12.0, 25.0), "alpha": (0.01, 3.0), "B": (-12.0, 25.0), "beta": (0.01, 3.0), "gamma": (-4.0, 4.0)}  # E, A, B as logs  # fmt: skip
-STARTS = {"alpha": (0.2, 0.5, 1.0), "beta": (0.2, 0.5, 1.0), "gamma": (0.0,), "E": (0.05, 0.5, 0.95)}  # E: of the least loss
+BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "gamma": (-4.0, 4.0)}
+STARTS = {"alpha": np.geomspace(0.03, 2, 7), "beta": np.geomspace(0.03, 2, 7), "gamma": np.array([-1.0, 0.1, 1.0])}
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,13 @@ class Law:
 
     def row(self) -> dict[str, Any]:
         """The law as JSON values."""
-        return {name: vars(self)[name] for name in BOUNDS} | {"intervals": self.intervals}
+        return {name: vars(self)[name] for name in ("E", "A", "alpha", "B", "beta", "gamma")} | {"intervals": self.intervals}
 
 
 def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bool = True, draws: int = 200) -> Law:
     """Fit the law to n runs.
 
-    The bootstrap adds resampled log residuals, inflated by the degrees of freedom, to the fitted values; N, D and q stay.
+    The bootstrap draws cells (runs of equal N, D and q) and within each as many of its runs, that is of its seeds.
 
     Args:
         N: (n,) parameters.
@@ -74,17 +76,37 @@ def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bo
     """
     N, D, loss = (np.asarray(x, np.float64) for x in (N, D, loss))
     q = np.ones(len(N)) if q is None else np.asarray(q, np.float64)
-    names = ["E", *["A", "alpha"] * size, *["B", "beta"] * data, *["gamma"] * bool(data and np.ptp(q) > 1e-6)]
     if not (loss > 0).all():
         raise ValueError(f"loss: expected more than 0, got {loss.min():.4g}: subtract the floor of the head")
-    found = min((_descend(names, start, N, D, q, np.log(loss)) for start in _starts(names, N, D, loss)), key=lambda f: f.cost)
-    law, rng = _law(names, found.x), np.random.default_rng(0)
-    fitted = np.log(law(N, D, q))
-    noise = (np.log(loss) - fitted) * np.sqrt(len(N) / max(len(N) - len(names), 1))
-    samples = (fitted + rng.choice(noise, len(N)) for _ in range(draws))
-    drawn = [_law(names, _descend(names, found.x, N, D, q, sample).x) for sample in samples]
-    intervals = {name: tuple(np.percentile([vars(d)[name] for d in drawn], [2.5, 97.5]).tolist()) for name in names if drawn}
+    names = [*["alpha"] * size, *["beta"] * data, *["gamma"] * bool(data and np.ptp(q) > 1e-6)]
+    runs, rng = np.stack([N, D, q, loss]), np.random.default_rng(0)
+    law, cells = _fit(runs, names, list(itertools.product(*(STARTS[name] for name in names)))), _blocks(N, D, q)
+    members = [np.flatnonzero(cells == cell) for cell in range(cells.max() + 1)]
+    drawn = []
+    for _ in range(draws):
+        chosen = [rng.choice(members[cell], len(members[cell])) for cell in rng.integers(len(members), size=len(members))]
+        drawn.append(_fit(runs[:, np.concatenate(chosen)], names, [[vars(law)[name] for name in names]]))
+    shown = ["E", *["A", "alpha"] * size, *["B", "beta"] * data, *names[size + data :]]
+    intervals = {name: tuple(np.percentile([vars(d)[name] for d in drawn], [2.5, 97.5]).tolist()) for name in shown if drawn}
     return replace(law, intervals=intervals, draws=tuple(drawn))
+
+
+def cost(N: Any, D: Any, flops: Any) -> float:
+    """FLOPs per parameter and step of data: the median of the runs (n,) on at least half of the largest data."""
+    each, share = np.asarray(flops, np.float64) / N / D, np.asarray(D) / np.max(D)
+    return float(np.median(each[share >= 0.5]))
+
+
+def allocate(law: Law, flops: Any, cost: float) -> tuple[Any, Any]:
+    """N and D of the least loss whose compute is `flops` = cost N D: alpha A / N^alpha = beta B / D^beta there; flops broadcasts.
+
+    A law with one term alone has no such pair: ValueError.
+    """
+    if not (law.A and law.B and law.alpha and law.beta):
+        raise ValueError("allocate: expected a law with a term of size and one of data; more of one of them costs nothing here")
+    product = np.asarray(flops, np.float64) / cost
+    N = (law.alpha * law.A / law.beta / law.B * product**law.beta) ** (1 / (law.alpha + law.beta))
+    return N, product / N
 
 
 def falls(x: Any, y: Any, blocks: Any = None, *, draws: int = 9999) -> float:
@@ -136,6 +158,30 @@ def frontier(C: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, list[float] |
     return best, [law.E, law.A, law.alpha]
 
 
+def intrinsic(C: Any, score: Any) -> np.ndarray:
+    """Intrinsic performance of n runs: the least compute (n,) of any run that scores at least as much. C, score: (n,).
+
+    Source: Hilton, Tang and Schulman, Scaling laws for single-agent reinforcement learning, 2023, who define it for models that
+    are scaled along the frontier; here of the runs that were made.
+    """
+    C, order = np.asarray(C, np.float64), np.lexsort((C, -np.asarray(score)))
+    least: np.ndarray = np.empty_like(C)
+    least[order] = np.minimum.accumulate(C[order])
+    return least
+
+
+def loose(law: Law) -> list[str]:
+    """The exponents that the runs do not determine: the interval reaches the bounds, or is wide, or the term may be missing."""
+    factors = {"alpha": "A", "beta": "B"}
+    found = []
+    for name, bounds in BOUNDS.items():
+        low, high = (law.intervals or {}).get(name, (1.0, 1.0))
+        wide = name in factors and (high > WIDE * low or (law.intervals or {}).get(factors[name], (1.0,))[0] <= 0)
+        if wide or np.isclose([low, high], bounds, rtol=0.02).any():
+            found.append(name)
+    return found
+
+
 def saturate(loss: Any, score: Any, *, draws: int = 200) -> dict[str, Any]:
     """Fit score = low + (high - low) / (1 + exp(steep (loss - middle))), with its 95 % band; without a trend p alone."""
     loss, score = np.asarray(loss, np.float64), np.asarray(score, np.float64)
@@ -164,46 +210,43 @@ def saturate(loss: Any, score: Any, *, draws: int = 200) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _descend(names: list[str], start: Any, N: np.ndarray, D: np.ndarray, q: np.ndarray, logs: np.ndarray) -> Any:
-    """The optimum from a start: Huber's loss on log residuals, with exact derivatives."""
-    at = {name: i for i, name in enumerate(names)}
-    n, d, r = np.log(N), np.log(D), np.log(q)
-
-    def terms(x: np.ndarray) -> tuple[Any, ...]:
-        size = np.exp(x[at["A"]] - x[at["alpha"]] * n) if "A" in at else 0 * n
-        amount = d + (x[at["gamma"]] * r if "gamma" in at else 0)
-        data = np.exp(x[at["B"]] - x[at["beta"]] * amount) if "B" in at else 0 * n
-        return np.exp(x[at["E"]]), size, data, amount
-
-    def residuals(x: np.ndarray) -> Any:
-        return np.log(sum(terms(x)[:3])) - logs
-
-    def derivatives(x: np.ndarray) -> Any:
-        rest, size, data, amount = terms(x)
-        each = {"E": rest + 0 * n, "A": size, "alpha": -n * size, "B": data, "beta": -amount * data}
-        each |= {"gamma": -x[at["beta"]] * r * data} if "gamma" in at else {}
-        return np.stack([each[name] for name in names], 1) / (rest + size + data)[:, None]
-
+def _fit(runs: np.ndarray, names: list[str], starts: list[Any]) -> Law:
+    """The law of runs (4, n): N, D, q, loss. Descends over the exponents `names` from the best start."""
+    n, d, r, logs = np.log(runs)
+    middle = {"alpha": n.mean(), "beta": d.mean()}  # the columns are 1 there, so that they are alike in size
     low, high = zip(*(BOUNDS[name] for name in names), strict=True)
-    start = np.clip(start, np.add(low, 1e-6), np.subtract(high, 1e-6))
-    options: dict[str, Any] = {"loss": "huber", "f_scale": HUBER, "max_nfev": 300, "x_scale": "jac"}
-    return least_squares(residuals, start, derivatives, bounds=(low, high), **options)
+
+    def project(x: Any) -> tuple[np.ndarray, np.ndarray]:
+        at = dict(zip(names, x, strict=True))
+        size = [np.exp(-at["alpha"] * (n - middle["alpha"]))] if "alpha" in at else []
+        data = [np.exp(-at["beta"] * (d + at.get("gamma", 0) * r - middle["beta"]))] if "beta" in at else []
+        columns = np.stack([np.ones_like(n), *size, *data], 1)
+        factors = _factors(columns, logs)
+        return factors, np.log(columns @ factors) - logs
+
+    def cost(x: Any) -> float:
+        error = abs(project(x)[1])
+        return float(np.where(error < HUBER, error**2, HUBER * (2 * error - HUBER)).sum())
+
+    start = np.clip(min(starts, key=cost) if len(starts) > 1 else starts[0], np.add(low, 1e-6), np.subtract(high, 1e-6))
+    found = least_squares(lambda x: project(x)[1], start, bounds=(low, high), loss="huber", f_scale=HUBER).x
+    at = dict(zip(names, found.tolist(), strict=True))
+    E, *rest = project(found)[0].tolist()
+    A, B = (rest.pop(0) * float(np.exp(at[name] * mean)) if name in at else 0.0 for name, mean in middle.items())
+    return Law(E=E, A=A, B=B, **at)
 
 
-def _starts(names: list[str], N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Iterator[list[float]]:
-    """Exponents from a grid; the factors share the loss above E, at the median of the data."""
-    for alpha, beta, gamma, share in itertools.product(*STARTS.values()):
-        above = np.log((np.median(loss) - share * loss.min()) / (("A" in names) + ("B" in names)))
-        each = {
-            "E": np.log(share * loss.min()), "alpha": alpha, "beta": beta, "gamma": gamma,
-            "A": above + alpha * np.median(np.log(N)), "B": above + beta * np.median(np.log(D)),
-        }  # fmt: skip
-        yield [each[name] for name in names]
-
-
-def _law(names: list[str], x: np.ndarray) -> Law:
-    values: dict[str, Any] = {k: float(np.exp(v) if k in ("E", "A", "B") else v) for k, v in zip(names, x, strict=True)}
-    return Law(**values)
+def _factors(columns: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Factors (k,) >= 0 of columns (n, k): the least Huber loss of log(columns @ factors) - logs, by Gauss-Newton steps."""
+    factors, fitted = np.zeros(columns.shape[1]), logs
+    for _ in range(30):
+        error = logs - fitted
+        weight = np.sqrt(HUBER / np.maximum(abs(error), HUBER))
+        last, factors = factors, nnls(columns * (weight / np.exp(fitted))[:, None], weight * (1 + error))[0]
+        if np.allclose(last, factors, rtol=1e-9, atol=0):
+            break
+        fitted = np.log(columns @ factors)
+    return factors
 
 
 def _blocks(*columns: np.ndarray) -> np.ndarray:

@@ -80,7 +80,20 @@ def fitted(grid: pd.DataFrame) -> dict[str, Any]:
     return law.describe(N, D, loss, q) | {
         "frontier": {"runs": grid["run"].iloc[best].tolist(), "power": power},
         "score": law.saturate(scored["excess"], scored["score"]) if len(scored) else None,
+        "intrinsic": intrinsic(scored),
     }
+
+
+def intrinsic(scored: pd.DataFrame) -> list[tuple[float, float]]:
+    """The steps (score, least FLOPs that reach it), of means over seeds; each costs more than the one before."""
+    if scored.empty:
+        return []
+    cells = scored.groupby([name for name in AXES if name != "seed"]).agg(
+        score=("score", "mean"), flops=("flops", "mean"), runs=("run", "size")
+    )
+    cells = cells[cells["runs"] == cells["runs"].max()]  # the mean of fewer seeds is luckier
+    cells["least"] = law.intrinsic(cells["flops"], cells["score"])
+    return [(float(score), float(flops)) for flops, score in cells.groupby("least")["score"].max().reset_index().to_numpy()]
 
 
 def laws(fits: dict[str, Any]) -> list[str]:
@@ -91,6 +104,9 @@ def laws(fits: dict[str, Any]) -> list[str]:
         f"{what} (rank test within the other axes, p = {p[name]:.2g})."
         for name, what in (("size", "parameters"), ("data", "data"))
     ]
+    if fits["intrinsic"]:
+        reached = "; ".join(f"{score:.3g} with {flops:.2g}" for score, flops in fits["intrinsic"])
+        lines.append(f"Intrinsic performance, the least FLOPs whose runs reach a score, means over seeds: {reached}.")
     if fit is None:
         return [*lines, "No law is fitted: there is no trend, or too few runs or values."]
     size = f" + {fit.A:.3g} / N^{fit.alpha:.3f}" if fit.A else ""
@@ -98,9 +114,8 @@ def laws(fits: dict[str, Any]) -> list[str]:
     quality = f"; D is multiplied by quality^{fit.gamma:.2f}." if fit.gamma else "."
     lines.append(f"L = {fit.E:.3g}{size}{data}, nats an action above the floor of the head{quality}")
     lines.append(f"95 % intervals: {', '.join(f'{name} {a:.3g} .. {b:.3g}' for name, (a, b) in fit.intervals.items())}.")
-    ends = {name: fit.intervals.get(name, ()) for name in ("alpha", "beta", "gamma")}
-    if loose := [name for name, at in ends.items() if any(np.isclose(x, law.BOUNDS[name], rtol=0.02).any() for x in at)]:
-        lines.append(f"These runs do not determine {', '.join(loose)}: the interval reaches the bounds of the fit.")
+    if loose := law.loose(fit):
+        lines.append(f"These runs do not determine {', '.join(loose)}: the interval is wide, or reaches the bounds of the fit.")
     if left := fits["left_out"]:
         missed = f"the law misses its losses by {left['missed']:+.1%} on average and {left['worst']:+.1%} at worst"
         lines.append(f"Fitted without the largest model ({left['parameters']:,.0f} parameters), {missed}.")
@@ -172,6 +187,16 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
     return [f"{what}: {np.mean(pairs):+.3g} ({low:+.3g} .. {high:+.3g}, {len(pairs)} pairs): {said}."]
 
 
+def at_edge(found: dict[str, Any]) -> list[str]:
+    """The sizes whose learning rate is the least or the largest that was tried."""
+    sweeps = {size: {float(rate): loss for rate, loss in rates.items()} for size, rates in found["tuned"].items()}
+    return [
+        size
+        for size, sweep in sweeps.items()
+        if len(sweep) > 1 and min(sweep, key=lambda lr: sweep[lr]) in (min(sweep), max(sweep))
+    ]
+
+
 def tuning(found: dict[str, Any]) -> list[str]:
     """What was tuned and what was not, in sentences."""
     lines, budget = [], found["study"]["budget"]["rule"]
@@ -179,11 +204,10 @@ def tuning(found: dict[str, Any]) -> list[str]:
         lines.append("The learning rate was not tuned per size: one value favours some sizes, so this is no law of size.")
     for size, rates in found["tuned"].items():
         if rates:
-            chosen, tried = min(rates, key=rates.get), sorted(map(float, rates))
-            edge = len(tried) > 1 and float(chosen) in (tried[0], tried[-1])
+            chosen = min(rates, key=rates.get)
             losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
             lines.append(f"{size}: learning rate {float(chosen):g}, by held-out loss on the smallest data ({losses}).")
-            lines[-1] += " This is the edge of the values tried: the best value may lie beyond it." * edge
+            lines[-1] += " This is the edge of the values tried: the best value may lie beyond it." * (size in at_edge(found))
     lines.append("Not tuned: batch size, width against depth, weight decay, warm-up; the learning rate on larger data.")
     if budget == "converged":
         early = sum(run.get("converged") is False for run in found["runs"])

@@ -3,8 +3,11 @@
 import json
 import mmap
 import os
+import shutil
+import signal
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import open_store, prepare, verify, write
+from decisionllm.datasets.store import Column, open_store, prepare, verify, write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
@@ -263,3 +266,67 @@ def test_opening_a_million_steps_reads_none_of_them(tmp_path):
             array = array.base
         assert isinstance(array, mmap.mmap)
     assert store.episode(0).observations[-1].tolist() == [7, 7, 7, 7]
+
+
+def endless(n=10**9):
+    """Episodes of 1,000 steps of 20 numbers, made one after the other."""
+    return (Episode(np.full((1000, 20), e % 7, np.float32), np.zeros((1000, 1)), np.ones(1000), group=e) for e in range(n))
+
+
+WIDE = Spec(observation_dim=20, action_dim=1, horizon=1000, low=(-1.0,), high=(1.0,))
+
+
+def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
+    for blocks in ([], [np.zeros((0, 3))], [np.ones((2, 3)), np.zeros((1, 3))], [np.full((1000, 3), i) for i in range(30)]):
+        with Column(tmp_path / "ours.npy", np.float32) as column:
+            for block in blocks:
+                column.append(block)
+        np.save(tmp_path / "theirs.npy", np.concatenate([*blocks, np.zeros((0, 3) if blocks else 0)]).astype(np.float32))
+        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+
+
+def test_the_memory_of_writing_does_not_depend_on_the_number_of_episodes(tmp_path):
+    def peak(n):
+        tracemalloc.start()
+        write(tmp_path / "s", Source(WIDE, endless(n)))
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    assert peak(100) < 1.2 * peak(10)  # the larger store has 9 MB
+
+
+def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_path, monkeypatch):
+    options = node("dataset", "synthetic", episodes=3)
+
+    def reader(**_):
+        yield from endless(5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    whole = prepare(options, tmp_path)
+    shutil.rmtree(whole.path)
+    if not (child := os.fork()):
+        with monkeypatch.context() as patch:
+            patch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, reader()))
+            try:
+                prepare(options, tmp_path)
+            finally:
+                os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    left = folders(tmp_path / "stores")
+    assert len(left) == 1 and left[0].startswith(".partial-") and not list((tmp_path / "stores" / left[0]).glob("card.json"))
+    assert prepare(options, tmp_path).fingerprint == whole.fingerprint and folders(tmp_path / "stores") == [whole.path.name]
+
+
+def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
+    made = []
+
+    def slow(dataset):
+        made.append(dataset)
+        time.sleep(0.2)
+        return Source(WIDE, endless(3))
+
+    monkeypatch.setattr("decisionllm.datasets.store.build", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)))
+    assert len(made) == 1 and found[0].fingerprint == found[1].fingerprint and found[1].rewards.sum() == 3000

@@ -180,3 +180,16 @@ def test_shares_outside_0_to_1_are_refused(tmp_path):
         windows.select(store, min_return_quantile=1.5)
     with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
         windows.select(store, held_out=1.0)
+
+
+@pytest.mark.parametrize("return_horizon", [0, 2])
+def test_blocks_of_any_size_give_the_same_steps(tmp_path, monkeypatch, return_horizon):
+    log = make_store(tmp_path / "s", [episode(list(range(1, n + 1))) for n in (3, 1, 7, 2, 5)])
+    whole = windows.of_store(log, return_horizon=return_horizon)
+    for block in (1, 4, 9):
+        monkeypatch.setattr(windows, "BLOCK", block)
+        steps = windows.of_store(log, return_horizon=return_horizon)
+        assert steps.returns_to_go.tolist() == whole.returns_to_go.tolist() and steps.end.tolist() == whole.end.tolist()
+    parts = list(whole.blocks(np.array([2, 0, 4]), size=4))
+    wanted = [row for e in (2, 0, 4) for row in range(whole.first[e], whole.end[e])]
+    assert np.concatenate(parts).tolist() == wanted and {len(part) for part in parts[:-1]} == {4}

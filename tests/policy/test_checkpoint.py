@@ -46,7 +46,7 @@ def trained(path, config):
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.add_(0.1 * torch.randn_like(weight))
-    model.normalizer.fit(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))
+    model.normalizer.fit([(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))])
     info = {"format": 2, "spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -145,8 +145,8 @@ def test_dynamics_learn_a_known_system():
     flat = np.repeat(actions, 2, 0).astype(np.float32)
     first = np.arange(0, 1024, 2)
     steps = Steps(observations, flat, np.zeros(1024, np.float32), first, first + 2, rewards=2 * observations[:, 0])
-    model.normalizer.fit(observations, steps.returns_to_go)
-    model.normalizer.fit_dynamics(0.3 * actions, steps.rewards[first])
+    model.normalizer.fit([(observations, steps.returns_to_go)])
+    model.normalizer.fit_dynamics([(0.3 * actions, steps.rewards[first])])
     batch = collate(
         cut(steps, np.arange(512), np.zeros(512, int), 2),
         (torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)),

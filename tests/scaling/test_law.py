@@ -32,10 +32,19 @@ def test_planted_exponents_are_within_their_intervals():
 
 
 def test_without_noise_the_parameters_are_recovered():
-    found = law.fit(*study(noise=0.0), draws=0)
-    assert [getattr(found, name) for name in law.BOUNDS] == pytest.approx(
-        [getattr(TRUE, name) for name in law.BOUNDS], rel=1e-3
-    )
+    found, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
+    assert found.pop("intervals") == {} and true.pop("intervals") is None and found == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
+    """81 simulated runs of nine budgets, 6e18 to 3e21 FLOPs, each of nine sizes."""
+    true = law.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+    budget, size = np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9))
+    N = (size * np.sqrt(budget / 6 / 20)).ravel()
+    D = budget.ravel() / 6 / N
+    found = law.fit(N, D, true(N, D) * np.exp(noise * np.random.default_rng(0).normal(size=81)), draws=0)
+    assert [found.E, found.A, found.alpha, found.B, found.beta] == pytest.approx([1.69, 406.4, 0.34, 410.7, 0.28], rel=0.01)
 
 
 def test_a_few_outliers_move_the_fit_little():
@@ -92,3 +101,24 @@ def test_a_planted_logistic_is_recovered():
 def test_a_loss_below_zero_is_refused():
     with pytest.raises(ValueError, match="expected more than 0, got -0.5: subtract the floor of the head"):
         law.fit([1, 2], [1, 2], [1.0, -0.5])
+
+
+def test_compute_is_allocated_where_the_loss_is_least():
+    assert law.allocate(law.Law(E=1, A=100, alpha=0.5, B=100, beta=0.5), 6e12, 6) == pytest.approx((1e6, 1e6))
+    N = np.geomspace(1e2, 1e8, 20_001)
+    best, data = law.allocate(TRUE, 6e12, 6)
+    assert best == pytest.approx(N[TRUE(N, 1e12 / N).argmin()], rel=1e-3) and best * data == pytest.approx(1e12)
+
+
+def test_a_cost_is_that_of_the_runs_on_the_largest_data():
+    assert law.cost(N=[10, 10, 10], D=[1, 8, 16], flops=[600, 480, 960]) == 6
+
+
+def test_intrinsic_performance_is_the_least_compute_that_reaches_a_score():
+    assert law.intrinsic([3, 1, 2, 4], [10, 5, 10, 20]).tolist() == [2, 1, 2, 4]
+
+
+def test_an_exponent_that_the_runs_do_not_determine_is_named():
+    intervals = {"alpha": (0.3, 0.5), "A": (1.0, 2.0), "beta": (0.2, 0.9), "B": (1.0, 2.0), "gamma": (-4.0, 1.0)}
+    assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta", "gamma"]
+    assert law.loose(law.Law(E=1, intervals=intervals | {"A": (0.0, 2.0)}))[0] == "alpha"

@@ -91,7 +91,7 @@ def test_a_crossover_is_reported(tmp_path):
 def test_noise_is_reported_as_no_trend(tmp_path):
     fits, text = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
     assert fits["law"] is None and text.count("no trend, the loss does not fall") == 2 and "No law is fitted" in text
-    assert not (tmp_path / "contours.png").exists()
+    assert not (tmp_path / "isoflop.png").exists()
 
 
 def test_tuning_runs_are_in_the_table_and_not_in_the_fit(tmp_path):

@@ -86,7 +86,7 @@ def test_each_present_entity_has_an_effect(layers, embedding):
 def test_units_are_fitted_to_the_present_entities_of_a_kind():
     normalizer, x = Normalizer(SPEC), drawn(200)
     x[:, 4:15:3] = (x[:, 4:15:3] * 5 + 7) * x[:, 3:15:3]  # a number of landmarks, about 7
-    normalizer.fit(x, np.arange(200.0))
+    normalizer.fit([(x, np.arange(200.0))])
     units = normalizer.observations(torch.from_numpy(x)).numpy()
     landmarks, before = units[:, 3:15].reshape(-1, 4, 3), x[:, 3:15].reshape(-1, 4, 3)
     there = before[..., 0] > 0.5
@@ -103,7 +103,7 @@ def test_units_are_fitted_to_the_present_entities_of_a_kind():
 def test_a_kind_that_is_never_present_keeps_its_units():
     normalizer, x = Normalizer(SPEC), drawn(20)
     x[:, 15:] = 0
-    normalizer.fit(x, np.arange(20.0))
+    normalizer.fit([(x, np.arange(20.0))])
     assert (normalizer.observations(torch.from_numpy(x))[:, 15:] == 0).all()
     x[:, 15:20] = [1, 2, 3, 4, 5]
     np.testing.assert_allclose(normalizer.observations(torch.from_numpy(x))[0, 15:20], [1, 2, 3, 4, 5], rtol=1e-5)
@@ -112,7 +112,7 @@ def test_a_kind_that_is_never_present_keeps_its_units():
 def test_a_model_of_entities_ignores_their_order():
     """The whole model, one layer of entities that look at each other, in normalised units."""
     model = make_model(SPEC, head="discrete", entity_layers=1)
-    model.normalizer.fit(drawn(50), np.arange(50.0))
+    model.normalizer.fit([(drawn(50), np.arange(50.0))])
     assert len(model.tokenizer.observations.layers) == 2
     x = torch.from_numpy(drawn())
     other = torch.cat([x[:, :3], x[:, 3:15].view(-1, 4, 3).flip(1).flatten(1), x[:, 15:]], 1)

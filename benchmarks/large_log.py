@@ -1,0 +1,114 @@
+"""A log of many steps of 20 numbers: memory of writing and training, and windows drawn as fast as from a million steps.
+
+    python -m benchmarks.large_log [--steps 100_000_000] [--folder ...]
+
+100 million steps are 9.2 GB on disk. A row appended to large_log.jsonl holds seconds, the peak of resident memory beside the page cache
+(RssAnon, Linux), that of the imports alone, and CPU microseconds of a window of 20 steps: medians of alternating rounds.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import measure
+from decisionllm import TrainConfig, choice
+from decisionllm.config import LogOptions, OptimOptions
+from decisionllm.datasets import windows
+from decisionllm.datasets.arrays import from_episodes
+from decisionllm.datasets.store import open_store
+from decisionllm.policy import checkpoint
+from decisionllm.schema import Episode, Spec
+from decisionllm.train import train
+
+RESULTS = Path(__file__).with_suffix(".jsonl")
+LENGTH, S, A, T = 300, 20, 2, 20
+SPEC = Spec(S, A, LENGTH, (-1.0,) * A, (1.0,) * A)
+LIMIT_MB, SLOWER = 2000, 1.1  # targets: resident memory; the time of a window against one of a million steps
+
+
+def episodes(steps, seed=0):
+    """Episodes of LENGTH steps: a random walk of S numbers, actions that follow from it."""
+    rng = np.random.default_rng(seed)
+    for e in range(steps // LENGTH):
+        rows = rng.standard_normal((LENGTH, S), np.float32)
+        yield Episode(rows, np.tanh(rows[:, :A]), rows[:, 0], group=e)
+
+
+def resident_mb():
+    """Resident memory that is no file, MB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def watched():
+    """{"seconds", "mb"}: wall time and the peak of resident memory of the block, sampled a hundred times a second."""
+    found, over = {"mb": resident_mb()}, threading.Event()
+
+    def sample():
+        while not over.wait(0.01):
+            found["mb"] = max(found["mb"], resident_mb())
+
+    thread, began = threading.Thread(target=sample), time.monotonic()
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+        found["seconds"] = time.monotonic() - began
+
+
+def sampler(store):
+    return windows.Sampler(windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0)
+
+
+def window_us(samplers, rounds=15):
+    """CPU microseconds of a window of each sampler, after a warm-up that reads the pages."""
+    times = [[] for _ in samplers]
+    for i in range(rounds + 5):
+        for draw, each in zip(samplers, times, strict=True):
+            each.append(measure.seconds(lambda draw=draw, i=i: draw(i % 5)) / 4096 * 1e6)
+    return [statistics.median(each[5:]) for each in times]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_log", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=100_000_000)
+    parser.add_argument("--folder", default=None, help="where the log is written for the time of the benchmark")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    measure.pin()
+    row = {"steps": options.steps, "imports_mb": resident_mb()}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        with watched() as writing:
+            dataset = from_episodes(episodes(options.steps), Path(folder) / "large", name="large", spec=SPEC)
+        from_episodes(episodes(1_000_000), Path(folder) / "small", name="small", spec=SPEC)
+        config = TrainConfig(
+            dataset=dataset, run=f"{folder}/run", steps=5, window=T, device="cpu", cache_dir=folder,
+            backbone=choice("backbone", "nano", width=64, layers=1), head=choice("head", "gaussian"),
+            optim=OptimOptions(batch_size=64), log=LogOptions(tracker="none"),
+        )  # fmt: skip
+        with watched() as training:
+            train(config)
+        samplers = [sampler(open_store(Path(folder) / name)) for name in ("large", "small")]
+        large, small = window_us(samplers)
+    row |= {"writing": writing, "training": training, "window_us": large, "window_of_a_million_us": small}
+    row |= {
+        "met": max(writing["mb"], training["mb"]) <= LIMIT_MB and large <= SLOWER * small,
+        "versions": checkpoint.versions(),
+    }
+    with options.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()
