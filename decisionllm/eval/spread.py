@@ -61,7 +61,7 @@ class SpreadTeams(TeamEnv):
         meta = describe((6 * np.unique(self.agents)).tolist(), actions)
         self.entity_schema = entity_schema(meta, capacity)
         self.tasks = [task_text(meta, int(n), "agent", text) for n in self.agents[self.groups]]
-        self.reference = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
+        self.bounds = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
 
     def reset(self, seed: int) -> np.ndarray:
         if not 0 <= seed < REFERENCE_STARTS // STARTS:
@@ -102,7 +102,7 @@ class SpreadTeams(TeamEnv):
         return self.observe(), gains[self.groups], np.zeros_like(over), over
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        return {"team_return": self.returns, "reference": self.reference, "agents": self.agents, "covered": self.world.covered(),
+        return {"team_return": self.returns, "reference": self.bounds, "agents": self.agents, "covered": self.world.covered(),
                 "touches": self.touches}  # fmt: skip
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
