@@ -182,7 +182,12 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def save(
-    minari_id: str, store: Store, *, env: Any = None, reference: tuple[float, float] | None = None, final: np.ndarray | None = None
+    minari_id: str,
+    store: Store,
+    *,
+    env: Any = None,
+    reference: tuple[float, float] | None = None,
+    final: np.ndarray | None = None,
 ) -> Any:
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
 

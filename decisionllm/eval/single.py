@@ -21,7 +21,9 @@ class Single(gymnasium.Env[np.ndarray, Any]):
         observation_dim, num_actions, low, high: as in `schema.Spec`.
     """
 
-    def __init__(self, *, env: dict[str, Any], observation_dim: int, num_actions: int, low: list[float], high: list[float]) -> None:
+    def __init__(
+        self, *, env: dict[str, Any], observation_dim: int, num_actions: int, low: list[float], high: list[float]
+    ) -> None:
         self.env: Env = build(env, 1)
         self.observation_space = spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32)
         self.action_space = spaces.Discrete(num_actions) if num_actions else spaces.Box(*np.array([low, high], np.float32))
