@@ -40,6 +40,10 @@ class ModelOptions:
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
     language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
+    value_discount: float = (
+        0.0  # plan with a value learned inside a learned model instead, of this discount, such as 0.99; 0: none
+    )
+    value_steps: int = 3000  # of training of each part of it, 4096 transitions each
 
 
 @dataclass
