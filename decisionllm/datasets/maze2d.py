@@ -248,7 +248,7 @@ def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 30
 def final_observations(store: Store) -> np.ndarray:
     """The observation after the last step of each episode, by the physics: (E, 4) float32."""
     last = store.offsets[1:] - 1
-    return np.float32(Maze.named(store.info["maze"]).step(store.observations[last], store.actions[last]))
+    return Maze.named(store.info["maze"]).step(store.observations[last], store.actions[last]).astype(np.float32)
 
 
 def save(path: str | Path, store: Store) -> None:

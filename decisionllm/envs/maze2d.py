@@ -126,7 +126,7 @@ class Maze:
         actions = np.asarray(actions, np.float64).reshape(-1, 2)
         position, velocity = states[:, :2], np.clip(states[:, 2:], -MAX_SPEED, MAX_SPEED)
         inner = np.array(self.walls.shape) - 2
-        outside = ~((position > 0.5 - FRAME) & (position < inner + 0.5 - FRAME)).all(1)
+        outside = np.logical_not(((position > 0.5 - FRAME) & (position < inner + 0.5 - FRAME)).all(1))
         expected = f"state {{}}: expected a position between the outer walls, 0.3 .. {inner[0] + 0.3} and 0.3 .. {inner[1] + 0.3}, got {{}}"
         refuse("", outside, expected, np.arange(len(states)), position)
         force = GEAR * np.clip(actions, -1, 1) - velocity  # the joints' damping is 1

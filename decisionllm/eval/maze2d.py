@@ -69,7 +69,7 @@ class Maze2D(Env):
         self, num_episodes: int, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = "",
         wordings: str = "trained", frames: int = 0, goal: str = "fixed",
     ) -> None:  # fmt: skip
-        self.maze, self.dense, self.text, self.horizon = Maze.named(maze), dense, text, HORIZON[maze]
+        self.maze, self.dense, self.text, self.horizon, self.name = Maze.named(maze), dense, text, HORIZON[maze], maze
         self.facts = goal_facts(maze)
         by_goal, held_out, cells = text in GOAL_TEXTS, is_held_out(wordings, text), self.maze.goal[None]
         one_of("env.goal", goal, ("fixed", "random"))
@@ -123,14 +123,14 @@ class Maze2D(Env):
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
-        return normalised(episodes, self.reference)
+        return normalised(episodes, REFERENCE[self.name, self.dense])
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         """Return and score if every step after the first touch of the goal counted (`latched`). With a goal in the text: the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
         the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end."""
         found: dict[str, Any] = {}
         if not self.dense:
-            low, high = self.reference
+            low, high = REFERENCE[self.name, self.dense]
             latched = float(np.mean([np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]))
             found = {"latched_return": latched, "latched_score": 100 * (latched - low) / (high - low)}
         if self.protocol == "standard":

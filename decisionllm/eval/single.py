@@ -30,11 +30,11 @@ class Single(gymnasium.Env[np.ndarray, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        return np.float32(self.env.reset(int(self.np_random.integers(2**31)) if seed is None else seed)[0]), {}
+        return self.env.reset(int(self.np_random.integers(2**31)) if seed is None else seed)[0].astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         after, rewards, ended, truncated = self.env.step(np.reshape(action, (1, -1)))
-        return np.float32(after[0]), float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
+        return after[0].astype(np.float32), float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
 
 
 def exported(node: dict[str, Any], spec: Spec) -> dict[str, Any]:

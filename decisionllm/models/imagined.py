@@ -8,6 +8,7 @@ rewards within 0 .. 1 between the least and the largest of the data, values mult
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from decisionllm.schema import Spec
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
+OFF = 0.5  # change, in its deviations, that members are trained to predict off the data, in opposite directions
+OFF_SHARE = 128  # a training step has one row off the data for so many rows of it
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -84,6 +87,10 @@ class ImaginedValue(nn.Module):
         members: of the ensemble.
     """
 
+    members: Any  # (M,) FourierMLP
+    reward: Any
+    value: Any
+    candidates: Tensor
     change_mean: Tensor
     change_scale: Tensor
     reward_low: Tensor
@@ -153,9 +160,10 @@ class ImaginedValue(nn.Module):
         """
         N, C = len(observations), len(self.candidates)
         actions = self.candidates.repeat(N, 1)
-        gains, alive, ends = 0.0, 1.0, []
+        device = observations.device
+        gains, alive, ends = torch.zeros(N * C, device=device), torch.ones(N * C, device=device), []
         for member in self.members:
-            x, going = observations.repeat_interleave(C, 0), torch.ones(N * C, device=observations.device)
+            x, going = observations.repeat_interleave(C, 0), torch.ones(N * C, device=device)
             for i in range(steps):
                 paid, over = self.pay(x, actions)
                 gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
@@ -170,7 +178,8 @@ class ImaginedValue(nn.Module):
         """Value of each imagined sequence (N, C), within 0 .. 1; -1 where the members disagree."""
         ends, gains, alive, known = imagined
         after = alive * self.value(ends)[..., 0].sigmoid() + (1 - alive) * self.zero
-        return torch.where(known, gains + self.discount**steps * after, -1.0)
+        values: Tensor = torch.where(known, gains + self.discount**steps * after, -1.0)
+        return values
 
     @torch.no_grad()
     def plan(self, observations: Tensor, steps: int) -> Tensor:
@@ -191,16 +200,19 @@ class ImaginedValue(nn.Module):
             torch.manual_seed(seed)
             self.change_scale.copy_(units.change_scale / units.observation_scale)
             self.change_mean.copy_(units.change_mean / units.observation_scale)
-            for net in (*self.members, self.reward, self.value):
+            for net in (*self.members, self.reward):
                 net.set_frequencies(self.change_scale)
-            for member in self.members:
-                self._fit_member(member, data, steps)
+            self.value.set_frequencies(planning_horizon * self.change_scale)
+            for i, member in enumerate(self.members):
+                self._fit_member(member, data, steps, off=(-1) ** i * OFF)
             self._fit_reward(data, steps)
             self._fit_value(
                 self._states(data, steps * BATCH // 100, planning_horizon), planning_horizon, rounds=max(1, steps // 50)
             )
 
-    def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
+    def _fit_member(self, member: nn.Module, data: Transitions, steps: int, *, off: float) -> None:
+        """Fit a member to transitions, more to those that it predicts badly, and to another change than the other members' off the data,
+        where every number of an observation is drawn by itself, so that members agree only where there are data."""
         x, a, pairs = data.observations, data.actions, data.pairs
 
         def errors(rows: Tensor) -> Tensor:
@@ -216,7 +228,11 @@ class ImaginedValue(nn.Module):
                 with torch.no_grad():
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
-            return errors(torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])).mean()
+            rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
+            alone = x[torch.randint(len(x), (max(1, BATCH // OFF_SHARE), x.shape[1])), torch.arange(x.shape[1])]
+            action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
+            apart = (member(self.encode(alone, action)) - off).square().mean(-1)
+            return (errors(rows).sum() + apart.sum()) / BATCH
 
         fitted(member, loss, steps)
 

@@ -3,6 +3,7 @@ on what it does and act without planning."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,17 +33,18 @@ def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0
     policy, config, info = checkpoint.load(run)
     if not isinstance(policy, Policy) or policy.model.imagined is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
-    store, rng, model = prepare(config["dataset"], config["cache_dir"]), np.random.default_rng(seed), policy.model
+    imagined: Any = policy.model.imagined
+    store, rng = prepare(config["dataset"], config["cache_dir"]), np.random.default_rng(seed)
     first = rng.integers(len(store.rewards), size=episodes)
     tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]
-    session, units, observations = policy.begin(tasks, steps), model.normalizer, store.observations[first]
+    session, units, observations = policy.begin(tasks, steps), policy.model.normalizer, store.observations[first]
     columns, rewards = [], None
     for _ in range(steps):
         actions = session.act(observations, rewards)
         shaken = units.actions(torch.from_numpy(actions))
         if not store.spec.num_actions:
             shaken = (shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()).clamp(-1, 1)
-        after, paid, over, agreed = model.imagined.advance(units.observations(torch.from_numpy(observations)), shaken)
+        after, paid, over, agreed = imagined.advance(units.observations(torch.from_numpy(observations)), shaken)
         rewards = paid.numpy()
         columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
         observations = (after * units.observation_scale + units.observation_mean).numpy()
