@@ -126,8 +126,11 @@ class Maze2D(Env):
         return normalised(episodes, REFERENCE[self.name, self.dense])
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """Return and score if every step after the first touch of the goal counted (`latched`). With a goal in the text: the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
-        the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end."""
+        """Return and score if every step after the first touch of the goal counted (`latched`).
+
+        With a goal in the text also the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
+        the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end.
+        """
         found: dict[str, Any] = {}
         if not self.dense:
             low, high = REFERENCE[self.name, self.dense]

@@ -20,8 +20,9 @@ from decisionllm.schema import Spec
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
-OFF = 0.5  # change, in its deviations, that members are trained to predict off the data, in opposite directions
-OFF_SHARE = 128  # a training step has one row off the data for so many rows of it
+OFF = 4.0  # change, in its deviations, that members are trained to predict off the data, in opposite directions
+OFF_ROWS = 64  # off the data in each training step
+OFF_WEIGHT = 1 / 1024  # of these rows together; OFF x OFF_WEIGHT bounds by how much they shift predictions where there are data
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -229,10 +230,10 @@ class ImaginedValue(nn.Module):
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
             rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
-            alone = x[torch.randint(len(x), (max(1, BATCH // OFF_SHARE), x.shape[1])), torch.arange(x.shape[1])]
+            alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
             action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
             apart = (member(self.encode(alone, action)) - off).square().mean(-1)
-            return (errors(rows).sum() + apart.sum()) / BATCH
+            return errors(rows).mean() + OFF_WEIGHT * apart.mean()
 
         fitted(member, loss, steps)
 
