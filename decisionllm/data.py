@@ -11,15 +11,17 @@ from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.store import Store, prepare, verify
 from decisionllm.models.normalizer import Moments
+from decisionllm.eval.single import exported
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS: dict[str, Callable[[str, Store], Any]] = {
+EXPORTS: dict[str, Callable[..., Any]] = {
     "minari": minari.save,
     "hdf5": maze2d.save,
     "trajectories": auction.save,
     "team": multiagent.save,
 }
+NO_ENV = {"_target_": "none"}
 
 
 def data(config: dict[str, Any]) -> Store:
@@ -45,9 +47,18 @@ def data(config: dict[str, Any]) -> Store:
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
-        EXPORTS[kind](target, store)
+        EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
+
+
+def scored(env: dict[str, Any], store: Store) -> dict[str, Any]:
+    """What `minari.save` writes beside the episodes, so that a policy trained on them can be scored."""
+    try:
+        known = exported(env, store.spec)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"export=minari: the environment could not be made ({error}); env=none exports without one") from error
+    return known | ({"final": maze2d.final_observations(store)} if store.info.get("env") == "maze2d" else {})
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
-from decisionllm.config import listed, with_defaults
+from decisionllm.config import listed, merged, with_defaults
 from decisionllm.eval import attention, report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
@@ -67,7 +67,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                 example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
                 raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
             same = given.get("_target_", own["_target_"]) == own["_target_"]
-            env: Env = build((own if same else {}) | given, config["episodes"])
+            env: Env = build(merged(own if same else {}, given), config["episodes"])
             if "policy" in run_config and (
                 ignored := [key for key, value in (config["act"] | config["team"]).items() if value is not None]
             ):

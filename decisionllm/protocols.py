@@ -58,6 +58,7 @@ class Env(Protocol):
         text: the text option the tasks were made with, such as `none` or `goal`.
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
         published: scores of other work for the report, {name: score}.
+        reference: returns of a random policy and of an expert, where scores are normalised by them.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -68,6 +69,7 @@ class Env(Protocol):
     text: str = "none"
     unit: str = ""
     published: Mapping[str, float] = {}
+    reference: tuple[float, float] | None = None
     groups: np.ndarray | None = None
 
     @property

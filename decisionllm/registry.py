@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
-SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py")
+SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py", "policy/imagined.py")
 Thing = TypeVar("Thing")
 
 

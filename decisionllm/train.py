@@ -23,6 +23,7 @@ from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_con
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, some_texts, to_batch
 from decisionllm.models.generalist import members
+from decisionllm.models.imagined import Transitions
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Window
 
@@ -185,7 +186,9 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
     model = checkpoint.make_model(options, specs.get("", specs))
     started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
     for name, member in members(model).items():
-        fit_normalizer(member, data[name], dynamics=c.model.dynamics, started=name in started)
+        fit_normalizer(member, data[name], dynamics=c.model.dynamics or c.model.value_discount > 0, started=name in started)
+        if member.imagined is not None and not begun and name not in started:
+            fit_value(member, data[name], c)
     if model.backbone.features is not None:
         model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
     return model
@@ -210,6 +213,28 @@ def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = Fa
     normalizer.fit((store.observations[rows], steps.returns_to_go[rows]) for rows in blocks())
     if dynamics:
         normalizer.fit_dynamics(changes())
+
+
+def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
+    """Fit the value of a model to its training steps."""
+    store, units = data.store, model.normalizer
+    if len(np.unique(store.task[data.episodes])) > 1 or not c.act.planning_horizon:
+        raise ValueError("model.value_discount: expected one task text, since the value reads none, and act.planning_horizon above 0, "
+                         f"got {len(store.tasks)} and {c.act.planning_horizon}")  # fmt: skip
+    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
+    last = np.isin(rows, store.offsets[1:] - 1)
+    ended = last & np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
+    columns = (
+        units.observations(torch.from_numpy(store.observations[rows])),
+        units.actions(torch.from_numpy(store.actions[rows])),
+    )
+    known = Transitions(
+        *columns, *map(torch.from_numpy, (store.rewards[rows], ended.astype(np.float32), np.flatnonzero(~last)))
+    )
+    with torch.autocast(
+        "cpu", torch.bfloat16, cache_enabled=False, enabled=checkpoint.precision(c.device, c.optim.precision) == "bf16"
+    ):
+        model.imagined.fit(known, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
 
 
 def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:

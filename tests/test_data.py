@@ -8,6 +8,7 @@ from decisionllm.data import card, data, window
 from decisionllm.datasets.maze2d import load, read_hdf5
 from decisionllm.datasets.store import open_store, write
 from decisionllm.protocols import Source
+from decisionllm.registry import build, choice
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 
@@ -115,6 +116,29 @@ def test_the_command_exports_to_minari(tmp_path, capsys):
     assert [len(e) for e in dataset] == store.lengths.tolist()
     back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/points-v0")))
     assert back.rewards.tolist() == store.rewards.tolist() and back.observations.tolist() == store.observations.tolist()
+
+
+def test_an_exported_maze_can_be_scored(tmp_path):
+    env = node("env", "maze2d-umaze", text="none", frames=0)
+    store = data(config(tmp_path, node("dataset", "maze2d-umaze", steps=1000), env=env, export="minari:mine/maze-v0"))
+    back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/maze-v0")))
+    first = store.offsets[1:-1]  # in a continuous log an episode ends where the next one begins
+    np.testing.assert_allclose(back.final_observation[:-1], store.observations[first], atol=1e-5)
+    recovered, own = build(choice("env", "minari", minari_id="mine/maze-v0", goal="fixed"), 2), build(env, 2)
+    assert recovered.horizon == 300 and recovered.reference == own.reference == (23.85, 161.86)
+    recovered.envs[1].reset(seed=4)
+    starts = np.stack([recovered.envs[1].unwrapped.env.states[0], *recovered.reset(3)[1:]])
+    np.testing.assert_allclose(starts[1], starts[0], atol=1e-6)
+    own.reset(0)
+    own.states = np.stack([each.unwrapped.env.states[0] for each in recovered.envs])
+    for got, expected in zip(recovered.step(np.ones((2, 2))), own.step(np.ones((2, 2))), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_an_export_without_its_environment_says_how(tmp_path):
+    points = node("dataset", "synthetic", episodes=6)
+    with pytest.raises(ValueError, match="export=minari: the environment could not be made .*env=none exports without one"):
+        data(config(tmp_path, points, env=node("env", "synthetic", goal="up"), export="minari:mine/points-v0"))
 
 
 def test_the_command_exports_to_d4rls_format(tmp_path, capsys):

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from decisionllm.config import with_defaults
+from decisionllm.eval.synthetic import PointEnv
 from decisionllm.evaluate import evaluate
 from tests.conftest import LOOP, NANO, command
 
@@ -108,6 +109,27 @@ def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
         assert evaluated(tmp_path / "c", f"run={runs}/plain")[0]["return"] == south != north
     finally:
         path.write_text(before)
+
+
+class Chosen(PointEnv):
+    """A point with its goal in a nested option that has a second key."""
+
+    def __init__(self, num_episodes, *, where):
+        super().__init__(num_episodes, goal=where["goal"])
+        self.protocol = where["protocol"]
+
+
+def test_a_nested_option_of_the_env_is_changed_alone(runs, tmp_path):
+    path = runs / "plain" / "config.yaml"
+    before, config = path.read_text(), yaml.safe_load(path.read_text())
+    south = evaluated(tmp_path / "a", f"run={runs}/plain", "+env.goal=south")[0]["return"]
+    where = {"goal": "north", "protocol": "chosen"}
+    path.write_text(yaml.safe_dump(config | {"env": {"_target_": "tests.test_evaluate.Chosen", "where": where}}))
+    try:
+        row = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.where.goal=south")[0]
+    finally:
+        path.write_text(before)
+    assert (row["protocol"], row["return"]) == ("chosen", south)
 
 
 def test_scripted_players_are_played_once(runs, tmp_path):

@@ -245,6 +245,12 @@ def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 30
     return {name: column.reshape(chains * length, *column.shape[2:])[:steps] for name, column in log.items()}
 
 
+def final_observations(store: Store) -> np.ndarray:
+    """The observation after the last step of each episode, by the physics: (E, 4) float32."""
+    last = store.offsets[1:] - 1
+    return Maze.named(store.info["maze"]).step(store.observations[last], store.actions[last]).astype(np.float32)
+
+
 def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, which keeps where its episodes end, as `timeouts`, and its name, as an attribute."""
     if store.info.get("env") != "maze2d" or store.info["text"] in GOAL_TEXTS:

@@ -181,10 +181,17 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
     return reward
 
 
-def save(minari_id: str, store: Store, *, env: Any = None, reference: tuple[float, float] | None = None) -> Any:
+def save(
+    minari_id: str,
+    store: Store,
+    *,
+    env: Any = None,
+    reference: tuple[float, float] | None = None,
+    final: np.ndarray | None = None,
+) -> Any:
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
 
-    An episode without a final observation repeats its last one, since Minari stores one more observation than actions.
+    Minari stores one more observation than actions: an episode without a final observation repeats its last one.
 
     Args:
         minari_id: with a version, such as mine/maze-v0.
@@ -192,6 +199,7 @@ def save(minari_id: str, store: Store, *, env: Any = None, reference: tuple[floa
         env: an environment or its spec, for `recover_environment`.
         reference: returns of a random policy and of an expert; Minari drops them where no environment is given, so that they are
             written afterwards.
+        final: (E, S) final observations, of a store without them.
 
     Returns:
         The open Minari dataset.
@@ -215,16 +223,16 @@ def save(minari_id: str, store: Store, *, env: Any = None, reference: tuple[floa
 
     def buffer(e: int) -> Any:
         episode = store.episode(e)
-        final = episode.observations[-1] if episode.final_observation is None else episode.final_observation
+        last = episode.observations[-1] if finals is None else finals[e]
         ends = np.zeros((2, len(episode.rewards)), bool)
         ends[:, -1] = episode.terminated, episode.truncated
         return EpisodeBuffer(
-            id=e, observations=np.concatenate([episode.observations, final[None]]),
+            id=e, observations=np.concatenate([episode.observations, last[None]]),
             actions=episode.actions[:, 0].astype(np.int64) if spec.num_actions else episode.actions,
             rewards=episode.rewards, terminations=ends[0], truncations=ends[1],
         )  # fmt: skip
 
-    spec = store.spec
+    spec, finals = store.spec, store.final_observation if final is None else final
     box = None if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
     try:
         with warnings.catch_warnings():

@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
 from decisionllm.config import one_of
+from decisionllm.schema import refuse
 
 TIME_STEP = 0.01  # seconds
 MAX_SPEED = 5.0  # per axis, clipped before each step
@@ -116,11 +117,18 @@ class Maze:
 
         margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo >= 3.5 adds the margins
         of both bodies, so that an unchanged model file behaves as 0.004 there.
+
+        Raises:
+            ValueError: a position is not a number, or beyond the outer walls.
         """
         shape = np.shape(states)
         states = np.asarray(states, np.float64).reshape(-1, 4)
         actions = np.asarray(actions, np.float64).reshape(-1, 2)
         position, velocity = states[:, :2], np.clip(states[:, 2:], -MAX_SPEED, MAX_SPEED)
+        inner = np.array(self.walls.shape) - 2
+        outside = np.logical_not(((position > 0.5 - FRAME) & (position < inner + 0.5 - FRAME)).all(1))
+        expected = f"state {{}}: expected a position between the outer walls, 0.3 .. {inner[0] + 0.3} and 0.3 .. {inner[1] + 0.3}, got {{}}"
+        refuse("", outside, expected, np.arange(len(states)), position)
         force = GEAR * np.clip(actions, -1, 1) - velocity  # the joints' damping is 1
         self._push_walls(position, velocity, force, margin)
         velocity = velocity + TIME_STEP / (MASS + TIME_STEP) * force  # damping is implicit in the new velocity

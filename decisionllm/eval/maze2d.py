@@ -2,7 +2,7 @@
 
 The standard protocol shows four numbers and no goal. For a policy trained with text=goal the text names the fixed goal; such a
 row is always labelled `goal-text`, since the standard protocol lacks that information, or `instructed-1-3` where the text names
-another cell. Wordings that were never trained on are labelled `-held-out`.
+another cell. Wordings that were never trained on are labelled `-held-out`. `multi2d`: each episode has a goal of its own.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.datasets.maze2d import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
@@ -49,13 +50,15 @@ PUBLISHED = {
 @register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}", frames="${text_wordings}")
 class Maze2D(Env):
-    """N mazes of one layout with one goal.
+    """N mazes of one layout, with its one goal or a goal for each episode.
 
     Args:
         num_episodes: N.
         maze: umaze, medium, large, or open without dense.
         dense: rewards are exp(-distance to the goal) instead of 1 within 0.5 of it.
         text: as in the dataset.
+        goal: `fixed`, or `random`: any free cell, drawn for each episode, rewarded and named by its text. Needs text=goal. Source:
+            Multi2D of Diffuser (arXiv 2205.09991), there within 0.1 of the cell's place.
         instructed_goal: the text names this cell instead, as `row,column`, while rewards stay with the fixed goal: does the policy
             follow the text? `1,3;3,1` or `all` name several in turn. Needs text=goal.
         wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
@@ -64,11 +67,19 @@ class Maze2D(Env):
 
     def __init__(
         self, num_episodes: int, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = "",
-        wordings: str = "trained", frames: int = 0,
+        wordings: str = "trained", frames: int = 0, goal: str = "fixed",
     ) -> None:  # fmt: skip
-        self.maze, self.dense, self.text, self.horizon = Maze.named(maze), dense, text, HORIZON[maze]
+        self.maze, self.dense, self.text, self.horizon, self.name = Maze.named(maze), dense, text, HORIZON[maze], maze
         self.facts = goal_facts(maze)
         by_goal, held_out, cells = text in GOAL_TEXTS, is_held_out(wordings, text), self.maze.goal[None]
+        one_of("env.goal", goal, ("fixed", "random"))
+        self.random = goal == "random"
+        if self.random and (instructed_goal or not by_goal):
+            raise ValueError(
+                f"env.goal=random: needs text=goal and no env.instructed_goal, got text={text} and {instructed_goal!r}"
+            )
+        if self.random:
+            cells = self.maze.free_cells
         if instructed_goal:
             cells = (
                 self.maze.free_cells if instructed_goal == "all" else self.maze.cells(instructed_goal, "env.instructed_goal")
@@ -76,24 +87,30 @@ class Maze2D(Env):
             if not by_goal:
                 raise ValueError(f"env.instructed_goal: needs text=goal, so that the text names it; got text={text}")
         goals = {task_text(maze, cell): cell for cell in cells} if by_goal else {"": cells[0]}
-        texts = {task: [("", task_text(maze) if text == "constant" else task)] for task in goals}
+        self.cells, self.texts = cells, [[("", task_text(maze) if text == "constant" else task)] for task in goals]
         if text == "paraphrased":
-            texts = spread(self.facts, held_out=held_out, frames=frames)
+            self.texts = [spread(self.facts, held_out=held_out, frames=frames)[task] for task in goals]
         self.meaning: dict[str, tuple[np.ndarray, str]] = {}  # of each text: its goal, and the kind of its frame
-        self.tasks = []
-        for i in range(num_episodes):
-            task, cell = list(goals.items())[i % len(goals)]
-            kind, words = texts[task][i // len(goals) % len(texts[task])]
-            self.tasks.append(words)
-            self.meaning[words] = cell, kind
+        self.name_goals(np.arange(num_episodes) % len(goals))
         self.reference = REFERENCE[maze, dense]
         self.published = {} if dense else PUBLISHED.get(maze, {})
-        self.protocol = "goal-text" if by_goal else "standard"
+        self.protocol = "multi2d" if self.random else "goal-text" if by_goal else "standard"
         if instructed_goal:
             self.protocol = "-".join(["instructed", *re.findall(r"\w+", instructed_goal)])
         self.protocol += "-held-out" * held_out
 
+    def name_goals(self, numbers: np.ndarray) -> None:
+        """Make the texts of the episodes name these of the cells, (N,) int; the cells are rewarded too with goal=random."""
+        self.tasks = []
+        for i, number in enumerate(numbers):
+            kind, words = self.texts[number][i // len(self.texts) % len(self.texts[number])]
+            self.tasks.append(words)
+            self.meaning[words] = self.cells[number], kind
+        self.goals = self.cells[numbers] if self.random else np.tile(self.maze.goal, (len(numbers), 1))  # (N, 2)
+
     def reset(self, seed: int) -> np.ndarray:
+        if self.random:
+            self.name_goals(np.random.default_rng((seed, 1)).integers(len(self.cells), size=len(self.tasks)))
         self.states, self.time = self.maze.reset(len(self.tasks), np.random.default_rng(seed)), 0
         return self.states
 
@@ -101,23 +118,31 @@ class Maze2D(Env):
         """Rewards are those of the new positions."""
         self.states, self.time = self.maze.step(self.states, actions), self.time + 1
         N = len(self.tasks)
-        gains = reward(self.states[:, :2], self.maze.goal, dense=self.dense)
+        gains = reward(self.states[:, :2], self.goals, dense=self.dense)
         return self.states, gains, np.zeros(N, bool), np.full(N, self.time >= self.horizon)
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
         """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
-        return normalised(episodes, self.reference)
+        return normalised(episodes, REFERENCE[self.name, self.dense])
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """With a goal in the text: the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
-        the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end."""
+        """Return and score if every step after the first touch of the goal counted (`latched`).
+
+        With a goal in the text also the share of episodes in which the ball came within its disc (`reached`), and stayed for half of
+        the last 100 steps (`stayed`); by kind of frame and by goal where there are several, and then the cell at the end.
+        """
+        found: dict[str, Any] = {}
+        if not self.dense:
+            low, high = REFERENCE[self.name, self.dense]
+            latched = float(np.mean([np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]))
+            found = {"latched_return": latched, "latched_score": 100 * (latched - low) / (high - low)}
         if self.protocol == "standard":
-            return {}
+            return found
         places = np.array([[*e.observations, e.final_observation] for e in episodes])[..., :2]
         goals, kinds = (np.array(x) for x in zip(*(self.meaning[e.task] for e in episodes), strict=True))
         inside = reward(places, goals[:, None]) > 0
         shares = {"reached": inside.any(1), "stayed": inside[:, -100:].mean(1) >= 0.5}
-        found: dict[str, Any] = {name: float(x.mean()) for name, x in shares.items()}
+        found |= {name: float(x.mean()) for name, x in shares.items()}
         names, ends = (np.array([f"{r},{c}" for r, c in cells]) for cells in (goals, np.rint(places[:, -1]).astype(int)))
         for by, labels in {"by_kind": kinds, "by_goal": names}.items():
             if len({*labels}) > 1:
@@ -150,7 +175,8 @@ class Maze2D(Env):
         made = figure(1 + 0.6 * columns, 1 + 0.6 * rows)
         axis = made.subplots()
         axis.imshow(self.maze.walls, cmap="Greys", vmax=2, extent=(-0.7, columns - 0.7, rows - 0.7, -0.7))
-        axis.add_patch(Circle(tuple(self.maze.goal[::-1]), GOAL_RADIUS, color="tab:green", alpha=0.3))
+        for goal in np.unique(self.goals[:count], axis=0):
+            axis.add_patch(Circle(tuple(goal[::-1]), GOAL_RADIUS, color="tab:green", alpha=0.3))
         for episode in episodes[:count]:
             x, y = episode.observations[:, 0], episode.observations[:, 1]
             axis.plot(y, x, linewidth=0.8, alpha=0.8)
@@ -165,15 +191,14 @@ class Maze2D(Env):
             rng = np.random.default_rng(seed)
             return ScriptedPlayer(lambda seen: rng.uniform(-1, 1, (len(seen), 2)))
 
-        return {"random": uniform, "planner": lambda tasks: PlannerPlayer(self.maze, len(tasks), seed)}
+        return {"random": uniform, "planner": lambda tasks: PlannerPlayer(self.maze, self.goals, seed)}
 
 
 class PlannerPlayer:
     """D4RL's controller, which plans once an episode and knows the walls and the goal."""
 
-    def __init__(self, maze: Maze, count: int, seed: int) -> None:
-        self.planner, self.planned = Planner(maze, count, np.random.default_rng(seed)), False
-        self.goals = np.tile(maze.goal, (count, 1))
+    def __init__(self, maze: Maze, goals: np.ndarray, seed: int) -> None:
+        self.planner, self.planned, self.goals = Planner(maze, len(goals), np.random.default_rng(seed)), False, goals
 
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None

@@ -68,7 +68,7 @@ class PettingZooTeams(TeamEnv):
         one_of("env.returns", self.returns, ("team", "own", "mean"))
         if not self.horizon or len(reference) not in (0, 2) or len({*reference}) == 1:
             raise ValueError(f"env: expected horizon (without path) and reference=[low,high], got {horizon} and {[*reference]}")
-        self.unit, self.reference = "" if reference else "team return", np.array([*reference] or [0.0, 100.0], float)
+        self.unit, self.bounds = "" if reference else "team return", np.array([*reference] or [0.0, 100.0], float)
         types = meta_found["types"]
         self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, str(*types))  # a public log has one type for all agents
         for agent, kind in kinds.items():
@@ -173,7 +173,7 @@ class PettingZooTeams(TeamEnv):
         return chosen
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        reference = np.tile(self.reference, (len(self.envs), 1))
+        reference = np.tile(self.bounds, (len(self.envs), 1))
         return {"team_return": self.team_returns, "reference": reference, "agents": self.sizes, "steps": self.steps}
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:

@@ -22,8 +22,8 @@ Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 
 # rows that agree in these are one result, over seeds
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
-COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "seeds", "n", "seconds", "headline"]
-LINE = "{:34s} {:16s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s}  {}"
+COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
+LINE = "{:34s} {:16s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
@@ -64,8 +64,10 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     results = []
     for members in groups.values():
         first, scores = members[0], [row["score"] for row in members]
+        latched = [row["latched_score"] for row in members if "latched_score" in row]  # Maze2D: see its metrics
         low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
         results.append({
+            "latched": float(np.mean(latched)) if latched else None,
             **{key: first.get(key) for key in KEYS}, "score": float(np.mean(scores)), "iqm": interquartile_mean(scores),
             "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
             "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),
@@ -75,10 +77,15 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def table(results: Sequence[Row]) -> str:
     """Results as text, one line for each."""
-    lines = [LINE.format("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "seeds x episodes")]
+    lines = [
+        LINE.format(
+            "dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes"
+        )
+    ]
     for r in results:
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
         scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}"
+        scores += ("-" if r["latched"] is None else f"{r['latched']:.1f}",)
         count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
         lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], target, *scores, count))
     return "\n".join(lines)

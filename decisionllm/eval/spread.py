@@ -69,7 +69,7 @@ class SpreadTeams(TeamEnv):
         meta = describe((6 * np.unique(self.agents)).tolist(), actions)
         self.entity_schema = entity_schema(meta, capacity)
         self.tasks = self.texts(meta, self.agents[self.groups].tolist(), ["agent"] * len(self.groups))
-        self.reference = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
+        self.bounds = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
 
     def reset(self, seed: int) -> np.ndarray:
         if not 0 <= seed < REFERENCE_STARTS // STARTS:
@@ -110,7 +110,7 @@ class SpreadTeams(TeamEnv):
         return self.observe(), gains[self.groups], np.zeros_like(over), over
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        return {"team_return": self.returns, "reference": self.reference, "agents": self.agents, "covered": self.world.covered(),
+        return {"team_return": self.returns, "reference": self.bounds, "agents": self.agents, "covered": self.world.covered(),
                 "touches": self.touches}  # fmt: skip
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import ModelOptions, TeamOptions, one_of
 from decisionllm.models.dynamics import Dynamics
+from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head
 from decisionllm.registry import build
@@ -63,6 +64,7 @@ class DecisionLLM(nn.Module):
                 f"{head['_target_']}: expected a head with loss_floor and entities, see decisionllm.protocols.Head"
             )
         self.dynamics = Dynamics(width, spec) if o.dynamics else None
+        self.imagined = ImaginedValue(spec, o.value_discount) if o.value_discount else None
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
         grouped = team.execution != "per_agent"

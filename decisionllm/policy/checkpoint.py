@@ -405,11 +405,11 @@ def target(info: dict[str, Any], quantile: float) -> float:
 
 
 def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
-    """The weights that a checkpoint holds itself: trained ones but adapters, and the normaliser."""
+    """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and what was fitted before."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {
         name: tensor for name, tensor in model.state_dict().items()
-        if name in trained or "normalizer." in name or name.startswith("backbone.features.")
+        if name in trained or "normalizer." in name or "imagined." in name or name.startswith("backbone.features.")
     }  # fmt: skip
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 

@@ -6,22 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.schema import Spec
-
 if TYPE_CHECKING:
     from decisionllm.policy.session import Rows, Session
-
-
-def candidate_actions(spec: Spec) -> Tensor:
-    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at a bound or in the middle."""
-    if spec.num_actions:
-        return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
-    if spec.action_dim > 2:
-        raise ValueError(
-            "act.planning_horizon: expected at most two action dimensions, or discrete actions, "
-            f"got {spec.action_dim}; take act.planning_horizon=0"
-        )
-    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
 def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:
@@ -39,6 +25,8 @@ def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:
         (N, A) actions, raw units.
     """
     policy, model, each = session.policy, session.policy.model, np.arange(len(session.now))[rows]
+    if model.imagined is not None:
+        return plan_to_value(session, hidden, each)
     N, C, steps = len(hidden), 1 + len(policy.candidate_actions), policy.planning_horizon
     if model.tokenizer.timesteps is not None:
         steps = min(steps, model.spec.horizon - 1 - int(session.now[each].max()))
@@ -61,3 +49,27 @@ def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:
     better = total.amax(1) > total[:, 0] + policy.planning_margin * steps * model.normalizer.reward_scale
     best = actions.reshape(N, C, -1)[np.arange(N), total.argmax(1).cpu().numpy()]
     return np.where(better.cpu().numpy()[:, None], best, own)
+
+
+def plan_to_value(session: "Session", hidden: Tensor, each: np.ndarray) -> np.ndarray:
+    """Choose the candidate action whose imagined rewards and value after them are highest; the policy's own where none is known.
+
+    Args:
+        session: that has observed the current step; it stays as it is.
+        hidden: (N, D) at the current observations.
+        each: (N,) the episodes.
+
+    Returns:
+        (N, A) actions, raw units.
+    """
+    policy, model = session.policy, session.policy.model
+    observations, masks = session.observations[each, session.now[each]], session.allowed(each)
+    assert model.imagined is not None
+    values = model.imagined.plan(
+        model.normalizer.observations(torch.from_numpy(observations).to(policy.device)), policy.planning_horizon
+    )
+    if masks is not None:
+        values = torch.where(masks, values, -1.0)
+    own = policy.choose(hidden, masks, observations)
+    best, choice = (x.cpu().numpy() for x in values.max(1))
+    return np.where(best[:, None] < 0, own, policy.candidate_actions[choice])

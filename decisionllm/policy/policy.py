@@ -14,7 +14,8 @@ from torch import Tensor
 
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.decision_llm import DecisionLLM
-from decisionllm.policy.planner import candidate_actions, plan
+from decisionllm.models.imagined import candidate_actions
+from decisionllm.policy.planner import plan
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import Batch, History
@@ -72,9 +73,9 @@ class Policy:
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
-            if model.dynamics is None:
+            if model.dynamics is None and model.imagined is None:
                 raise ValueError(
-                    f"act.planning_horizon={self.planning_horizon}: needs a model trained with model.dynamics=true"
+                    f"act.planning_horizon={self.planning_horizon}: needs a model trained with model.dynamics=true or model.value_discount"
                 )
             candidates = candidate_actions(model.spec).to(self.device)
             self.candidate_actions: np.ndarray = model.normalizer.raw_actions(candidates).cpu().numpy()

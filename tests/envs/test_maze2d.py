@@ -120,3 +120,11 @@ def test_unknown_mazes_and_goals_in_walls_are_refused():
         Maze.named("giant")
     with pytest.raises(ValueError, match="expected free cells"):
         Planner(Maze.named("umaze"), 1, np.random.default_rng(0)).aim(np.array([0]), np.ones((1, 2)), np.array([[2, 1]]))
+
+
+@pytest.mark.parametrize("place", [(1.0, -3.0), (9.0, 1.0), (np.nan, 1.0)])
+def test_a_state_outside_the_layout_is_refused(place):
+    states = np.array([[1.0, 1.0, 0, 0], [*place, 0, 0]])
+    between = r"state 1: expected a position between the outer walls, 0\.3 \.\. 3\.3 and 0\.3 \.\. 3\.3, got \["
+    with pytest.raises(ValueError, match=between):
+        Maze.named("umaze").step(states, np.zeros((2, 2)))

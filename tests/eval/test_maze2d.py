@@ -102,8 +102,39 @@ def test_reaching_and_keeping_the_goal_are_measured():
         return Episode(rows[:-1], zeros, zeros[:, 0], final_observation=rows[-1], task=env.tasks[0])
 
     episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
-    assert env.metrics(episodes) == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
-    assert Maze2D(1, maze="umaze").metrics(episodes) == {}
+    shares = {name: env.metrics(episodes)[name] for name in ("reached", "stayed")}
+    assert shares == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
+
+
+def test_steps_after_the_first_touch_count_where_the_score_is_latched():
+    """Touches from step 1 and from step 3 of 4, and none: 3, 1 and 0 steps instead of 2, 1 and 0."""
+    episodes = [episode([0, 1, 0, 1]), episode([0, 0, 0, 1]), episode([0, 0, 0, 0])]
+    latched = 100 * (4 / 3 - 23.85) / (161.86 - 23.85)
+    assert Maze2D(3, maze="umaze").metrics(episodes) == {"latched_return": 4 / 3, "latched_score": pytest.approx(latched)}
+    assert Maze2D(3, maze="umaze", dense=True).metrics(episodes) == {}
+
+
+def test_a_random_goal_is_rewarded_and_named_by_its_text():
+    env = Maze2D(50, maze="umaze", text="goal", goal="random")
+    starts = env.reset(0)
+    first, tasks = env.goals.copy(), list(env.tasks)
+    assert env.protocol == "multi2d" and len(np.unique(first, axis=0)) == 7
+    assert tasks == [task_text("umaze", cell) for cell in first]
+    np.testing.assert_array_equal(starts, Maze2D(50, maze="umaze").reset(0))
+    env.states[:, :2] = first
+    assert env.step(np.zeros((50, 2)))[1].all()
+    env.reset(1)
+    assert (env.goals != first).any()
+    env.reset(0)
+    assert env.tasks == tasks
+    found = {name: env.score(rollout(begin, env, seed=0)).mean() for name, begin in env.baselines(0).items()}
+    assert found["planner"] > 130 > 20 > found["random"]
+
+
+@pytest.mark.parametrize("options", [{}, {"text": "goal", "instructed_goal": "3,1"}])
+def test_a_random_goal_needs_its_text_alone(options):
+    with pytest.raises(ValueError, match="env.goal=random: needs text=goal and no env.instructed_goal, got text="):
+        Maze2D(1, maze="umaze", goal="random", **options)
 
 
 def test_paraphrased_texts_name_the_goal_in_trained_or_in_held_out_frames():
@@ -138,7 +169,7 @@ def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
         return Episode(states[:-1], zeros, zeros[:, 0], final_observation=states[-1], task=task)
 
     found = env.metrics([at(end, env.tasks[row]) for row, end in zip(rows, ends, strict=True)])
-    assert found == {
+    assert {key: value for key, value in found.items() if not key.startswith("latched")} == {
         "reached": 0.75, "stayed": 0.75,
         "by_kind": {"contrast": {"reached": 1, "stayed": 1}, "new_frames": {"reached": 0.5, "stayed": 0.5},
                     "unseen_words": {"reached": 1, "stayed": 1}},

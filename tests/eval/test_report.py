@@ -46,6 +46,12 @@ def test_rows_of_several_seeds_are_one_result():
     (result,) = report.summarise([row(10, seed=0), row(20, seed=1), row(60, seed=2)])
     assert (result["score"], result["return"], result["seeds"], result["n"], result["seconds"]) == (30, 60, 3, 30, 9)
     assert result["iqm"] == 30 and result["low"] == 10 and result["high"] == 60, "over seeds, three are all there are"
+    (latched,) = report.summarise([row(10, latched_score=12), row(20, seed=1, latched_score=30)])
+    assert (
+        latched["latched"] == 21
+        and result["latched"] is None
+        and report.table([latched]).split()[-4:] == ["21.0", "2", "x", "10"]
+    )
     (alone,) = report.summarise([row(10)])
     assert (alone["low"], alone["high"], alone["seeds"]) == (9, 11, 1), "over the episodes of one"
 
@@ -81,7 +87,7 @@ def test_a_table_has_a_line_for_each_result():
         report.summarise([row(10), row(20, target_return=None, policy="random"), row(3, headline=False)])
     ).splitlines()
     assert len(lines) == 4 and lines[0].split()[:4] == ["dataset", "protocol", "policy", "target"]
-    assert lines[1].split() == ["d", "standard", "random", "-", "20.0", "19.0", "..", "21.0", "40.0", "1", "x", "10"]
+    assert lines[1].split() == ["d", "standard", "random", "-", "20.0", "19.0", "..", "21.0", "40.0", "-", "1", "x", "10"]
     assert lines[3].endswith("1 x 10  (sweep)")
 
 

@@ -1,0 +1,306 @@
+"""A value learned inside a learned model: what holding an action for some steps brings, and what can follow.
+
+The members of an ensemble predict the change of the observation; where they disagree about the end of an imagined sequence, the
+sequence is not used. Fitted value iteration over real and imagined observations, V(x) = max over the candidate actions of the
+discounted rewards while it is held + discount^k V(end), then needs no more data. Observation and actions are in the model's units,
+rewards within 0 .. 1 between the least and the largest of the data, values multiplied by 1 - discount, so that they are within 0 .. 1 too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.models.normalizer import Normalizer
+from decisionllm.schema import Spec
+
+BATCH = 4096  # rows of a training step
+TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
+HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
+OFF = 4.0  # change, in its deviations, that members are trained to predict off the data, in opposite directions
+OFF_ROWS = 64  # off the data in each training step
+OFF_WEIGHT = 1 / 1024  # of these rows together; OFF x OFF_WEIGHT bounds by how much they shift predictions where there are data
+
+
+def candidate_actions(spec: Spec) -> Tensor:
+    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at a bound or in the middle."""
+    if spec.num_actions:
+        return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
+    if spec.action_dim > 2:
+        raise ValueError(
+            "act.planning_horizon: expected at most two action dimensions, or discrete actions, "
+            f"got {spec.action_dim}; take act.planning_horizon=0"
+        )
+    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
+
+
+class FourierMLP(nn.Module):
+    """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to one that resolves a step's change."""
+
+    frequencies: Tensor  # (F, S)
+
+    def __init__(self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.ones(count, S))
+        self.first, self.last = nn.Linear(inputs + 2 * count * S, inner), nn.Linear(inner, outputs)
+        self.middle = nn.Linear(inner, inner)
+
+    def set_frequencies(self, change: Tensor) -> None:
+        """Draw them log-uniformly between 1 and 1 / change. change: (S,) deviation of a step's change, in the model's units."""
+        share = (torch.arange(len(self.frequencies), device=change.device)[:, None] + torch.rand_like(self.frequencies)) / len(
+            self.frequencies
+        )
+        self.frequencies.copy_((1 / change).clamp(min=2.0) ** share)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs); under autocast only the middle has less precision."""
+        waves = x[..., None, : self.frequencies.shape[1]] * self.frequencies
+        with torch.autocast(x.device.type, enabled=False):
+            hidden = F.silu(self.first(torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1)))
+        hidden = F.silu(self.middle(hidden))
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = self.last(hidden.float())
+        return out
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Rows of the data, in the model's units, rewards raw."""
+
+    observations: Tensor  # (n, S)
+    actions: Tensor  # (n, A)
+    rewards: Tensor  # (n,)
+    ended: Tensor  # (n,) 1 where the task ended the episode after this row
+    pairs: Tensor  # (m,) rows that are followed by the next row
+
+
+class ImaginedValue(nn.Module):
+    """Members of a dynamics model, a model of the rewards and a value; weights are fitted by `fit` alone.
+
+    The value is of one task whose observation holds what matters: it reads neither text nor history.
+
+    Args:
+        spec: of the data.
+        discount: of a step, within 0 .. 1.
+        members: of the ensemble.
+    """
+
+    members: Any  # (M,) FourierMLP
+    reward: Any
+    value: Any
+    candidates: Tensor
+    change_mean: Tensor
+    change_scale: Tensor
+    reward_low: Tensor
+    reward_span: Tensor
+
+    def __init__(self, spec: Spec, discount: float, *, members: int = 2) -> None:
+        super().__init__()
+        if not 0 < discount < 1:
+            raise ValueError(f"model.value_discount: expected within 0 .. 1, or 0 for no value, got {discount}")
+        S, A = spec.observation_dim, spec.num_actions or spec.action_dim
+        self.spec, self.discount = spec, discount
+        self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
+        self.reward, self.value = (
+            FourierMLP(S, S + A, 2, inner=128),
+            FourierMLP(S, S, 1),
+        )  # reward, and whether the episode ends
+        for name, start in {"change_mean": torch.zeros(S), "change_scale": torch.ones(S),
+                            "reward_low": torch.zeros(()), "reward_span": torch.ones(())}.items():  # fmt: skip
+            self.register_buffer(name, start)
+        self.register_buffer("candidates", candidate_actions(spec))
+        self.requires_grad_(False)
+
+    def encode(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """What members and rewards read, (..., S + A)."""
+        if self.spec.num_actions:
+            actions = F.one_hot(actions[..., 0].long(), self.spec.num_actions).to(observations.dtype)
+        return torch.cat([observations, actions], -1)
+
+    def step(self, member: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
+        """The next observations (..., S), in the model's units, as this member predicts them."""
+        after: Tensor = observations + self.change_mean + self.change_scale * member(self.encode(observations, actions))
+        return after
+
+    def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
+        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number: (...) bool."""
+        return ((ends - ends.mean(0)).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1)
+
+    @property
+    def zero(self) -> Tensor:
+        """A reward of 0 in the unit of the values, which an episode that is over brings."""
+        return (-self.reward_low / self.reward_span).clamp(0, 1)
+
+    def pay(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...)."""
+        paid, over = self.reward(self.encode(observations, actions)).sigmoid().unbind(-1)
+        return paid, over
+
+    @torch.no_grad()
+    def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One imagined step of each row: the next observations (N, S), rewards in raw units (N,), whether the task ended the episode,
+        and whether the members agree, (N,) bool."""
+        ends = torch.stack([self.step(member, observations, actions) for member in self.members])
+        paid, over = self.pay(observations, actions)
+        return ends.mean(0), self.reward_low + paid * self.reward_span, over > 0.5, self.agreed(ends, 1)
+
+    @torch.no_grad()
+    def imagine(self, observations: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Hold each candidate action for so many steps.
+
+        Args:
+            observations: (N, S).
+            steps: k.
+
+        Returns:
+            Ends (N, C, S), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes on (N, C),
+            and whether the members agree about the end (N, C).
+        """
+        N, C = len(observations), len(self.candidates)
+        actions = self.candidates.repeat(N, 1)
+        device = observations.device
+        gains, alive, ends = torch.zeros(N * C, device=device), torch.ones(N * C, device=device), []
+        for member in self.members:
+            x, going = observations.repeat_interleave(C, 0), torch.ones(N * C, device=device)
+            for i in range(steps):
+                paid, over = self.pay(x, actions)
+                gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
+                x, going = self.step(member, x, actions), going * (1 - over)
+            ends.append(x)
+            alive = alive * going
+        every = torch.stack(ends).view(len(ends), N, C, -1)
+        shares = (1 - self.discount) / len(ends) * gains, alive ** (1 / len(ends))
+        return every.mean(0), shares[0].view(N, C), shares[1].view(N, C), self.agreed(every, steps)
+
+    def ahead(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
+        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where the members disagree."""
+        ends, gains, alive, known = imagined
+        after = alive * self.value(ends)[..., 0].sigmoid() + (1 - alive) * self.zero
+        values: Tensor = torch.where(known, gains + self.discount**steps * after, -1.0)
+        return values
+
+    @torch.no_grad()
+    def plan(self, observations: Tensor, steps: int) -> Tensor:
+        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. observations: (N, S)."""
+        return self.ahead(self.imagine(observations, steps), steps)
+
+    def fit(self, data: Transitions, units: Normalizer, *, steps: int, planning_horizon: int, seed: int) -> None:
+        """Fit all parts.
+
+        Args:
+            data: transitions.
+            units: of the model, fitted with the changes.
+            steps: of training of each member; the value has an iteration for each 50.
+            planning_horizon: k, steps for which an action is held.
+            seed: of weights and batches.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.change_scale.copy_(units.change_scale / units.observation_scale)
+            self.change_mean.copy_(units.change_mean / units.observation_scale)
+            for net in (*self.members, self.reward):
+                net.set_frequencies(self.change_scale)
+            self.value.set_frequencies(planning_horizon * self.change_scale)
+            for i, member in enumerate(self.members):
+                self._fit_member(member, data, steps, off=(-1) ** i * OFF)
+            self._fit_reward(data, steps)
+            self._fit_value(
+                self._states(data, steps * BATCH // 100, planning_horizon), planning_horizon, rounds=max(1, steps // 50)
+            )
+
+    def _fit_member(self, member: nn.Module, data: Transitions, steps: int, *, off: float) -> None:
+        """Fit a member to transitions, more to those that it predicts badly, and to another change than the other members' off the data,
+        where every number of an observation is drawn by itself, so that members agree only where there are data."""
+        x, a, pairs = data.observations, data.actions, data.pairs
+
+        def errors(rows: Tensor) -> Tensor:
+            change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale
+            return (member(self.encode(x[rows], a[rows])) - change).square().mean(-1)
+
+        hard = pairs
+
+        def loss(step: int) -> Tensor:
+            nonlocal hard
+            if step and step % max(1, steps // 4) == 0:
+                some = pairs[torch.randint(len(pairs), (100 * BATCH,))]
+                with torch.no_grad():
+                    found = torch.cat([errors(rows) for rows in some.split(BATCH)])
+                hard = some[found.topk(int(HARD * len(some))).indices]
+            rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
+            alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
+            action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
+            apart = (member(self.encode(alone, action)) - off).square().mean(-1)
+            return errors(rows).mean() + OFF_WEIGHT * apart.mean()
+
+        fitted(member, loss, steps)
+
+    def _fit_reward(self, data: Transitions, steps: int) -> None:
+        low, high = data.rewards.min(), data.rewards.max()
+        if data.ended.any():  # an episode that is over brings 0
+            low, high = low.clamp(max=0), high.clamp(min=0)
+        self.reward_low.copy_(low)
+        self.reward_span.copy_((high - low).clamp(min=1e-6))
+        paid = (data.rewards - self.reward_low) / self.reward_span
+        targets, rows = torch.stack([paid, data.ended], -1), torch.arange(len(paid))
+        rare = torch.cat([(paid > paid.mean()).nonzero()[:, 0], data.ended.nonzero()[:, 0]])
+        rare = rare if len(rare) else rows
+
+        def loss(step: int) -> Tensor:
+            drawn = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (rows, rare)])
+            logits = self.reward(self.encode(data.observations[drawn], data.actions[drawn]))
+            return F.binary_cross_entropy_with_logits(logits, targets[drawn])
+
+        fitted(self.reward, loss, max(1, steps // 3))
+
+    @torch.no_grad()
+    def _states(self, data: Transitions, count: int, longest: int) -> Tensor:
+        """Observations (n, S): half of the data, half one or two imagined sequences of up to `longest` steps away from it."""
+        x = data.observations[torch.randint(len(data.observations), (count,))]
+        found, x = [x[: count // 2]], x[count // 2 :]
+        for _ in range(2):
+            actions = self.candidates[torch.randint(len(self.candidates), (len(x),))]
+            length, ends = torch.randint(1, longest + 1, (len(x), 1)), []
+            for member in self.members:
+                y = x
+                for t in range(longest):
+                    y = torch.where(t < length, self.step(member, y, actions), y)
+                ends.append(y)
+            every = torch.stack(ends)
+            x = every.mean(0)[self.agreed(every, length)]
+            found, x = [*found, x[: len(x) // 2]], x[len(x) // 2 :]
+        return torch.cat([*found, x])
+
+    def _fit_value(self, states: Tensor, steps: int, *, rounds: int) -> None:
+        parts = [self.imagine(part, steps) for part in states.split(512)]
+        nn.init.zeros_(self.value.last.weight)
+        nn.init.constant_(self.value.last.bias, -5.0)
+        self.value.requires_grad_(True)
+        optimizer = torch.optim.Adam(self.value.parameters(), 1e-3)
+        for i in range(rounds):
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 * (1.0 if i < 0.7 * rounds else 0.3 if i < 0.9 * rounds else 0.1)
+            with torch.no_grad():
+                best = torch.cat([self.ahead(part, steps).amax(-1) for part in parts])
+            targets = best.clamp(0, 1 - self.discount ** (steps * (i + 1)))
+            for _ in range(24):
+                rows = torch.randint(len(states), (BATCH,))
+                optimizer.zero_grad()
+                F.binary_cross_entropy_with_logits(self.value(states[rows])[:, 0], targets[rows]).backward()
+                optimizer.step()
+        self.value.requires_grad_(False)
+
+
+def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
+    """Train a network by this loss of a step."""
+    net.requires_grad_(True)
+    optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
+        schedule.step()
+    net.requires_grad_(False)

@@ -1,0 +1,72 @@
+"""The dataset of episodes that a trained run imagines: its planner acts in its own learned model, so that a plain model can be trained
+on what it does and act without planning."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decisionllm.datasets.store import prepare
+from decisionllm.policy import checkpoint
+from decisionllm.policy.policy import Policy
+from decisionllm.protocols import Source
+from decisionllm.registry import register
+from decisionllm.schema import Episode
+
+
+@register("dataset", "imagined")
+def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0, seed: int = 0) -> Source:
+    """Episodes from observations of a run's data on. A step is a training target until the members of the model disagree about one.
+
+    Args:
+        run: directory of a run that was trained with model.value_discount.
+        episodes: how many.
+        steps: of each, unless the task ends it.
+        noise: standard deviation of the noise on continuous actions, in half ranges; the stored action is the one without noise.
+        seed: of the first observations and the noise.
+
+    Raises:
+        ValueError: the run has no value.
+    """
+    policy, config, info = checkpoint.load(run)
+    if not isinstance(policy, Policy) or policy.model.imagined is None:
+        raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
+    imagined: Any = policy.model.imagined
+    store, rng = prepare(config["dataset"], config["cache_dir"]), np.random.default_rng(seed)
+    first = rng.integers(len(store.rewards), size=episodes)
+    tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]
+    session, units, observations = policy.begin(tasks, steps), policy.model.normalizer, store.observations[first]
+    columns, rewards = [], None
+    for _ in range(steps):
+        actions = session.act(observations, rewards)
+        shaken = units.actions(torch.from_numpy(actions))
+        if not store.spec.num_actions:
+            shaken = (shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()).clamp(-1, 1)
+        after, paid, over, agreed = imagined.advance(units.observations(torch.from_numpy(observations)), shaken)
+        rewards = paid.numpy()
+        columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
+        observations = (after * units.observation_scale + units.observation_mean).numpy()
+    seen, taken, received, ended, supported = (np.stack(column, 1) for column in zip(*columns, strict=True))  # (E, steps, ...)
+    lengths = np.where(ended.any(1), ended.argmax(1) + 1, steps)
+    known = np.logical_and.accumulate(supported, 1)
+    made = [
+        Episode(
+            seen[i, :n].astype(np.float32), taken[i, :n].astype(np.float32), received[i, :n].astype(np.float32), task=tasks[i], group=i,
+            terminated=bool(ended[i, n - 1]), truncated=not ended[i, n - 1], loss_mask=known[i, :n],
+        )
+        for i, n in enumerate(lengths.tolist())
+    ]  # fmt: skip
+    inside = np.arange(steps) < lengths[:, None]
+    outside = round(float((~known & inside).sum() / inside.sum()), 4)
+    name = f"imagined({info['dataset']['name']})"
+    spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
+    return Source(
+        spec, made, {"name": name, "env": "imagined", "run": run, "noise": noise, "outside_support": outside, "seed": seed}
+    )
+
+
+def files(*, run: str, **options: object) -> list[Path]:
+    """The weights of the run."""
+    return [checkpoint.checkpoint_folder(run) / "model.safetensors"]

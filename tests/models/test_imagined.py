@@ -1,0 +1,111 @@
+"""A value inside a learned model: its units, what is imagined, which sequences count, and that it finds a known optimum."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from decisionllm.models import imagined
+from decisionllm.models.imagined import FourierMLP, ImaginedValue, Transitions, candidate_actions, fitted
+from decisionllm.models.normalizer import Normalizer
+from decisionllm.schema import Spec
+
+pytestmark = pytest.mark.numeric
+
+LINE = Spec(observation_dim=1, action_dim=1, horizon=50, low=(-1.0,), high=(1.0,))
+
+
+class Shift(nn.Module):
+    """A member that moves by the action and an error of its own."""
+
+    def __init__(self, error=0.0):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        return x[..., 1:] + self.error
+
+
+class Pay(nn.Module):
+    """Pays at 1 and above; the task ends the episode at 3."""
+
+    def forward(self, x):
+        return torch.stack([torch.where(x[..., 0] >= 1, 50.0, -50.0), torch.where(x[..., 0] >= 3, 50.0, -50.0)], -1)
+
+
+def known(errors=(0.0, 0.0), discount=0.5):
+    made = ImaginedValue(LINE, discount)
+    made.members, made.reward = nn.ModuleList(Shift(error) for error in errors), Pay()
+    nn.init.zeros_(made.value.last.weight)
+    nn.init.zeros_(made.value.last.bias)  # a value of 0.5 everywhere
+    return made
+
+
+def test_an_action_is_held_and_its_rewards_are_discounted():
+    """From 0.5, holding 1 for three steps: rewards are those of 0.5, 1.5 and 2.5, or 0, 1, 1; times 1 - 0.5."""
+    ends, gains, alive, agreed = known().imagine(torch.tensor([[0.5]]), 3)
+    assert candidate_actions(LINE)[:, 0].tolist() == [-1, 0, 1] and agreed.all()
+    assert ends[0, :, 0].tolist() == [-2.5, 0.5, 3.5]
+    np.testing.assert_allclose(gains[0], [0, 0, 0.5 * (0.5 + 0.25)], atol=1e-6)
+    np.testing.assert_allclose(known().plan(torch.tensor([[0.5]]), 3)[0], [0.0625, 0.0625, 0.375 + 0.0625], atol=1e-6)
+    np.testing.assert_allclose(alive, 1, atol=1e-6)
+
+
+def test_an_episode_that_the_task_ends_brings_rewards_of_zero():
+    """From 2.5 up: paid at 2.5 and, at 3.5, once more while the task ends the episode; then raw 0, which is 0.25 of -1 .. 3."""
+    made = known()
+    made.reward_low.fill_(-1.0)
+    made.reward_span.fill_(4.0)
+    _, gains, alive, _ = made.imagine(torch.tensor([[2.5]]), 3)
+    assert alive[0].tolist() == pytest.approx([1, 1, 0], abs=1e-6)
+    assert gains[0, 2].item() == pytest.approx(0.5 * (1 + 0.5 + 0.25 * 0.25))
+    assert made.plan(torch.tensor([[2.5]]), 3)[0, 2].item() == pytest.approx(gains[0, 2].item() + 0.125 * 0.25)
+
+
+def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
+    """Errors of +-0.1 and +-0.3 a step: after two steps the ends differ from their mean by 0.2 and 0.6, the tolerance is 0.4."""
+    assert (known((-0.1, 0.1)).plan(torch.zeros(1, 1), 2) >= 0).all()
+    assert (known((-0.3, 0.3)).plan(torch.zeros(1, 1), 2) == -1).all()
+    after, paid, over, agreed = known((-0.3, 0.3)).advance(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.5]]))
+    assert after[:, 0].tolist() == [1.5, 3.5] and paid.tolist() == [1, 1]
+    assert over.tolist() == [False, True] and not agreed.any()
+
+
+def test_frequencies_resolve_a_step():
+    net = FourierMLP(2, 3, 1, count=8)
+    net.set_frequencies(torch.tensor([0.01, 0.9]))
+    assert 30 < net.frequencies[:, 0].max() <= 100 and net.frequencies[:, 1].max() <= 2 and net.frequencies.min() >= 1
+
+
+def test_the_value_of_a_line_is_found(monkeypatch):
+    """Places -2 .. 2, paid at 1 and above: from everywhere the best is to go up, from above 1 also to stay."""
+    monkeypatch.setattr(imagined, "BATCH", 128)
+    rng = np.random.default_rng(0)
+    places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
+    after = np.clip(places + 0.2 * actions, -2, 2)
+    x = np.stack([places, after], 1).reshape(-1, 1).astype(np.float32)
+    rewards = (x[:, 0] >= 1).astype(np.float32) * 7
+    units = Normalizer(LINE)
+    units.fit_dynamics(after - places, rewards)
+    units.change_scale.fill_(0.1)
+    columns = torch.from_numpy(x), torch.from_numpy(np.repeat(actions, 2, 0)).float(), torch.from_numpy(rewards)
+    made = ImaginedValue(LINE, 0.9)
+    made.fit(Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2)), units, steps=400, planning_horizon=4, seed=0)
+    values = made.plan(torch.tensor([[-1.0], [0.0], [0.7]]), 4)
+    assert values.argmax(1).tolist() == [2, 2, 2] and (values.amax(1).diff() > 0).all()
+    assert made.plan(torch.tensor([[1.5]]), 4)[0, 1:].tolist() == pytest.approx([1, 1], abs=0.15), "paid for ever"
+    _, paid, _, _ = made.advance(torch.tensor([[1.5], [0.0]]), torch.zeros(2, 1))
+    assert paid.tolist() == pytest.approx([7, 0], abs=0.5)
+    assert not any(weight.requires_grad for weight in made.parameters())
+
+
+def test_a_discount_is_below_one():
+    with pytest.raises(ValueError, match=r"model.value_discount: expected within 0 \.\. 1, or 0 for no value, got 1.5"):
+        ImaginedValue(LINE, 1.5)
+
+
+def test_a_regression_is_fitted():
+    torch.manual_seed(0)
+    net, x = FourierMLP(1, 1, 1, inner=32), torch.linspace(-1, 1, 64)[:, None]
+    fitted(net, lambda step: (net(x) - x.abs()).square().mean(), 200)
+    assert (net(x) - x.abs()).abs().mean() < 0.05 and not net.last.weight.requires_grad

@@ -1,0 +1,76 @@
+"""A run with a value plans to it, keeps it in its checkpoint, and imagines a dataset."""
+
+import numpy as np
+import pytest
+import torch
+
+import decisionllm
+from decisionllm.data import card
+from decisionllm.datasets.store import open_store, prepare
+from tests.conftest import LOOP, NANO, command, node
+
+SHORT = (*LOOP, *NANO, "model.value_discount=0.9", "model.value_steps=8", "act.planning_horizon=3")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("imagined")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("decisionllm.models.imagined.BATCH", 64)
+        assert command("train", *SHORT, f"run={path}/run", f"cache_dir={path}/data") == 0
+    return path / "run"
+
+
+def test_a_value_is_restored_and_planned_to(run):
+    policy, other = (decisionllm.load(run) for _ in range(2))
+    imagined, places = policy.model.imagined, np.array([[0.5, 0.5], [-1, 2]], np.float32)
+    assert imagined.change_scale.abs().max() < 1 and imagined.value.frequencies.max() > 1, "as fitted"
+    values = torch.full((2, 9), 0.1)
+    values[0, 8], values[1] = 0.2, -1.0  # the last candidate is best in the first episode; none is known in the second
+    for each, plan in ((policy, lambda observations, steps: values), (other, lambda observations, steps: 0 * values - 1)):
+        each.model.imagined.plan = plan
+    acted, own = (each.begin(["", ""], 5).act(places) for each in (policy, other))
+    np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
+    np.testing.assert_allclose(acted[1], own[1])
+    assert np.abs(own[0] - acted[0]).max() > 1e-3
+
+
+def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
+    before = decisionllm.load(run).model.imagined.state_dict()
+    monkeypatch.setattr("decisionllm.train.fit_value", None)
+    assert command("train", *SHORT, f"run={run}", f"cache_dir={run.parent}/data") == 0
+    after = decisionllm.load(run).model.imagined.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_run_imagines_a_dataset(run, tmp_path):
+    imagined = node("dataset", "imagined", run=str(run), episodes=6, steps=4)
+    store = prepare(imagined, tmp_path)
+    policy, data = decisionllm.load(run), open_store(next((run.parent / "data" / "stores").iterdir()))
+    assert len(store.lengths) == 6 and store.lengths.max() <= 4 and store.spec == data.spec
+    first = store.episode(int(store.lengths.argmax()))
+    assert (data.observations == first.observations[0]).all(1).any(), "it begins at an observation of the data"
+    np.testing.assert_allclose(policy.begin([""], 5).act(first.observations[:1]), first.actions[:1], atol=1e-5)
+    units, model = policy.model.normalizer, policy.model.imagined
+    seen, taken = (torch.tensor(x[:1].tolist()) for x in (first.observations, first.actions))
+    after, paid, _, agreed = model.advance(units.observations(seen), units.actions(taken))
+    np.testing.assert_allclose(after * units.observation_scale + units.observation_mean, first.observations[1:2], atol=1e-4)
+    assert first.rewards[0] == pytest.approx(paid.item(), abs=1e-4) and first.loss_mask[0] == agreed.item()
+    assert store.info["outside_support"] == pytest.approx(1 - store.loss_mask.mean(), abs=1e-4)
+    assert any("outside_support=" in line for line in card(store))
+    shaken = prepare(imagined | {"noise": 0.5}, tmp_path)
+    assert shaken.actions[0].tolist() == store.actions[0].tolist()
+    assert not np.array_equal(shaken.observations, store.observations)
+
+
+def test_a_dataset_is_imagined_by_a_run_with_a_value(run, tmp_path):
+    plain = tmp_path / "plain"
+    assert command("train", *LOOP, *NANO, f"run={plain}", f"cache_dir={run.parent}/data") == 0
+    with pytest.raises(ValueError, match="dataset.run=.*: expected a run trained with model.value_discount"):
+        prepare(node("dataset", "imagined", run=str(plain)), tmp_path)
+
+
+@pytest.mark.parametrize("words", [("text=goal",), ("act.planning_horizon=0",)])
+def test_a_value_is_of_one_task_and_of_plans(words, tmp_path, capsys):
+    assert command("train", *SHORT, *words, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 1
+    assert "model.value_discount: expected one task text" in capsys.readouterr().err
