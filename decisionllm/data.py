@@ -10,6 +10,7 @@ from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.store import Store, prepare
+from decisionllm.envs.auction import days
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -21,14 +22,14 @@ EXPORTS: dict[str, Callable[[str, Store], Any]] = {
 }
 
 
-def data(config: dict[str, Any]) -> Store:
+def data(config: dict[str, Any]) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where config["export"] says so.
 
     Args:
         config: plain dicts, see configs/data.yaml.
 
     Returns:
-        The store.
+        The store; None with export=replay, which writes days of traffic and makes no episodes.
 
     Raises:
         ValueError: an option is unknown, or the data do not fit it.
@@ -36,10 +37,12 @@ def data(config: dict[str, Any]) -> Store:
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, _, target = config["export"].partition(":")
-    if config["export"] and not (kind in EXPORTS and target):
+    if config["export"] and not (kind in (*EXPORTS, "replay") and target):
         raise ValueError(
-            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
+            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got {config['export']!r}"
         )
+    if kind == "replay":
+        return export_days(target, config["dataset"], console)
     store = prepare(config["dataset"], config["cache_dir"])
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
@@ -47,6 +50,15 @@ def data(config: dict[str, Any]) -> Store:
         EXPORTS[kind](target, store)
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
+
+
+def export_days(folder: str, dataset: dict[str, Any], console: Console) -> None:
+    """Write the replayable days of an auction dataset into a folder."""
+    if dataset["_target_"] != f"{auction.__name__}.load":
+        raise ValueError(f"export=replay: expected dataset=auction, got {dataset['_target_']}")
+    for day in auction.replay_days(**dataset):
+        path = days.save(folder, day)
+        console.print(f"written: {path}, {day.volume.sum():,} opportunities, prices: {day.prices}")
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

@@ -4,8 +4,9 @@ An episode ends with the first step that began without budget, that step include
 last step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.envs.auction.campaign import STATE, STEPS, score
-from decisionllm.envs.auction.market import Market
+from decisionllm.envs.auction.days import Day, play
+from decisionllm.envs.auction.market import PUBLISHED, Market
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -98,6 +100,19 @@ def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Lo
             target_cpa=market.target_cpa, multiplier=played.multipliers.T, spend=played.spend.T.sum(1), repairs={}, **steps,
         ))  # fmt: skip
     return auctionnet.concatenated(days)
+
+
+def replay_days(
+    *, path: str = "", periods: str = "", behaviour: str = "reference", seed: int = 0, **options: Any
+) -> Iterator[Day]:
+    """The replayable days of these files, see `auctionnet.read_days`; without a path, of our own market, see `generate`."""
+    if path:
+        wanted = parse_periods(periods)
+        yield from (day for day in auctionnet.read_days(path, prices=stem(path)) if not wanted or day.period in wanted)
+        return
+    for period in parse_periods(periods or "0-6"):
+        total = PUBLISHED["opportunities"]
+        yield play(period, partial(behaviour_roster, behaviour, period, seed=seed), total=total, seed=seed)
 
 
 def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
