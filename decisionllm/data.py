@@ -42,7 +42,8 @@ def data(config: dict[str, Any]) -> Store | None:
             f"export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got {config['export']!r}"
         )
     if kind == "replay":
-        return export_days(target, config["dataset"], console)
+        export_days(target, config["dataset"], console)
+        return None
     store = prepare(config["dataset"], config["cache_dir"])
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))

@@ -8,6 +8,7 @@ Source of imitating a hindsight oracle: OIL, "Optimized imitation learning for a
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,13 +25,13 @@ CLOCK = torch.tensor(np.array(PUBLISHED["clock"]) / np.sum(PUBLISHED["clock"]) *
 
 
 class Curves:
-    """Days as prefix sums over steps. what: (2, D, T + 1, N, G) cost and value before each step; volume (D, T); mean_value (D, T, N)."""
+    """Days as sums before each step, `sums` (3, D, T + 1, N, G): cost, value and wins of each multiplier of GRID."""
 
     def __init__(self, days: Iterable[Day]) -> None:
         self.days = list(days)
         totals = []
         for day in self.days:
-            steps = np.stack([day.cost, day.value])
+            steps = np.stack([day.cost, day.value, day.won])
             totals.append(np.concatenate([np.zeros_like(steps[:, :1]), steps.cumsum(1, dtype=np.float64)], 1).astype(np.float32))
         self.sums = torch.from_numpy(np.stack(totals, 1))
         self.volume = torch.tensor(np.stack([day.volume for day in self.days]), dtype=torch.float32)
@@ -38,14 +39,13 @@ class Curves:
         share = self.volume.sum(1, keepdim=True) / PUBLISHED["opportunities"]  # a day of fewer, each worth more
         self.clock_volume, self.value_unit = CLOCK * share, 5e-4 / share
 
-    def held(self, day: Tensor, advertiser: Tensor, step: int, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """Expected cost and value of holding multipliers through a step, linear in the logarithm of the multiplier: (M,) each."""
+    def held(self, day: Tensor, advertiser: Tensor, step: int, multipliers: Tensor) -> Tensor:
+        """(3, M) cost, value and wins of holding multipliers (M,) through a step, linear in the logarithm of the multiplier."""
         at = ((torch.log(multipliers.clamp(min=1e-3)) - LOW) / STRIDE).clamp(0, len(GRID) - 1.001)
         low = at.detach().long()
         share = at - low
         below, above = (self.sums[:, day, step + 1, advertiser, k] - self.sums[:, day, step, advertiser, k] for k in (low, low + 1))
-        cost, value = below + share * (above - below)
-        return cost, value
+        return below + share * (above - below)
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Campaigns:
         self.remaining, self.spend = self.budget.clone(), torch.zeros_like(self.budget)
         self.conversions, self.value = torch.zeros_like(self.budget), torch.zeros_like(self.budget)
 
-    def bid(self, multipliers: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def bid(self, multipliers: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Bid in the next step; spend ends with the budget. The gradient of drawn conversions is that of their expectation.
 
         Args:
@@ -71,15 +71,14 @@ class Campaigns:
             generator: of Poisson draws; None: conversions are the expected ones.
 
         Returns:
-            Spend, value and conversions of the step, (M,) each.
+            Spend, value, wins and conversions of the step, (M,) each.
         """
-        cost, value = self.curves.held(self.day, self.advertiser, self.step, multipliers)
-        paid = (self.remaining / cost.clamp(min=1e-6)).clamp(max=1)
-        cost, value = cost * paid, value * paid
+        bought = self.curves.held(self.day, self.advertiser, self.step, multipliers)
+        cost, value, won = bought * (self.remaining / bought[0].clamp(min=1e-6)).clamp(max=1)
         made = value if generator is None else value + (torch.poisson(value.detach(), generator=generator) - value).detach()
         self.remaining, self.spend = (self.remaining - cost).clamp(min=0), self.spend + cost
         self.conversions, self.value, self.step = self.conversions + made, self.value + value, self.step + 1
-        return cost, value, made
+        return cost, value, won, made
 
     def score(self) -> Tensor:
         """(M,) AuctionNet's score so far."""
@@ -110,7 +109,7 @@ def oracle(campaigns: Campaigns) -> Tensor:
     (S + C))^2) where C is at most the remaining budget. With fixed prices one multiplier is the optimum of the whole rest.
     """
     c, at = campaigns, (campaigns.day, campaigns.step, campaigns.advertiser)
-    cost, value = (sums[c.day, STEPS, c.advertiser] - sums[at] for sums in c.curves.sums)  # (M, G)
+    cost, value = (sums[c.day, STEPS, c.advertiser] - sums[at] for sums in c.curves.sums[:2])  # (M, G)
     scores = penalised(c.conversions[:, None] + value, c.spend[:, None] + cost, c.limit[:, None])
     return torch.from_numpy(GRID).float()[scores.masked_fill(cost > c.remaining[:, None], -1).argmax(1)]
 
@@ -200,16 +199,37 @@ def fit(
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = torch.inf) -> None:
     """One step down the loss."""
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
     optimizer.step()
 
 
-def pooled_online_lp(curves: Curves) -> OnlineLP:
+def best_constant(days: Iterable[Day], day: Any, advertiser: Any, budget: Any, limit: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The best constant multiplier of campaigns in hindsight: chosen for the expected conversions of its day, scored with draws.
+
+    Args:
+        days: D.
+        day: (M,) int, which of them.
+        advertiser: (M,) int.
+        budget: (M,) currency.
+        limit: (M,) currency per conversion.
+
+    Returns:
+        The multiplier, of GRID and so 2.5 % apart, and its score, the mean over Poisson draws of the conversions, (M,) each.
+    """
+    numbers = (torch.tensor(np.asarray(x), dtype=torch.float32) for x in (budget, limit))
+    campaigns = Campaigns(Curves(days), torch.as_tensor(day), torch.as_tensor(advertiser), *numbers)
+    multipliers = oracle(campaigns)
+    for _ in range(STEPS):
+        campaigns.bid(multipliers)
+    counts = torch.arange(int(2 * campaigns.value.max()) + 50.0)[:, None]
+    chances = torch.exp(torch.distributions.Poisson(campaigns.value.clamp(min=1e-9)).log_prob(counts))  # (counts, M)
+    return multipliers.double().numpy(), (chances * penalised(counts, campaigns.spend, campaigns.limit)).sum(0).double().numpy()
+
+
+def pooled_online_lp(days: Iterable[Day]) -> OnlineLP:
     """OnlineLP with one table for all of these days: the mean cost of the rest of a day, over days and advertisers of a category."""
-    rest = curves.sums[0, :, STEPS:] - curves.sums[0, :, :STEPS]  # (D, T, N, G)
-    category = torch.from_numpy(industries(48))
-    cost = torch.stack([rest[:, :, category == c].mean((0, 2)) for c in range(CATEGORIES)])  # (C, T, G)
-    size = len(GRID)
-    first = np.arange(CATEGORIES)[:, None] * STEPS * size + np.arange(STEPS + 1) * size
-    return OnlineLP(cost.double().numpy().ravel(), np.tile(GRID, CATEGORIES * STEPS), first)
+    rest = np.mean([day.cost[::-1].cumsum(0, dtype=np.float64)[::-1] for day in days], 0)  # (T, N, G)
+    cost = np.stack([rest[:, industries(48) == c].mean(1) for c in range(CATEGORIES)])  # (C, T, G)
+    first = (np.arange(CATEGORIES)[:, None] * STEPS + np.arange(STEPS + 1)) * len(GRID)
+    return OnlineLP(cost.ravel(), np.tile(GRID, CATEGORIES * STEPS), first)

@@ -381,7 +381,7 @@ def price_day(file: Path, prices: str) -> days.Day:
 def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     """The days of a traffic log, with the values of its opportunities."""
     order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
-    schema = {name: TRAFFIC[name] or NUMBER for name in (*order, "pValue", "pValueSigma", "leastWinningCost")}
+    schema: Schema = {name: TRAFFIC[name] or NUMBER for name in (*order, "pValue", "pValueSigma", "leastWinningCost")}
     blocks = [columns for _, columns in batches(file, schema, missing=True)]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in schema}
     rows = np.flatnonzero(np.isfinite(list(columns.values())).all(0))

@@ -134,9 +134,9 @@ def day_files(folder: str | Path, periods: Sequence[int] = ()) -> dict[int, Path
         FileNotFoundError: a day is not there.
     """
     found = {int(file.stem[7:]): file for file in Path(folder).expanduser().glob("period_*.npz") if file.stem[7:].isdigit()}
-    if absent := [p for p in periods if p not in found] or ([] if found else ["*"]):
+    if (absent := [str(p) for p in periods if p not in found]) or not found:
         raise FileNotFoundError(
-            f"expected period_{absent[0]}.npz in {folder}, a folder of replay days; there are periods "
+            f"expected period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days; there are periods "
             f"{', '.join(map(str, sorted(found))) or 'none'}; `{MAKE}` makes one"
         )
     return {p: found[p] for p in sorted(periods or found)}
