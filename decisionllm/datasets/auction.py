@@ -117,7 +117,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     drawn = teacher.draw(curves, num_campaigns, generator)
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
     day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()
-    log, columns = Campaigns(drawn.budget, drawn.limit), defaultdict(list)
+    log, columns = Campaigns(drawn.budget.numpy(), drawn.limit.numpy()), defaultdict(list)
     price = np.array([[p.sum() / max(len(p), 1) for p in d.by_step(d.market_price)] for d in curves.days])
     volumes, means = (np.stack([vars(d)[name] for d in curves.days]) for name in ("volume", "mean_value"))
     for t in range(STEPS):
