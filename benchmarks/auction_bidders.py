@@ -88,7 +88,10 @@ def main() -> None:
         {"path": path, "periods": periods, "budgets": "0.5,0.75,1,1.25,1.5", "repeats": given.repeats}
         for path, _, periods in (each.rpartition(":") for each in given.replay)
     ]
-    sets += [{"path": "", "protocol": "market", "periods": periods, "positions": "all", "draws": "expected"} for periods in given.market]
+    sets += [
+        {"path": "", "protocol": "market", "periods": periods, "positions": "all", "draws": "expected"}
+        for periods in given.market
+    ]
     for options in sets:
         for protocol, numbers in compare(given.runs, given.out, **options).items():
             print("{}: {:.1f}, {:+.2f} [{:+.2f}, {:+.2f}] above {}".format(protocol, *numbers, POOLED), flush=True)

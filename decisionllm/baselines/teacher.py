@@ -21,7 +21,9 @@ from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING
 
 LOW, STRIDE = float(np.log(GRID[0])), float(np.log(GRID[1] / GRID[0]))
-CLOCK = torch.tensor(np.array(PUBLISHED["clock"]) / np.sum(PUBLISHED["clock"]) * PUBLISHED["opportunities"], dtype=torch.float32)
+CLOCK = torch.tensor(
+    np.array(PUBLISHED["clock"]) / np.sum(PUBLISHED["clock"]) * PUBLISHED["opportunities"], dtype=torch.float32
+)
 
 
 class Curves:
@@ -32,7 +34,9 @@ class Curves:
         totals = []
         for day in self.days:
             steps = np.stack([day.cost, day.value, day.won])
-            totals.append(np.concatenate([np.zeros_like(steps[:, :1]), steps.cumsum(1, dtype=np.float64)], 1).astype(np.float32))
+            totals.append(
+                np.concatenate([np.zeros_like(steps[:, :1]), steps.cumsum(1, dtype=np.float64)], 1).astype(np.float32)
+            )
         self.sums = torch.from_numpy(np.stack(totals, 1))
         self.volume = torch.tensor(np.stack([day.volume for day in self.days]), dtype=torch.float32)
         self.mean_value = torch.tensor(np.stack([day.mean_value for day in self.days]), dtype=torch.float32)
@@ -44,7 +48,9 @@ class Curves:
         at = ((torch.log(multipliers.clamp(min=1e-3)) - LOW) / STRIDE).clamp(0, len(GRID) - 1.001)
         low = at.detach().long()
         share = at - low
-        below, above = (self.sums[:, day, step + 1, advertiser, k] - self.sums[:, day, step, advertiser, k] for k in (low, low + 1))
+        below, above = (
+            self.sums[:, day, step + 1, advertiser, k] - self.sums[:, day, step, advertiser, k] for k in (low, low + 1)
+        )
         return below + share * (above - below)
 
 
@@ -183,7 +189,9 @@ def fit(
             network.mean, network.deviation = x.mean(0), x.std(0) + 1e-3
         last = number == rounds - 1
         for update in range(total := updates * (3 if last else 1)):
-            optimizer.param_groups[0]["lr"] = 4e-4 * (1 - update / total) + 1e-5 if last else 1e-3 * (1 - number / rounds) + 1e-4
+            optimizer.param_groups[0]["lr"] = (
+                4e-4 * (1 - update / total) + 1e-5 if last else 1e-3 * (1 - number / rounds) + 1e-4
+            )
             rows = torch.randint(len(x), (1024,), generator=generator)
             descend(optimizer, nn.functional.smooth_l1_loss(network(x[rows]), y[rows], beta=0.3))
     optimizer = torch.optim.Adam(network.parameters())

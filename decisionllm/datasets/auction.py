@@ -27,7 +27,6 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
-
 TEACHERS = ("oracle", "teacher")
 
 
@@ -60,9 +59,13 @@ def load(
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
     if relabel and behaviour in TEACHERS:
-        raise ValueError(f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn budgets, got {relabel}")
+        raise ValueError(
+            f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn budgets, got {relabel}"
+        )
     log = read_log(path, periods=periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
-    by = f"-{behaviour}" * (behaviour in TEACHERS or not path) + f"-seed{seed}" * bool(seed and (behaviour in TEACHERS or not path))
+    by = f"-{behaviour}" * (behaviour in TEACHERS or not path) + f"-seed{seed}" * bool(
+        seed and (behaviour in TEACHERS or not path)
+    )
     origin = (stem(path) if path else "market") + by
     name = f"auction@{origin}-periods-{format_periods(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
     log = relabelled(log, relabel, seed) if relabel else log
@@ -130,7 +133,9 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
             bid=(multiplier * factor).numpy() * value, market_price=price[day, t], value=value, conversion=made / np.maximum(volume, 1),
             won=won / np.maximum(volume, 1), volume=volume, spend=spend, conversions=made, exposed_value=exposed,
         )  # fmt: skip
-        for name, x in (before | {"multiplier": multiplier.double().numpy(), "conversions": made, "exposed_value": exposed}).items():
+        for name, x in (
+            before | {"multiplier": multiplier.double().numpy(), "conversions": made, "exposed_value": exposed}
+        ).items():
             columns[name].append(x)
     steps = {name: np.stack(x, 1) for name, x in columns.items()}
     done = (steps["remaining"] < MIN_REMAINING) | (np.arange(STEPS) == STEPS - 1)

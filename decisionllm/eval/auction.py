@@ -252,7 +252,9 @@ class Auction(Env):
             found["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
         if self.day:
             e = self.entries
-            found["best constant, hindsight"] = Constant(self.best_constant(e.period, e.advertiser, self.budgets, self.target_cpa)[0])
+            found["best constant, hindsight"] = Constant(
+                self.best_constant(e.period, e.advertiser, self.budgets, self.target_cpa)[0]
+            )
         return {name: partial(BidderPlayer, self, bidder) for name, bidder in found.items()}
 
 

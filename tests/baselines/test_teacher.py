@@ -64,7 +64,9 @@ def test_the_replay_and_its_gradient_by_hand():
     assert slope.item() == pytest.approx(10 / stride, rel=1e-3)
     c.bid(torch.tensor([GRID[SECOND]], dtype=torch.float32))
     assert (c.spend.item(), c.remaining.item(), c.value.item()) == pytest.approx((25, 75, 1.25), abs=1e-2)
-    assert c.score().item() == pytest.approx(1.25 * (10 * 1.25 / 25) ** 2, abs=1e-3), "a CPA of twice the limit leaves a quarter"
+    assert c.score().item() == pytest.approx(1.25 * (10 * 1.25 / 25) ** 2, abs=1e-3), (
+        "a CPA of twice the limit leaves a quarter"
+    )
     for _ in range(10):
         c.bid(torch.tensor([GRID[SECOND]], dtype=torch.float32))
     assert c.spend.item() == pytest.approx(100) and c.value.item() == pytest.approx(1.25 + 75 / 20, abs=1e-2)

@@ -517,7 +517,9 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
 
     def put_prices(prices, name="lwc_period_7.parquet", **columns):
         steps = np.repeat(np.arange(48), [len(p) for p in prices]).astype(np.int8)
-        parquet.write_table(pa.table({"timeStepIndex": steps, "leastWinningCost": np.concatenate(prices)} | columns), tmp_path / name)
+        parquet.write_table(
+            pa.table({"timeStepIndex": steps, "leastWinningCost": np.concatenate(prices)} | columns), tmp_path / name
+        )
         return tmp_path / name
 
     day = export(tmp_path, put_prices(prices))[7]
@@ -530,7 +532,9 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             export(tmp_path, put_prices(**columns))
-    with pytest.raises(ValueError, match="expected a traffic log or a file of market prices, leastWinningCost not among its columns"):
+    with pytest.raises(
+        ValueError, match="expected a traffic log or a file of market prices, leastWinningCost not among its columns"
+    ):
         export(tmp_path, TRAJECTORY_LOG)
 
 
@@ -546,7 +550,13 @@ def test_days_of_our_own_market_are_those_of_its_prices(tmp_path, monkeypatch):
 def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     export(tmp_path, "", periods="3,5")
-    options = {"path": str(tmp_path / "days"), "behaviour": "oracle", "num_campaigns": 30, "context_features": "progress", "seed": 4}
+    options = {
+        "path": str(tmp_path / "days"),
+        "behaviour": "oracle",
+        "num_campaigns": 30,
+        "context_features": "progress",
+        "seed": 4,
+    }
     source = load(**options)
     assert source.info["name"] == "auction@days-oracle-seed4-periods-3,5" and source.spec.observation_dim == 21
     made = list(source.episodes)

@@ -85,7 +85,9 @@ def test_unfitting_or_damaged_days_are_refused(tmp_path):
     with pytest.raises(ValueError, match="expected 2 market prices in step 1 of period 0, got 3"):
         days.make(0, [(values, values)] * 2, [np.ones(2), np.ones(3)], prices="test")
     np.savez(tmp_path / "period_1.npz", format="decisionllm-replay-0")
-    with pytest.raises(ValueError, match=r"period_1.npz: expected format decisionllm-replay-1, got decisionllm-replay-0; make it again"):
+    with pytest.raises(
+        ValueError, match=r"period_1.npz: expected format decisionllm-replay-1, got decisionllm-replay-0; make it again"
+    ):
         days.read(tmp_path / "period_1.npz")
     (tmp_path / "period_2.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match="period_2.npz: not a readable day"):

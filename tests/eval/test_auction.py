@@ -254,7 +254,19 @@ def test_a_bidder_receives_its_own_features():
 def test_every_baseline_plays():
     env = Auction(1, periods="0", **SMALL)
     players = env.baselines(0)
-    assert set(players) == {"target CPA", "AuctionNet DT", "PID", "OnlineLP", "IQL", "BC", "CQL", "TD3_BC", "MOPO", "COMBO", "best constant, hindsight"}
+    assert set(players) == {
+        "target CPA",
+        "AuctionNet DT",
+        "PID",
+        "OnlineLP",
+        "IQL",
+        "BC",
+        "CQL",
+        "TD3_BC",
+        "MOPO",
+        "COMBO",
+        "best constant, hindsight",
+    }
     first = played(env, players["PID"])[1].tolist()
     for begin in players.values():
         assert len(played(env, begin)[0]) == 48
@@ -391,7 +403,9 @@ def test_the_best_constant_in_hindsight_bounds_every_other_constant():
     best = env.score(episodes).reshape(60, 16).mean(0)
     others = [env.score(played(env, always(m))[0]).reshape(60, 16).mean(0) for m in (40.0, 60.0, 80.0, 100.0)]
     assert best.mean() > np.max(others, 0).mean() - 0.5
-    assert env.metrics(episodes)["share_of_best_constant"] == pytest.approx(1, abs=0.05), "the replay of rows and that of curves"
+    assert env.metrics(episodes)["share_of_best_constant"] == pytest.approx(1, abs=0.05), (
+        "the replay of rows and that of curves"
+    )
 
 
 def test_pooled_online_lp_is_a_baseline_where_days_are_given(tmp_path):

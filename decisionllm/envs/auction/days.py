@@ -60,9 +60,7 @@ class Day:
         return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
 
 
-def make(
-    period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, prices: str, total: int = 0
-) -> Day:
+def make(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, prices: str, total: int = 0) -> Day:
     """A day of this traffic at these market prices, (n,) currency for each step.
 
     Args:
