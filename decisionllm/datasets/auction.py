@@ -19,6 +19,7 @@ from decisionllm.baselines.rules import BEHAVIOURS, behaviour_roster
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
+from decisionllm.datasets.formats.auctionnet_days import read_days
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
 from decisionllm.envs.auction.days import Day, day_files, play, read_all
 from decisionllm.envs.auction.market import PUBLISHED, Market, industries
@@ -63,10 +64,8 @@ def load(
             f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn budgets, got {relabel}"
         )
     log = read_log(path, periods=periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
-    by = f"-{behaviour}" * (behaviour in TEACHERS or not path) + f"-seed{seed}" * bool(
-        seed and (behaviour in TEACHERS or not path)
-    )
-    origin = (stem(path) if path else "market") + by
+    origin = (stem(path) if path else "market") + f"-{behaviour}" * (behaviour in TEACHERS or not path)
+    origin += f"-seed{seed}" * bool(seed and not path)
     name = f"auction@{origin}-periods-{format_periods(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
     log = relabelled(log, relabel, seed) if relabel else log
     seen, paid = observations(log, spec).astype(np.float32), rewards(log, reward).astype(np.float32)
@@ -86,8 +85,8 @@ def load(
     table = [[*row, r] for *row, r in zip(*(x.tolist() for x in columns), returns, strict=True)]  # a campaign and its return
     info = {
         "name": name, "env": "auction", **spec.info(), "relabel": relabel, "seed": seed,
-        "behaviour": behaviour if behaviour in TEACHERS or not path else "", "num_campaigns": num_campaigns,
-        "path": path, "periods": format_periods(log.period), "repairs": log.repairs, "campaigns": table,
+        "behaviour": behaviour if behaviour in TEACHERS or not path else "", "path": path, "periods": format_periods(log.period),
+        "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
     if text == "paraphrased":
         info["wordings"] = facts(tasks, log.budget, log.target_cpa, log.category)
@@ -165,10 +164,15 @@ def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Lo
 def replay_days(
     *, path: str = "", periods: str = "", behaviour: str = "reference", seed: int = 0, **options: Any
 ) -> Iterator[Day]:
-    """The replayable days of these files, see `auctionnet.read_days`; without a path, of our own market, see `generate`."""
+    """The replayable days of these files, see `read_days`; without a path, of our own market, see `generate`."""
     if path:
-        wanted = parse_periods(periods)
-        yield from (day for day in auctionnet.read_days(path, prices=stem(path)) if not wanted or day.period in wanted)
+        lacking = set(wanted := parse_periods(periods))
+        for day in read_days(path, prices=stem(path)):
+            if not wanted or day.period in wanted:
+                yield day
+            lacking.discard(day.period)
+        if lacking:
+            raise ValueError(f"dataset.periods: {path} has no period {format_periods(list(lacking))}")
         return
     for period in parse_periods(periods or "0-6"):
         total = PUBLISHED["opportunities"]
@@ -276,5 +280,5 @@ def save(path: str, store: Any) -> None:
     """Write an auction's store as a trajectory log. The log is read again: a store has float32 and ends days early."""
     if store.info.get("env") != "auction":
         raise ValueError(f"export=trajectories: expected an auction dataset, got {store.info['name']}")
-    options = {name: store.info[name] for name in ("path", "periods", "behaviour", "num_campaigns", "seed")}
-    auctionnet.write(path, read_log(**options))
+    options = {name: store.info[name] for name in ("path", "periods", "behaviour", "seed")}
+    auctionnet.write(path, read_log(**options, num_campaigns=len(store.lengths)))

@@ -503,6 +503,8 @@ def test_traffic_logs_become_replayable_days(tmp_path, capsys):
     near(day.values, np.broadcast_to(np.arange(1, 49) / 1000, (72, 48)), 1e-12)
     near(day.sigmas[5], np.arange(48) / 1e4, 1e-6)
     near(day.mean_value, np.broadcast_to(np.arange(1, 49) / 1000, (48, 48)), 1e-12)
+    with pytest.raises(ValueError, match="dataset.periods: .*logs has no period 7"):
+        export(tmp_path, tmp_path / "logs", periods="7")
     lacking = changed(full_traffic(4), "pValue", 5, "")  # advertiser 47, step 3, the second opportunity
     put(tmp_path / "logs" / "4.csv", lacking)
     assert export(tmp_path, tmp_path / "logs" / "4.csv")[4].volume.tolist() == [1, 2, 1, 1] + [1, 2] * 22, "left out"
@@ -558,7 +560,7 @@ def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
         "seed": 4,
     }
     source = load(**options)
-    assert source.info["name"] == "auction@days-oracle-seed4-periods-3,5" and source.spec.observation_dim == 21
+    assert source.info["name"] == "auction@days-oracle-periods-3,5" and source.spec.observation_dim == 21
     made = list(source.episodes)
     assert {e.group for e in made} == {3, 5} and len(source.info["campaigns"]) == 30
     names = (*STATE, *CONTEXT)
