@@ -45,8 +45,15 @@ def test_the_oracle_weighs_the_limit_against_volume():
 
 def test_the_oracle_counts_what_was_spent_and_converted():
     """24 steps in, 4 conversions for 240: the rest of the cheap ones makes 16 for 480, a CPA of 30; both 28 for 1,680, a CPA of 60.
-    At a limit of 30: 16 against 28 / 4 = 7. With 12 conversions for nothing: both 36 for 1,440, a CPA of 40, 36 (3/4)^2 = 20.25 against 24."""
-    for conversions, spend, limit, best in ((4, 240, 30, FIRST), (12, 0, 30, FIRST), (12, 0, 33, SECOND)):
+    At a limit of 30: 16 against 28 / 4 = 7. With 12 conversions for nothing: both 36 for 1,440, a CPA of 40, 36 (3/4)^2 = 20.25 against 24.
+    At a limit of 40: 16.9 against 16 with nothing spent, 12.4 against 16 with 240."""
+    for conversions, spend, limit, best in (
+        (4, 240, 30, FIRST),
+        (12, 0, 30, FIRST),
+        (12, 0, 33, SECOND),
+        (4, 0, 40, SECOND),
+        (4, 240, 40, FIRST),
+    ):
         c = campaigns(1e6, limit, steps(dear=50))
         c.step, c.conversions, c.spend = 24, torch.tensor([float(conversions)]), torch.tensor([float(spend)])
         assert oracle(c).item() == pytest.approx(GRID[best])
