@@ -25,7 +25,7 @@ from decisionllm.schema import Report
 
 ROWS = Path(__file__).parent / "auction.jsonl"
 POOLED = "OnlineLP, pooled"
-BASELINES = (POOLED, "OnlineLP", "best constant, hindsight")
+IN_MARKET = (POOLED, "OnlineLP")  # where an episode of each takes a market of 48
 
 
 def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[float, float, float, float]]:
@@ -63,7 +63,7 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
                 file.write(json.dumps(row.row()) + "\n")
 
     for name, begin in env.baselines(0).items():
-        if name in BASELINES:
+        if name in IN_MARKET or options.get("protocol") != "market":
             play(name, begin, 0, {})
     for run, policy, config, info in loaded:
         begin = partial(policy.begin, horizon=env.horizon)
