@@ -50,10 +50,11 @@ demo-llm: $(READY)
 # auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)
 	$(DEMO) data dataset=auction dataset.periods=0-6
+	$(DEMO) data dataset=auction dataset.periods=0-6 export=replay:runs/demo-auction/days
 	rm -f runs/demo-auction/results.jsonl runs/demo-auction/*.png
 	trap 'kill 0' INT TERM; \
 	$(DEMO) train experiment=auction-dt run=runs/demo-auction/dt minutes=3 fresh=true & other=$$!; \
-	$(DEMO) train experiment=auction run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
+	$(DEMO) train experiment=auction dataset.path=runs/demo-auction/days run=runs/demo-auction/nano minutes=3 fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo-auction/nano,runs/demo-auction/dt] out=runs/demo-auction +env.budgets=[0.5,0.75,1,1.25,1.5]
 
 test: $(READY_DEV)

@@ -10,8 +10,9 @@ from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.store import Store, prepare, verify
-from decisionllm.models.normalizer import Moments
+from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
+from decisionllm.models.normalizer import Moments
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -24,14 +25,14 @@ EXPORTS: dict[str, Callable[..., Any]] = {
 NO_ENV = {"_target_": "none"}
 
 
-def data(config: dict[str, Any]) -> Store:
+def data(config: dict[str, Any]) -> Store | None:
     """Prepare config["dataset"], print its card and a window of it, and export it where config["export"] says so.
 
     Args:
         config: plain dicts, see configs/data.yaml.
 
     Returns:
-        The store.
+        The store; None with export=replay, which writes days of traffic and makes no episodes.
 
     Raises:
         ValueError: an option is unknown, or the data do not fit it.
@@ -39,10 +40,13 @@ def data(config: dict[str, Any]) -> Store:
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, _, target = config["export"].partition(":")
-    if config["export"] and not (kind in EXPORTS and target):
+    if config["export"] and not (kind in (*EXPORTS, "replay") and target):
         raise ValueError(
-            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got {config['export']!r}"
+            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got {config['export']!r}"
         )
+    if kind == "replay":
+        export_days(target, config["dataset"], console)
+        return None
     store = verify(prepare(config["dataset"], config["cache_dir"]))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
@@ -59,6 +63,15 @@ def scored(env: dict[str, Any], store: Store) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise ValueError(f"export=minari: the environment could not be made ({error}); env=none exports without one") from error
     return known | ({"final": maze2d.final_observations(store)} if store.info.get("env") == "maze2d" else {})
+
+
+def export_days(folder: str, dataset: dict[str, Any], console: Console) -> None:
+    """Write the replayable days of an auction dataset into a folder."""
+    if dataset["_target_"] != f"{auction.__name__}.load":
+        raise ValueError(f"export=replay: expected dataset=auction, got {dataset['_target_']}")
+    for day in auction.replay_days(**dataset):
+        path = days.save(folder, day)
+        console.print(f"written: {path}, {day.volume.sum():,} opportunities, prices: {day.prices}")
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

@@ -29,6 +29,7 @@ NAMES = sorted(
     - {
         "__init__",
         "__main__",
+        "auction_bidders",
         "isoflops",
         "latency",
         "ledger",

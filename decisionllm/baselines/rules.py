@@ -16,13 +16,13 @@ BEHAVIOURS = ("reference", "shuffled_bidders", "constant_bidders")
 
 @dataclass(frozen=True)
 class Constant(Bidder):
-    """The same multiplier for all advertisers at every step."""
+    """The same multiplier at every step, for all advertisers or one each."""
 
-    multiplier: float  # currency per conversion
+    multiplier: float | np.ndarray  # currency per conversion, or (M,)
     name = "Constant"
 
     def act(self, states: np.ndarray, context: BidderContext) -> np.ndarray:
-        return np.full(len(states), self.multiplier)
+        return np.broadcast_to(np.asarray(self.multiplier, np.float64), len(states))
 
 
 class TargetCPA(Bidder):

@@ -4,43 +4,53 @@ An episode ends with the first step that began without budget, that step include
 last step.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from decisionllm.baselines.rules import behaviour_roster
+from decisionllm.baselines import teacher
+from decisionllm.baselines.rules import BEHAVIOURS, behaviour_roster
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
-from decisionllm.envs.auction.campaign import STATE, STEPS, score
-from decisionllm.envs.auction.market import Market
+from decisionllm.datasets.formats.auctionnet_days import read_days
+from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
+from decisionllm.envs.auction.days import Day, day_files, play, read_all
+from decisionllm.envs.auction.market import PUBLISHED, Market, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+TEACHERS = ("oracle", "teacher")
+
 
 @register("dataset", "auction", text="${text}")
 def load(
     *, path: str = "", periods: str = "", text: str = "none", observation: str = "auctionnet", context_features: str = "none",
-    reward: str = "conversions", relabel: int = 0, behaviour: str = "reference", seed: int = 0,
+    reward: str = "conversions", relabel: int = 0, behaviour: str = "reference", num_campaigns: int = 4000, seed: int = 0,
 ) -> Source:  # fmt: skip
     """Advertisers' days as episodes; the days of one period share their group.
 
     Args:
         path: a file, a folder or a pattern: .csv, .csv.gz or .parquet, a traffic or a trajectory log; empty: days of our own market,
-            with the bidders of `behaviour`.
+            with the bidders of `behaviour`. With a teacher: a folder of replay days, which `export=replay:folder/` makes.
         periods: such as `0-6` or `7,8`; empty: all there are, 0-6 of the market.
         text: `none`, `constant`, `informative`, `paraphrased` or `shuffled`, see ObservationSpec.
         observation: see ObservationSpec.
         context_features: see ObservationSpec.
         reward: see ObservationSpec. An evaluation always scores counted conversions.
         relabel: how many relabelled copies of each day to add, see `relabelled`.
-        behaviour: of our own market, see baselines.rules.behaviour_roster.
-        seed: of our own market, and of relabelled budgets.
+        behaviour: of our own market, see baselines.rules.behaviour_roster; or a teacher on replay days, see `taught`: `oracle` or
+            `teacher`.
+        num_campaigns: of a teacher.
+        seed: of our own market, of relabelled budgets, and of a teacher.
 
     Raises:
         ValueError: an unknown option, or a file that is not a complete log.
@@ -48,8 +58,14 @@ def load(
     """
     one_of("dataset.text", text, ("none", "constant", "informative", "paraphrased", "shuffled"))
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
-    log = read_log(path, periods=periods, behaviour=behaviour, seed=seed)
-    origin = stem(path) if path else f"market-{behaviour}" + (f"-seed{seed}" if seed else "")
+    one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
+    if relabel and behaviour in TEACHERS:
+        raise ValueError(
+            f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn budgets, got {relabel}"
+        )
+    log = read_log(path, periods=periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
+    origin = (stem(path) if path else "market") + f"-{behaviour}" * (behaviour in TEACHERS or not path)
+    origin += f"-seed{seed}" * bool(seed and not path)
     name = f"auction@{origin}-periods-{format_periods(log.period)}" + (f"-relabelled-{relabel}" if relabel else "")
     log = relabelled(log, relabel, seed) if relabel else log
     seen, paid = observations(log, spec).astype(np.float32), rewards(log, reward).astype(np.float32)
@@ -68,19 +84,64 @@ def load(
     columns = (log.period, log.advertiser, log.category, log.budget, log.target_cpa)
     table = [[*row, r] for *row, r in zip(*(x.tolist() for x in columns), returns, strict=True)]  # a campaign and its return
     info = {
-        "name": name, "env": "auction", **spec.info(), "relabel": relabel, "behaviour": "" if path else behaviour, "seed": seed,
-        "path": path, "periods": format_periods(log.period), "repairs": log.repairs, "campaigns": table,
+        "name": name, "env": "auction", **spec.info(), "relabel": relabel, "seed": seed,
+        "behaviour": behaviour if behaviour in TEACHERS or not path else "", "path": path, "periods": format_periods(log.period),
+        "repairs": log.repairs, "campaigns": table,
     }  # fmt: skip
     if text == "paraphrased":
         info["wordings"] = facts(tasks, log.budget, log.target_cpa, log.category)
     return Source(sizes, map(episode, range(len(ends))), info)
 
 
-def read_log(path: str, *, periods: str, behaviour: str = "reference", seed: int = 0) -> Log:
-    """The log of these files; without a path, of our own market."""
+def read_log(path: str, *, periods: str, behaviour: str = "reference", num_campaigns: int = 4000, seed: int = 0) -> Log:
+    """The log of these files; without a path, of our own market; with a teacher, of it on the days of a folder."""
+    if behaviour in TEACHERS:
+        curves = teacher.Curves(read_all(path, parse_periods(periods)))
+        return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path:
         return auctionnet.read(path, periods=periods)
     return generate(periods=periods or "0-6", behaviour=behaviour, seed=seed)
+
+
+def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: int = 0) -> Log:
+    """A log of random campaigns that a teacher bids for on replayed days.
+
+    A campaign's bids are the teacher's times one random factor, so that states beside its own occur too; the log has the teacher's.
+
+    Args:
+        curves: the days.
+        behaviour: `oracle` or `teacher`, which is fitted to the days first.
+        num_campaigns: M.
+        seed: of the campaigns, their draws and the fit.
+    """
+    act, spread = (teacher.oracle, 0.25) if behaviour == "oracle" else (teacher.fit(curves, seed=seed).act, 0.1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = teacher.draw(curves, num_campaigns, generator)
+    factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
+    day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()
+    log, columns = Campaigns(drawn.budget.numpy(), drawn.limit.numpy()), defaultdict(list)
+    price = np.array([[p.sum() / max(len(p), 1) for p in d.by_step(d.market_price)] for d in curves.days])
+    volumes, means = (np.stack([vars(d)[name] for d in curves.days]) for name in ("volume", "mean_value"))
+    for t in range(STEPS):
+        volume, value = volumes[day, t], means[day, t, advertiser]
+        before = {"states": log.observe(value, volume), "remaining": log.remaining}
+        with torch.no_grad():
+            multiplier = act(drawn)
+            spend, exposed, won, made = (x.double().numpy() for x in drawn.bid(multiplier * factor, generator))
+        log.record(
+            bid=(multiplier * factor).numpy() * value, market_price=price[day, t], value=value, conversion=made / np.maximum(volume, 1),
+            won=won / np.maximum(volume, 1), volume=volume, spend=spend, conversions=made, exposed_value=exposed,
+        )  # fmt: skip
+        for name, x in (
+            before | {"multiplier": multiplier.double().numpy(), "conversions": made, "exposed_value": exposed}
+        ).items():
+            columns[name].append(x)
+    steps = {name: np.stack(x, 1) for name, x in columns.items()}
+    done = (steps["remaining"] < MIN_REMAINING) | (np.arange(STEPS) == STEPS - 1)
+    return Log(
+        period=np.array([d.period for d in curves.days])[day], advertiser=advertiser, category=industries(48)[advertiser],
+        budget=log.budgets, target_cpa=log.target_cpa, spend=log.spend, done=done, repairs={}, **steps,
+    )  # fmt: skip
 
 
 def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Log:
@@ -98,6 +159,24 @@ def generate(*, periods: str, behaviour: str = "reference", seed: int = 0) -> Lo
             target_cpa=market.target_cpa, multiplier=played.multipliers.T, spend=played.spend.T.sum(1), repairs={}, **steps,
         ))  # fmt: skip
     return auctionnet.concatenated(days)
+
+
+def replay_days(
+    *, path: str = "", periods: str = "", behaviour: str = "reference", seed: int = 0, **options: Any
+) -> Iterator[Day]:
+    """The replayable days of these files, see `read_days`; without a path, of our own market, see `generate`."""
+    if path:
+        lacking = set(wanted := parse_periods(periods))
+        for day in read_days(path, prices=stem(path)):
+            if not wanted or day.period in wanted:
+                yield day
+            lacking.discard(day.period)
+        if lacking:
+            raise ValueError(f"dataset.periods: {path} has no period {format_periods(list(lacking))}")
+        return
+    for period in parse_periods(periods or "0-6"):
+        total = PUBLISHED["opportunities"]
+        yield play(period, partial(behaviour_roster, behaviour, period, seed=seed), total=total, seed=seed)
 
 
 def relabelled(log: Log, copies: int, seed: int = 0) -> Log:
@@ -184,8 +263,10 @@ def facts(tasks: Sequence[str], budget: np.ndarray, target_cpa: np.ndarray, cate
     return {task: task_facts(*campaign) for task, *campaign in zip(tasks, budget, target_cpa, category, strict=True)}
 
 
-def files(*, path: str = "", **options: Any) -> list[Path]:
+def files(*, path: str = "", periods: str = "", behaviour: str = "", **options: Any) -> list[Path]:
     """The files that `load` reads with these options."""
+    if behaviour in TEACHERS:
+        return list(day_files(path, parse_periods(periods)).values())
     return log_files(path) if path else []
 
 
@@ -200,4 +281,4 @@ def save(path: str, store: Any) -> None:
     if store.info.get("env") != "auction":
         raise ValueError(f"export=trajectories: expected an auction dataset, got {store.info['name']}")
     options = {name: store.info[name] for name in ("path", "periods", "behaviour", "seed")}
-    auctionnet.write(path, read_log(**options))
+    auctionnet.write(path, read_log(**options, num_campaigns=len(store.lengths)))

@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 
 from decisionllm.baselines.auctionnet_dt import AuctionNetDT
-from decisionllm.baselines.rules import TargetCPA, roster
+from decisionllm.baselines.rules import Constant, TargetCPA, roster
+from decisionllm.baselines.teacher import best_constant, pooled_online_lp
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.auction import facts, nearest_returns, texts
+from decisionllm.datasets.formats.auctionnet import format_periods
 from decisionllm.datasets.wordings import KINDS, is_held_out, turns
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, score
+from decisionllm.envs.auction.days import day_files, read
 from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, Bidder, BidderContext, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
-from decisionllm.envs.auction.replay import price_files
-from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay
+from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay, found_day
 from decisionllm.eval.report import figure
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
@@ -46,12 +48,13 @@ class Auction(Env):
         protocol: `replay` or `market`.
         periods: such as `7-8`.
         budgets: factors of the published budgets, such as `0.5,1`.
-        path: of the replay: a folder or a pattern of market price files, `lwc_period_7.parquet` and so on, with columns timeStepIndex and
-            leastWinningCost, a row an opportunity, in order; empty: the prices of our own market.
+        path: of the replay: a folder of replay days, which `decisionllm data ... export=replay:folder/` makes; empty: days of our own
+            market.
+        table_days: a folder of replay days, such as those of training: the baseline "OnlineLP, pooled" has its table from all of them.
         positions: which of the 48 advertisers are ours: `0,8,16` or `all`; empty: all in the replay, six in the market.
         repeats: number of repetitions with other draws; 0: in the replay until there are num_episodes of each budget, in a market 1.
         draws: `bernoulli`; `expected` counts predicted conversion probabilities instead of conversions, so that a replay has no noise.
-        opportunities: of a period. Fewer are worth more each, so that budgets and target CPAs keep their meaning.
+        opportunities: of a day of our own market. Fewer are worth more each, so that budgets and target CPAs keep their meaning.
         text: see ObservationSpec, as the next three.
         observation: as in the dataset.
         context_features: as in the dataset.
@@ -61,7 +64,7 @@ class Auction(Env):
 
     Raises:
         ValueError: an option out of range.
-        FileNotFoundError: no price file of a period.
+        FileNotFoundError: a day is not there.
     """
 
     horizon, unit = STEPS, "conversions, with a penalty for exceeding the target CPA"
@@ -70,7 +73,7 @@ class Auction(Env):
         self, num_episodes: int, *, protocol: str = "replay", periods: str = "7-8", budgets: Any = "1", path: str = "",
         positions: str = "", repeats: int = 0, draws: str = "bernoulli", opportunities: int = 500000, text: str = "none",
         observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
-        wordings: str = "trained", frames: int = 0,
+        wordings: str = "trained", frames: int = 0, table_days: str = "",
     ) -> None:  # fmt: skip
         one_of("env.protocol", protocol, ("replay", "market"))
         one_of("env.draws", draws, ("bernoulli", "expected"))
@@ -81,7 +84,6 @@ class Auction(Env):
             raise ValueError(f"env.path: a market makes its own prices; give no path, or protocol=replay; got {path!r}")
         self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
         self.text, self.draws = text, draws
-        self.protocol = protocol + ", expected" * (draws == "expected")
         days = sorted(ranges("env.periods", periods))
         try:
             self.factors = [float(x) for x in listed(budgets)]
@@ -92,7 +94,13 @@ class Auction(Env):
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
         advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given, within=range(48)))
         if path:
-            price_files(path, days)
+            day_files(path, days)
+        self.table_days = list(day_files(table_days).values()) if table_days else []
+        find = partial(found_day, path=path, total=opportunities, roster=roster)
+        self.day = find if protocol == "replay" else None
+        self.protocol = f"{protocol} {format_periods(days)}" + ", expected" * (draws == "expected")
+        if self.day:
+            self.protocol += f", {find(days[0]).prices if path else 'own market'} prices"
         times = repeats or (-(-num_episodes // (len(days) * len(advertisers))) if protocol == "replay" else 1)
         grid = np.meshgrid(self.factors, range(times), days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)
@@ -160,7 +168,7 @@ class Auction(Env):
 
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         """A row of the results for each budget factor."""
-        names = [self.protocol if factor == 1 else f"{self.protocol} {100 * factor:g} %" for factor in self.factors]
+        names = [self.protocol + f", {100 * factor:g} %" * (factor != 1) for factor in self.factors]
         rows = np.split(np.arange(len(self.tasks)), len(self.factors))
         return {name: part.tolist() for name, part in zip(names, rows, strict=True)}
 
@@ -186,10 +194,24 @@ class Auction(Env):
         return {
             "conversions": mean(conversions), "cpa_ratio": mean((spend / limit)[some] / conversions[some]) if some.any() else None,
             "budget_used": mean(spend / budget), "over_limit": mean(spend > limit * conversions),
+            **self.share_of_best_constant(episodes),
             "by_category": by(category, map(str, range(CATEGORIES))),
             "by_budget": by(size, ("small", "medium", "large")),
             "by_period": {str(p): mean(scores[period == p]) for p in np.unique(period)},
         } | ({"by_kind": by(np.array([KINDS.index(kind) for kind in kinds]), KINDS)} if kinds else {})  # fmt: skip
+
+    def best_constant(self, period: np.ndarray, *campaigns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `teacher.best_constant`; all (M,), campaigns: advertiser, budget, target CPA."""
+        assert self.day is not None
+        numbers, day = np.unique(period, return_inverse=True)
+        return best_constant([self.day(int(number)) for number in numbers], day, *campaigns)
+
+    def share_of_best_constant(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """In a replay, the mean score as a share of that of the best constant multipliers in hindsight."""
+        if not self.day:
+            return {}
+        _, best = self.best_constant(*outcome(episodes, "period", "advertiser", "budget", "target_cpa"))
+        return {"share_of_best_constant": round(float(self.score(episodes).mean() / best.mean()), 4)} if best.any() else {}
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 4) -> Any:
         """Spend, bid multiplier and CPA by step: a coloured line for each of `count` campaigns, a black one for all of them."""
@@ -219,11 +241,20 @@ class Auction(Env):
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
-        """The bidders of the reference market but the constant, the target CPA rule and AuctionNet's Decision Transformer."""
+        """The bidders of the reference market but the constant, the target CPA rule, AuctionNet's Decision Transformer, OnlineLP with a
+        table of `table_days`, and in a replay the best constant multiplier in hindsight, see `teacher.best_constant`."""
         found: dict[str, Bidder] = {bidder.name: bidder for bidder in (TargetCPA(), AuctionNetDT())}
         for _, bidder in roster():
             found.setdefault(bidder.name, bidder)
-        return {name: partial(BidderPlayer, self, bidder) for name, bidder in found.items() if name != "Constant"}
+        del found["Constant"]
+        if self.table_days:
+            found["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
+        if self.day:
+            e = self.entries
+            found["best constant, hindsight"] = Constant(
+                self.best_constant(e.period, e.advertiser, self.budgets, self.target_cpa)[0]
+            )
+        return {name: partial(BidderPlayer, self, bidder) for name, bidder in found.items()}
 
 
 class BidderPlayer:

@@ -23,7 +23,7 @@ Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 # rows that agree in these are one result, over seeds
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
 COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
-LINE = "{:34s} {:16s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
+LINE = "{:34s} {:36s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 

@@ -17,7 +17,8 @@ from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
-from decisionllm.envs.auction.market import Market
+from decisionllm.envs.auction.days import read_all
+from decisionllm.envs.auction.market import PUBLISHED, Market, scaled_traffic
 from decisionllm.envs.auction.observation import ObservationSpec, task_text
 from tests.conftest import episode, make_store, near, node
 
@@ -467,13 +468,112 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
         (
             {"path": "", "behaviour": "kind"},
-            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'kind'",
+            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, oracle, teacher, got 'kind'",
         ),
+        ({"behaviour": "oracle", "relabel": 2}, "dataset.relabel: expected 0 with behaviour=oracle, .* got 2"),
     ],
 )
 def test_unknown_options_are_refused_with_the_known_ones(options, message):
     with pytest.raises(ValueError, match=message):
         load(**{"path": str(TRAJECTORY_LOG)} | options)
+
+
+def full_traffic(period=3):
+    """A traffic log of 48 advertisers: in step t, 1 + t % 2 opportunities with values of (advertiser + 1) / 1000, at prices of t + 1, t + 2."""
+    rows = [
+        (period, i, i // 8, 100, 10, t, 100, pv, (i + 1) / 1000, i / 1e4, 0, 0, 0, 0, 0, 0, t + 1 + pv, 0)
+        for i in reversed(range(48)) for t in range(48) for pv in range(1 + t % 2)
+    ]  # fmt: skip
+    return dict(zip(TRAFFIC, (list(map(float, column)) for column in zip(*rows, strict=True)), strict=True))
+
+
+def export(tmp_path, path, **options):
+    config = {"dataset": node("dataset", "auction", path=str(path), **options), "export": f"replay:{tmp_path / 'days'}"}
+    assert data(config | {"cache_dir": str(tmp_path / "home"), "model": {"return_horizon": 0}, "window": 4, "seed": 0}) is None
+    return {day.period: day for day in read_all(tmp_path / "days")}
+
+
+def test_traffic_logs_become_replayable_days(tmp_path, capsys):
+    for period in (3, 4):
+        put(tmp_path / "logs" / f"{period}.csv", full_traffic(period))
+    found = export(tmp_path, tmp_path / "logs", periods="3")
+    assert list(found) == [3] and "period_3.npz, 72 opportunities, prices: logs" in capsys.readouterr().out
+    day = found[3]
+    assert day.volume.tolist() == [1, 2] * 24 and day.market_price[:6].tolist() == [1, 2, 3, 3, 4, 5] and day.total == 0
+    near(day.values, np.broadcast_to(np.arange(1, 49) / 1000, (72, 48)), 1e-12)
+    near(day.sigmas[5], np.arange(48) / 1e4, 1e-6)
+    near(day.mean_value, np.broadcast_to(np.arange(1, 49) / 1000, (48, 48)), 1e-12)
+    with pytest.raises(ValueError, match="dataset.periods: .*logs has no period 7"):
+        export(tmp_path, tmp_path / "logs", periods="7")
+    lacking = changed(full_traffic(4), "pValue", 5, "")  # advertiser 47, step 3, the second opportunity
+    put(tmp_path / "logs" / "4.csv", lacking)
+    assert export(tmp_path, tmp_path / "logs" / "4.csv")[4].volume.tolist() == [1, 2, 1, 1] + [1, 2] * 22, "left out"
+
+
+def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path, monkeypatch):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    prices = [np.linspace(1, 9, len(values)) for values, _ in scaled_traffic(7, 2000)]
+
+    def put_prices(prices, name="lwc_period_7.parquet", **columns):
+        steps = np.repeat(np.arange(48), [len(p) for p in prices]).astype(np.int8)
+        parquet.write_table(
+            pa.table({"timeStepIndex": steps, "leastWinningCost": np.concatenate(prices)} | columns), tmp_path / name
+        )
+        return tmp_path / name
+
+    day = export(tmp_path, put_prices(prices))[7]
+    assert day.total == 2000 and np.array_equal(day.market_price, np.concatenate(prices)) and not len(day.values)
+    for message, columns in (
+        (r"period_7.parquet: expected \d+ market prices in step 47 of period 7, got \d+", {"prices": [*prices[:-1], prices[-1][1:]]}),
+        ("leastWinningCost: expected a number above 0, got 0", {"prices": [prices[0] * 0, *prices[1:]]}),
+        ("period_7.parquet: timeStepIndex: expected steps in order", {"prices": prices, "timeStepIndex": np.arange(len(day.market_price)) % 48}),
+        ("expected a name that ends with the period's number", {"prices": prices, "name": "prices.parquet"}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            export(tmp_path, put_prices(**columns))
+    with pytest.raises(
+        ValueError, match="expected a traffic log or a file of market prices, leastWinningCost not among its columns"
+    ):
+        export(tmp_path, TRAJECTORY_LOG)
+
+
+def test_days_of_our_own_market_are_those_of_its_prices(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    found = export(tmp_path, "", periods="3,5", behaviour="constant_bidders", seed=2)
+    market = Market(behaviour_roster("constant_bidders", 5, seed=2), traffic=lambda p: scaled_traffic(p, 2000), seed=2).play(5)
+    assert list(found) == [3, 5] and np.array_equal(found[5].market_price, np.concatenate(market.market_prices))
+    with pytest.raises(ValueError, match="export=replay: expected dataset=auction, got"):
+        data({"dataset": node("dataset", "synthetic"), "export": "replay:x"})
+
+
+def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    export(tmp_path, "", periods="3,5")
+    options = {
+        "path": str(tmp_path / "days"),
+        "behaviour": "oracle",
+        "num_campaigns": 30,
+        "context_features": "progress",
+        "seed": 4,
+    }
+    source = load(**options)
+    assert source.info["name"] == "auction@days-oracle-periods-3,5" and source.spec.observation_dim == 21
+    made = list(source.episodes)
+    assert {e.group for e in made} == {3, 5} and len(source.info["campaigns"]) == 30
+    names = (*STATE, *CONTEXT)
+    for e in made:
+        state = dict(zip(names, e.observations.T, strict=True))
+        assert (np.diff(state["budget left"]) <= 1e-6).all() and state["budget left"][0] == 1 and (e.actions <= 420.001).all()
+        near(state["conversions"], np.cumsum(np.append(0, e.rewards))[:-1], 1e-6, scale=10)
+        spent = (1 - state["budget left"]) * np.exp(state["log budget"])
+        near(state["spend / target cpa"] * state["target cpa"], spent, 1e-4, scale=1000)
+    assert [f.name for f in files(**options)] == ["period_3.npz", "period_5.npz"]
+    with pytest.raises(FileNotFoundError, match="expected period_7.npz in .*there are periods 3, 5"):
+        load(**options | {"periods": "7"})
+    same(made, list(load(**options).episodes))
 
 
 def test_target_returns_come_from_similar_budgets_and_cpas():

@@ -6,16 +6,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from decisionllm.baselines.rules import Constant, TargetCPA, roster
+from decisionllm.envs.auction import days
 from decisionllm.envs.auction.campaign import STATE, Campaigns, score
-from decisionllm.envs.auction.market import PUBLISHED, Bidder, Market, industries, opportunities
+from decisionllm.envs.auction.market import PUBLISHED, Bidder, Market, industries, opportunities, scaled_traffic
 from decisionllm.envs.auction.observation import ObservationSpec, task_text
 from decisionllm.envs.auction.replay import price_period
-from decisionllm.envs.auction.simulation import priced, scaled_traffic
+from decisionllm.envs.auction.simulation import priced
+from decisionllm.eval import report
 from decisionllm.eval.auction import Auction, BidderPlayer
 from decisionllm.eval.rollout import rollout
 from tests.conftest import NANO, command, near
@@ -51,6 +51,7 @@ def played(env, begin, seed=0):
     return episodes, np.stack([c.conversions, c.spend, c.exposed_value], 1)
 
 
+OWN01, OWN0 = (f"replay {p}, own market prices" for p in ("0-1", "0"))
 THREE = np.array([[0.5], [0.25], [0.125]])  # values of three opportunities for one advertiser
 
 
@@ -167,7 +168,7 @@ def test_observations_follow_from_the_results_of_each_step(tmp_path):
     """Two steps of one advertiser against prices of a file, with the book kept by hand."""
     steps = list(islice(scaled_traffic(0, 2000), 48))
     market = [np.linspace(0.5, 9, len(values)) for values, _ in steps]
-    write(tmp_path / "lwc_period_0.parquet", market)
+    days.save(tmp_path, days.make(0, steps, market, prices="test", total=2000))
     env = Auction(1, periods="0", positions="9", path=str(tmp_path), context_features="progress", **SMALL)
     seen = [env.reset(0)]
     book = Campaigns([PUBLISHED["budgets"][9]], [PUBLISHED["target_cpa"][9]])
@@ -186,17 +187,15 @@ def test_observations_follow_from_the_results_of_each_step(tmp_path):
         )  # fmt: skip
 
 
-def write(path, market, **columns):
-    table = {"timeStepIndex": np.repeat(np.arange(len(market)), [len(p) for p in market]).astype(np.int8)}
-    pq.write_table(pa.table(table | {"leastWinningCost": np.concatenate(market)} | columns), path)
+def small_market(period):
+    """Traffic of 2,000 opportunities, and the prices of our own market."""
+    traffic = list(scaled_traffic(period, 2000))
+    return traffic, Market(roster(), traffic=lambda p: scaled_traffic(p, 2000)).play(period).market_prices
 
 
-def test_a_file_of_our_markets_prices_replays_like_our_market(tmp_path):
-    made = Market(roster(), traffic=lambda p: scaled_traffic(p, 2000)).play(3)
-    write(tmp_path / "lwc_period_3.parquet", made.market_prices)
-    (_, own), (_, read) = (
-        played(Auction(1, periods="3", path=path, **SMALL), always(50.0)) for path in ("", str(tmp_path / "lwc_*.parquet"))
-    )
+def test_days_of_our_market_replay_like_our_market(tmp_path):
+    days.save(tmp_path, days.make(3, *small_market(3), prices="test", total=2000))
+    (_, own), (_, read) = (played(Auction(1, periods="3", path=path, **SMALL), always(50.0)) for path in ("", str(tmp_path)))
     assert own.tolist() == read.tolist() and own[:, 1].sum() > 0
 
 
@@ -255,7 +254,19 @@ def test_a_bidder_receives_its_own_features():
 def test_every_baseline_plays():
     env = Auction(1, periods="0", **SMALL)
     players = env.baselines(0)
-    assert set(players) == {"target CPA", "AuctionNet DT", "PID", "OnlineLP", "IQL", "BC", "CQL", "TD3_BC", "MOPO", "COMBO"}
+    assert set(players) == {
+        "target CPA",
+        "AuctionNet DT",
+        "PID",
+        "OnlineLP",
+        "IQL",
+        "BC",
+        "CQL",
+        "TD3_BC",
+        "MOPO",
+        "COMBO",
+        "best constant, hindsight",
+    }
     first = played(env, players["PID"])[1].tolist()
     for begin in players.values():
         assert len(played(env, begin)[0]) == 48
@@ -266,9 +277,9 @@ def test_each_budget_has_a_row_with_its_own_metrics():
     env = Auction(1, periods="0-1", budgets="1,0.5,1.25", **SMALL)
     episodes, results = played(env, always(60.0))
     parts = env.conditions("per_agent", False)
-    assert list(parts) == ["replay", "replay 50 %", "replay 125 %"] and [len(rows) for rows in parts.values()] == [96] * 3
+    assert list(parts) == [OWN01, f"{OWN01}, 50 %", f"{OWN01}, 125 %"] and [len(rows) for rows in parts.values()] == [96] * 3
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(288))
-    assert env.campaigns.budgets[parts["replay 50 %"]].tolist() == [b / 2 for b in PUBLISHED["budgets"] * 2]
+    assert env.campaigns.budgets[parts[f"{OWN01}, 50 %"]].tolist() == [b / 2 for b in PUBLISHED["budgets"] * 2]
     for rows in parts.values():
         part = [episodes[i] for i in rows]
         conversions, spend, _ = results[rows].T
@@ -306,7 +317,7 @@ def test_half_a_budget_lasts_for_less():
 
 def test_each_position_is_played_in_its_own_market():
     env = Auction(100, protocol="market", periods="0-1", positions="3,40", **SMALL)
-    assert len(env.tasks) == 4 and env.protocol == "market" and len(Auction(1, protocol="market", **SMALL).tasks) == 12
+    assert len(env.tasks) == 4 and env.protocol == "market 0-1" and len(Auction(1, protocol="market", **SMALL).tasks) == 12
     episodes, results = played(env, always([60.0, 70.0, 80.0, 90.0]), seed=2)
     for k, (period, position, multiplier) in enumerate([(0, 3, 60.0), (0, 40, 70.0), (1, 3, 80.0), (1, 40, 90.0)]):
         one = [*roster(), ([position], Constant(multiplier))]
@@ -331,7 +342,7 @@ def test_in_a_market_only_our_budget_is_another():
     env.reset(0)
     found = [market.budgets / PUBLISHED["budgets"] for market, _ in env.simulation.markets]
     assert [f[5] for f in found] == [0.5, 1] and all((np.delete(f, 5) == 1).all() for f in found)
-    assert list(env.conditions("per_agent", False)) == ["market 50 %", "market"]
+    assert list(env.conditions("per_agent", False)) == ["market 0, 50 %", "market 0"]
 
 
 def test_the_picture_shows_spend_multiplier_and_cost():
@@ -365,34 +376,43 @@ def test_wrong_options_are_refused(options, message):
     assert message in str(error.value)
 
 
-def test_missing_or_unfitting_price_files_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected lwc_period_7.parquet in .*there are market prices of no period"):
+def test_a_missing_day_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected period_7.npz in .*; there are periods none; `decisionllm data "):
         Auction(1, path=str(tmp_path))
-    market = [np.ones(len(values)) for values, _ in scaled_traffic(7, 2000)]
-    write(tmp_path / "lwc_period_7.parquet", market)
-    with pytest.raises(FileNotFoundError, match=r"expected lwc_period_8.parquet in .*there are market prices of period 7$"):
+    days.save(tmp_path, days.make(7, *small_market(7), prices="test", total=2000))
+    with pytest.raises(FileNotFoundError, match=r"expected period_8.npz in .*there are periods 7;"):
         Auction(1, path=str(tmp_path))
-    with pytest.raises(ValueError, match=r"lwc_period_7.parquet: expected \d+ market prices in step 0 of period 7, got \d+"):
-        Auction(1, path=str(tmp_path), periods="7", opportunities=3000).reset(0)
 
-    def refused(message, market=market, **columns):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        write(folder / "lwc_period_7.parquet", market, **columns)
-        with pytest.raises(ValueError, match=message):
-            Auction(1, path=str(folder), periods="7", **SMALL).reset(0)
 
-    refused(r"lwc_period_7.parquet: expected \d+ market prices in step 47 of period 7, got \d+", [*market[:-1], market[-1][1:]])
-    refused(r"leastWinningCost: row 3: expected a price above 0, got 0.0", [np.array([1, 1, 1, 0.0]), *market[1:]])
-    refused(r"leastWinningCost: row 1: expected a price above 0, got nan", [np.array([1, np.nan]), *market[1:]])
-    total = sum(map(len, market))
-    refused("timeStepIndex: expected steps from 0 to 47 in order", timeStepIndex=np.arange(total) % 48)
-    refused("timeStepIndex: expected steps from 0 to 47 in order", timeStepIndex=np.full(total, 48))
-    folder = tmp_path / "other"
-    folder.mkdir()
-    pq.write_table(pa.table({"price": [1.0]}), folder / "lwc_period_7.parquet")
-    with pytest.raises(ValueError, match="expected columns timeStepIndex and leastWinningCost, got price"):
-        Auction(1, path=str(folder), periods="7", **SMALL).reset(0)
+def test_evaluations_of_different_days_both_stand_in_the_table(tmp_path):
+    """Two rows of one run that differ in the days alone."""
+    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    names = [Auction(1, periods=p, path=path, **SMALL).protocol for p, path in (("0", ""), ("0", str(tmp_path)), ("1", ""))]
+    assert names == ["replay 0, own market prices", "replay 0, test prices", "replay 1, own market prices"]
+    assert Auction(1, protocol="market", periods="3,5-6", **SMALL).protocol == "market 3,5-6"
+    row = {"dataset": "d", "policy": "p", "text": "none", "target_return": None, "headline": True, "decode": "mode", "seed": 0,
+           "run": "r", "score": 1.0, "low": 0.0, "high": 2.0, "return": 1.0, "n": 1, "seconds": 0.0}  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("\n".join(json.dumps(row | {"protocol": name}) for name in names))
+    printed = report.table(report.summarise(report.read_rows(tmp_path)))
+    assert all(name in printed for name in names)
+
+
+def test_the_best_constant_in_hindsight_bounds_every_other_constant():
+    env = Auction(1, periods="0-1", positions="0-7", repeats=60, **SMALL)
+    episodes, _ = played(env, env.baselines(0)["best constant, hindsight"])
+    best = env.score(episodes).reshape(60, 16).mean(0)
+    others = [env.score(played(env, always(m))[0]).reshape(60, 16).mean(0) for m in (40.0, 60.0, 80.0, 100.0)]
+    assert best.mean() > np.max(others, 0).mean() - 0.5
+    assert env.metrics(episodes)["share_of_best_constant"] == pytest.approx(1, abs=0.05), (
+        "the replay of rows and that of curves"
+    )
+
+
+def test_pooled_online_lp_is_a_baseline_where_days_are_given(tmp_path):
+    days.save(tmp_path, days.make(0, *small_market(0), prices="test", total=2000))
+    env = Auction(1, periods="0", table_days=str(tmp_path), **SMALL)
+    assert len(played(env, env.baselines(0)["OnlineLP, pooled"])[0]) == 48
+    assert "OnlineLP, pooled" not in Auction(1, periods="0", **SMALL).baselines(0)
 
 
 def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
@@ -420,14 +440,14 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     assert command("evaluate", *evaluate) == 0
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     assert [(row["policy"], row["protocol"]) for row in rows[:4]] == [
-        ("ours", "replay 50 %"), ("ours", "replay"), ("target CPA", "replay 50 %"), ("target CPA", "replay"),
+        (policy, protocol) for policy in ("ours", "target CPA") for protocol in (f"{OWN0}, 50 %", OWN0)
     ]  # fmt: skip
-    assert len(rows) == 22 and {row["n"] for row in rows} == {48} and all("conversions" in row for row in rows)
+    assert len(rows) == 24 and {row["n"] for row in rows} == {48} and all("conversions" in row for row in rows)
     assert rows[3]["score"] > rows[2]["score"] > 0
     pictures = {path.name for path in (tmp_path / "out").glob("rollout-*.png")}
-    assert "rollout-ours-replay-50--0.png" in pictures and len(pictures) == 11, "one a player"
+    assert "rollout-ours-replay-0-own-market-prices-50--0.png" in pictures and len(pictures) == 12, "one a player"
     page = (tmp_path / "out/report.html").read_text()
-    assert "conversions, with a penalty for exceeding the target CPA" in page and "replay 50 %" in page and "37.1" in page
+    assert "conversions, with a penalty for exceeding the target CPA" in page and f"{OWN0}, 50 %" in page and "37.1" in page
     assert priced.cache_info().hits > 0, "prices are made once"
 
 
@@ -435,10 +455,10 @@ def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
     env = Auction(1, text="paraphrased", periods="7", **SMALL)
     known = Auction(1, text="informative", periods="7", **SMALL).tasks
     assert env.tasks[0] == known[0] and env.tasks[1].startswith("Category ") and len({*env.tasks}) == 48
-    assert "by_kind" not in env.metrics(rollout(always(0.0), env, seed=0)) and env.protocol == "replay"
+    assert "by_kind" not in env.metrics(rollout(always(0.0), env, seed=0)) and env.protocol == "replay 7, own market prices"
     assert Auction(1, text="paraphrased", periods="7", frames=1, **SMALL).tasks == known
     held_out = Auction(1, text="paraphrased", wordings="held_out", periods="7", **SMALL)
-    assert held_out.protocol == "replay, held-out wordings" and not {*held_out.tasks} & {*env.tasks}
+    assert held_out.protocol == "replay 7, own market prices, held-out wordings" and not {*held_out.tasks} & {*env.tasks}
     kinds = [held_out.kinds[task] for task in held_out.tasks]
     assert kinds == (["new_frames"] * 7 + ["contrast"] * 7 + ["unseen_words"] * 6) * 2 + ["new_frames"] * 7 + ["contrast"]
     episodes = rollout(always(80.0), held_out, seed=0)

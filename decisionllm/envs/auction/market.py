@@ -83,6 +83,11 @@ def opportunities(
         yield values, sigmas
 
 
+def scaled_traffic(period: int, total: int) -> Traffic:
+    """The published traffic with fewer opportunities, each worth more, so that budgets and target CPAs keep their meaning."""
+    return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
+
+
 def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     """Uniform draws, each repeated for `width` steps: (T,)"""
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)

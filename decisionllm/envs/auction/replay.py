@@ -6,18 +6,14 @@ Source of the rules: AuctionNet (arXiv 2412.10798), `offline_eval`. It draws con
 wins; the draws have no influence on what is withdrawn, so one draw gives the same distribution.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
-from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.envs.auction.market import Traffic
-from decisionllm.schema import refuse
 
 
 @dataclass(frozen=True)
@@ -106,32 +102,3 @@ def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarr
             order = np.argsort(prices / values, axis=1).astype(np.min_scalar_type(n))
         steps.append((np.asarray(prices, np.float64), values, sigmas.T.astype(np.float32, order="C"), order))
     return PricedPeriod(period, np.array(volume), np.stack(value), np.array(market_price), steps)
-
-
-def price_files(path: str, periods: Sequence[int]) -> dict[int, Path]:
-    """The market price file of each period, `lwc_period_7.parquet` and so on. path: a folder or a pattern."""
-    given = Path(path).expanduser()
-    found = sorted(given.glob("*")) if given.is_dir() else sorted(given.parent.glob(given.name))
-    names = {int(m[1]): file for file in found if (m := re.fullmatch(r"lwc_period_(\d+)\.parquet", file.name))}
-    if absent := [p for p in periods if p not in names]:
-        raise FileNotFoundError(
-            f"env.path: expected lwc_period_{absent[0]}.parquet in {path}, a folder or a pattern; "
-            f"there are market prices of {', '.join(f'period {p}' for p in sorted(names)) or 'no period'}"
-        )
-    return {p: names[p] for p in periods}
-
-
-def read_prices(file: Path) -> list[np.ndarray]:
-    """The market prices of each of 48 steps, from a parquet file with a row an opportunity."""
-    import pyarrow.parquet  # pip install decisionllm[auction]
-
-    table = pyarrow.parquet.read_table(file)
-    columns = ("timeStepIndex", "leastWinningCost")
-    if not {*columns} <= {*table.column_names}:
-        raise ValueError(f"expected columns {' and '.join(columns)}, got {', '.join(table.column_names)}")
-    step, price = (table[name].to_numpy() for name in columns)
-    if (np.diff(step.astype(int)) < 0).any() or len(step) and not 0 <= step[0] <= step[-1] < STEPS:
-        raise ValueError(f"timeStepIndex: expected steps from 0 to {STEPS - 1} in order")
-    wrong = ~(np.isfinite(price) & (price > 0))
-    refuse("leastWinningCost: row ", wrong, "{}: expected a price above 0, got {}", np.arange(len(price)), price)
-    return np.split(price, np.searchsorted(step, np.arange(1, STEPS)))

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import tee
-from typing import Any
 
 import numpy as np
 
+from decisionllm.envs.auction import days
 from decisionllm.envs.auction.campaign import MEANS, STATE
-from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, opportunities
+from decisionllm.envs.auction.days import Day
+from decisionllm.envs.auction.market import Market, Roster, scaled_traffic
 from decisionllm.envs.auction.observation import MIN_REMAINING
-from decisionllm.envs.auction.replay import PricedPeriod, price_files, price_period, read_prices
+from decisionllm.envs.auction.replay import PricedPeriod, price_period
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class PriceReplay:
     Args:
         entries: the campaigns.
         roster: makes the bidders of the market whose prices are replayed where `path` is empty.
-        path: of price files, see `replay.price_files`.
+        path: a folder of replay days, see `days`.
         total: opportunities of a period.
         seed: of the draws.
     """
@@ -98,19 +99,14 @@ class MarketSimulation:
         return results
 
 
-def scaled_traffic(period: int, total: int) -> Traffic:
-    """The published traffic with fewer opportunities, each worth more, so that budgets and target CPAs keep their meaning."""
-    return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
+@lru_cache(64)  # some 10 MB each
+def found_day(period: int, path: str, total: int, roster: Callable[[], Roster]) -> Day:
+    """A day of a folder of replay days, or of our own market."""
+    return days.read(days.day_files(path, [period])[period]) if path else days.play(period, roster, total=total)
 
 
 @lru_cache(4)  # some 300 MB each
 def priced(period: int, path: str, total: int, roster: Callable[[], Roster]) -> PricedPeriod:
-    """A period with the prices of a file, or of our own market."""
-    if not path:
-        prices: Any = Market(roster(), traffic=partial(scaled_traffic, total=total)).play(period).market_prices
-        return price_period(period, scaled_traffic(period, total), prices)
-    file = price_files(path, [period])[period]
-    try:
-        return price_period(period, scaled_traffic(period, total), read_prices(file))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    """Its opportunities at its prices."""
+    day = found_day(period, path, total, roster)
+    return price_period(period, day.traffic(), day.by_step(day.market_price))

@@ -1,0 +1,162 @@
+"""Replayable days of traffic: their market prices, and what each bid multiplier of a grid would have cost and brought.
+
+A folder holds one file for each day, `period_7.npz`, with the fields of Day. Training reads the curves, evaluation the prices. The
+opportunities of the published traffic are made again from the day's number; those of another traffic log are in the file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, scaled_traffic
+from decisionllm.files import atomic
+
+FORMAT = "decisionllm-replay-1"
+GRID = np.geomspace(8, 420, 160)  # bid multipliers, currency per conversion, 2.5 % apart
+MAKE = "decisionllm data dataset=auction dataset.periods=0-40 export=replay:FOLDER"
+
+
+@dataclass(frozen=True)
+class Day:
+    """One day of N = 48 advertisers, T = 48 steps, n opportunities, G multipliers.
+
+    Attributes:
+        period: its number.
+        prices: whose market prices they are.
+        total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas` hold the traffic.
+        volume: (T,) int, opportunities of each step.
+        market_price: (n,) currency, step after step.
+        mean_value: (T, N) over a step's opportunities.
+        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would have cost the advertiser.
+        value: (T, N, G) float32, the sum of the values of the opportunities it would have won.
+        won: (T, N, G) float32, their number.
+        values: (n, N) or (0, N) predicted conversion probabilities.
+        sigmas: (n, N) or (0, N) float32, their standard deviations.
+    """
+
+    period: int
+    prices: str
+    total: int
+    volume: np.ndarray
+    market_price: np.ndarray
+    mean_value: np.ndarray
+    cost: np.ndarray
+    value: np.ndarray
+    won: np.ndarray
+    values: np.ndarray
+    sigmas: np.ndarray
+
+    def by_step(self, rows: np.ndarray) -> list[np.ndarray]:
+        """(n, ...) -> T times (opportunities of the step, ...)"""
+        return np.split(rows, np.cumsum(self.volume)[:-1])
+
+    def traffic(self) -> Traffic:
+        """Values and standard deviations of each step's opportunities, (n, N) each."""
+        if self.total:
+            return scaled_traffic(self.period, self.total)
+        return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
+
+
+def make(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, prices: str, total: int = 0) -> Day:
+    """A day of this traffic at these market prices, (n,) currency for each step.
+
+    Args:
+        period: its number.
+        traffic: as `Market` takes it.
+        market_prices: least winning bid of each opportunity, for each step.
+        prices: whose they are.
+        total: of `scaled_traffic`, which this traffic is; 0: it is another, and is kept.
+
+    Raises:
+        ValueError: the prices are not as many as the opportunities.
+    """
+    steps, found = [], []
+    for t, ((values, sigmas), price) in enumerate(zip(traffic, market_prices, strict=True)):
+        if len(price) != len(values):
+            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(price)}")
+        steps.append((values, sigmas.astype(np.float32), np.asarray(price, np.float64)))
+        found.append(curves(values, steps[-1][2]))
+        if total:
+            steps[-1] = (values[:0], sigmas[:0].astype(np.float32), steps[-1][2])
+    values, sigmas, price = (np.concatenate(x) for x in zip(*steps, strict=True))
+    cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
+    volume = np.array([len(p) for _, _, p in steps])
+    return Day(
+        period=period, prices=prices, total=total, volume=volume, market_price=price, mean_value=mean_value, cost=cost, value=value,
+        won=won, values=values, sigmas=sigmas,
+    )  # fmt: skip
+
+
+def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Cost, value and number of the opportunities won with each multiplier of GRID, and the mean value.
+
+    Args:
+        values: (n, N).
+        prices: (n,) currency. A multiplier wins where multiplier x value is at least the price.
+
+    Returns:
+        Three arrays (N, G) float32, and (N,) float64.
+    """
+    (n, N), G = values.shape, len(GRID)
+    with np.errstate(divide="ignore"):
+        cell = np.searchsorted(GRID, prices[:, None] / values) + np.arange(N) * (G + 1)  # of the least multiplier that wins
+    sums = (
+        np.bincount(cell.ravel(), weights, N * (G + 1)).reshape(N, G + 1)[:, :G].cumsum(1).astype(np.float32)
+        for weights in (np.repeat(prices, N), values.ravel(), None)
+    )
+    return (*sums, values.sum(0) / max(n, 1))
+
+
+def play(period: int, roster: Callable[[], Roster], *, total: int = PUBLISHED["opportunities"], seed: int = 0) -> Day:
+    """A day of our own market with these bidders."""
+    market = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed)
+    played = market.play(period)
+    return make(period, scaled_traffic(period, total), played.market_prices, prices="own market", total=total)
+
+
+def save(folder: str | Path, day: Day) -> Path:
+    """Write a day into a folder, all or nothing. Returns its path."""
+    path = Path(folder).expanduser() / f"period_{day.period}.npz"
+    with atomic(path) as partial_path:
+        np.savez(partial_path, format=FORMAT, **vars(day))
+    return path
+
+
+def day_files(folder: str | Path, periods: Sequence[int] = ()) -> dict[int, Path]:
+    """The files of these days in a folder, by period; without periods, of all.
+
+    Raises:
+        FileNotFoundError: a day is not there.
+    """
+    found = {int(file.stem[7:]): file for file in Path(folder).expanduser().glob("period_*.npz") if file.stem[7:].isdigit()}
+    if (absent := [str(p) for p in periods if p not in found]) or not found:
+        raise FileNotFoundError(
+            f"expected period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days; there are periods "
+            f"{', '.join(map(str, sorted(found))) or 'none'}; `{MAKE}` makes one"
+        )
+    return {p: found[p] for p in sorted(periods or found)}
+
+
+def read(file: str | Path) -> Day:
+    """A day that `save` wrote.
+
+    Raises:
+        ValueError: it is not such a file, or of another version.
+    """
+    try:
+        with np.load(file) as arrays:
+            kept = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file}: not a readable day ({error}); make it again: {MAKE}") from error
+    if (got := str(kept.pop("format", "another"))) != FORMAT or kept.keys() != {f.name for f in fields(Day)}:
+        raise ValueError(f"{file}: expected format {FORMAT}, got {got}; make it again: {MAKE}")
+    scalars = {"period": int(kept["period"]), "prices": str(kept["prices"]), "total": int(kept["total"])}
+    return Day(**kept | scalars)
+
+
+def read_all(folder: str | Path, periods: Sequence[int] = ()) -> Iterator[Day]:
+    """The days of a folder, by period."""
+    return map(read, day_files(folder, periods).values())
