@@ -188,7 +188,7 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
     digest = hashlib.blake2b(json.dumps([spaces, tasks], sort_keys=True).encode(), digest_size=16)
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(memoryview(np.ascontiguousarray(arrays[name])).cast("B"))
+        digest.update(np.ascontiguousarray(arrays[name]).data.cast("B"))
     return digest.hexdigest()
 
 
