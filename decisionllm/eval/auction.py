@@ -94,8 +94,8 @@ class Auction(Env):
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
         advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given, within=range(48)))
         if path:
-            day_files(path, days)
-        self.table_days = list(day_files(table_days).values()) if table_days else []
+            day_files(path, days, option="env.path")
+        self.table_days = list(day_files(table_days, option="env.table_days").values()) if table_days else []
         find = partial(found_day, path=path, total=opportunities, roster=roster)
         self.day = find if protocol == "replay" else None
         self.protocol = f"{protocol} {format_periods(days)}" + ", expected" * (draws == "expected")
