@@ -95,7 +95,8 @@ def main() -> None:
     ]
     for options in sets:
         for protocol, numbers in compare(given.runs, given.out, **options).items():
-            print("{}: {:.1f}, {:+.2f} [{:+.2f}, {:+.2f}] above {}".format(protocol, *numbers, POOLED), flush=True)
+            score, above, low, high = numbers
+            print(f"{protocol}: {score:.1f}, {above:+.2f} [{low:+.2f}, {high:+.2f}] above {POOLED}", flush=True)
 
 
 if __name__ == "__main__":

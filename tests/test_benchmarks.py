@@ -1,5 +1,6 @@
 """What the benchmarks time is the same work: every gate holds at a tiny size. No time is asserted."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import benchmarks
 from benchmarks import measure
 from decisionllm.scaling import law
+from tests.conftest import NANO, command
 
 pytestmark = pytest.mark.numeric
 
@@ -118,3 +120,24 @@ def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
     assert (row["fitted_budgets"], len(row["predicted"])) == (6, 3)
     assert row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
     assert row["parabola"]["least"] < 1e-3
+
+
+def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
+    """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the two rows' scores."""
+    from benchmarks import auction_bidders
+    from decisionllm.envs.auction.market import PUBLISHED
+
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    days = tmp_path / "days"
+    assert command("data", "dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", f"cache_dir={tmp_path}") == 0
+    few = ("dataset.behaviour=oracle", "dataset.num_campaigns=20", "steps=2", "optim.batch_size=8", "log.tracker=none", *NANO)
+    train = ("experiment=auction", f"dataset.path={days}", f"run={tmp_path}/run", f"cache_dir={tmp_path}", "device=cpu", *few)
+    assert command("train", *train) == 0
+    words = [f"{tmp_path}/run", "--replay", f"{days}:1", "--repeats", "1", "--out", f"{tmp_path}/rows.jsonl"]
+    monkeypatch.setattr("sys.argv", ["auction_bidders", *words])
+    auction_bidders.main()
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 5 * 12 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
+    half = {row["policy"]: row["score"] for row in rows if row["protocol"].endswith("50 %") and "150" not in row["protocol"]}
+    difference = half["nano"] - half["OnlineLP, pooled"]
+    assert f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} [" in capsys.readouterr().out

@@ -155,7 +155,8 @@ def test_the_command_exports_to_d4rls_format(tmp_path, capsys):
 @pytest.mark.parametrize("export", ["csv:x", "minari", "hdf5:", ":x", "log.hdf5"])
 def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     with pytest.raises(
-        ValueError, match="export: expected minari:<id>, hdf5:<path>, trajectories:<path> or team:<folder>, got"
+        ValueError,
+        match="export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got",
     ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()

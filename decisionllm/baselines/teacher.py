@@ -212,11 +212,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = torch.
     optimizer.step()
 
 
-def best_constant(days: Iterable[Day], day: Any, advertiser: Any, budget: Any, limit: Any) -> tuple[np.ndarray, np.ndarray]:
+def best_constant(curves: Curves, day: Any, advertiser: Any, budget: Any, limit: Any) -> tuple[np.ndarray, np.ndarray]:
     """The best constant multiplier of campaigns in hindsight: chosen for the expected conversions of its day, scored with draws.
 
     Args:
-        days: D.
+        curves: D days.
         day: (M,) int, which of them.
         advertiser: (M,) int.
         budget: (M,) currency.
@@ -226,7 +226,7 @@ def best_constant(days: Iterable[Day], day: Any, advertiser: Any, budget: Any, l
         The multiplier, of GRID and so 2.5 % apart, and its score, the mean over Poisson draws of the conversions, (M,) each.
     """
     numbers = (torch.tensor(np.asarray(x), dtype=torch.float32) for x in (budget, limit))
-    campaigns = Campaigns(Curves(days), torch.as_tensor(day), torch.as_tensor(advertiser), *numbers)
+    campaigns = Campaigns(curves, torch.as_tensor(day), torch.as_tensor(advertiser), *numbers)
     multipliers = oracle(campaigns)
     for _ in range(STEPS):
         campaigns.bid(multipliers)

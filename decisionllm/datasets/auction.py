@@ -266,7 +266,7 @@ def facts(tasks: Sequence[str], budget: np.ndarray, target_cpa: np.ndarray, cate
 def files(*, path: str = "", periods: str = "", behaviour: str = "", **options: Any) -> list[Path]:
     """The files that `load` reads with these options."""
     if behaviour in TEACHERS:
-        return list(day_files(path, parse_periods(periods)).values())
+        return list(day_files(path, parse_periods(periods), option="dataset.path").values())
     return log_files(path) if path else []
 
 

@@ -7,14 +7,14 @@ Source: AuctionNet (arXiv 2412.10798), `offline_eval` and `run_test.py`, each fo
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from decisionllm.baselines.auctionnet_dt import AuctionNetDT
 from decisionllm.baselines.rules import Constant, TargetCPA, roster
-from decisionllm.baselines.teacher import best_constant, pooled_online_lp
+from decisionllm.baselines.teacher import Curves, best_constant, pooled_online_lp
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.auction import facts, nearest_returns, texts
 from decisionllm.datasets.formats.auctionnet import format_periods
@@ -84,7 +84,7 @@ class Auction(Env):
             raise ValueError(f"env.path: a market makes its own prices; give no path, or protocol=replay; got {path!r}")
         self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
         self.text, self.draws = text, draws
-        days = sorted(ranges("env.periods", periods))
+        self.days = days = sorted(ranges("env.periods", periods))
         try:
             self.factors = [float(x) for x in listed(budgets)]
         except ValueError:
@@ -94,8 +94,8 @@ class Auction(Env):
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
         advertisers = sorted(ranges("env.positions", "0-47" if given == "all" else given, within=range(48)))
         if path:
-            day_files(path, days)
-        self.table_days = list(day_files(table_days).values()) if table_days else []
+            day_files(path, days, option="env.path")
+        self.table_days = list(day_files(table_days, option="env.table_days").values()) if table_days else []
         find = partial(found_day, path=path, total=opportunities, roster=roster)
         self.day = find if protocol == "replay" else None
         self.protocol = f"{protocol} {format_periods(days)}" + ", expected" * (draws == "expected")
@@ -200,11 +200,15 @@ class Auction(Env):
             "by_period": {str(p): mean(scores[period == p]) for p in np.unique(period)},
         } | ({"by_kind": by(np.array([KINDS.index(kind) for kind in kinds]), KINDS)} if kinds else {})  # fmt: skip
 
+    @cached_property
+    def curves(self) -> Curves:
+        """Of the replayed days."""
+        assert self.day is not None
+        return Curves(map(self.day, self.days))
+
     def best_constant(self, period: np.ndarray, *campaigns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `teacher.best_constant`; all (M,), campaigns: advertiser, budget, target CPA."""
-        assert self.day is not None
-        numbers, day = np.unique(period, return_inverse=True)
-        return best_constant([self.day(int(number)) for number in numbers], day, *campaigns)
+        return best_constant(self.curves, np.searchsorted(self.days, period), *campaigns)
 
     def share_of_best_constant(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """In a replay, the mean score as a share of that of the best constant multipliers in hindsight."""

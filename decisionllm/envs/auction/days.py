@@ -125,8 +125,8 @@ def save(folder: str | Path, day: Day) -> Path:
     return path
 
 
-def day_files(folder: str | Path, periods: Sequence[int] = ()) -> dict[int, Path]:
-    """The files of these days in a folder, by period; without periods, of all.
+def day_files(folder: str | Path, periods: Sequence[int] = (), *, option: str = "days") -> dict[int, Path]:
+    """The files of these days in a folder, by period; without periods, of all. option: what names the folder, for messages.
 
     Raises:
         FileNotFoundError: a day is not there.
@@ -134,7 +134,7 @@ def day_files(folder: str | Path, periods: Sequence[int] = ()) -> dict[int, Path
     found = {int(file.stem[7:]): file for file in Path(folder).expanduser().glob("period_*.npz") if file.stem[7:].isdigit()}
     if (absent := [str(p) for p in periods if p not in found]) or not found:
         raise FileNotFoundError(
-            f"expected period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days; there are periods "
+            f"{option}: expected period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days; there are periods "
             f"{', '.join(map(str, sorted(found))) or 'none'}; `{MAKE}` makes one"
         )
     return {p: found[p] for p in sorted(periods or found)}
