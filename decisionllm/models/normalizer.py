@@ -119,7 +119,8 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        self.count, self.mean, self.variance, self.low, self.high = 0, np.zeros(()), np.zeros(()), np.inf, -np.inf
+        self.count, self.mean, self.variance = 0, np.zeros(()), np.zeros(())
+        self.low, self.high = np.array(np.inf), np.array(-np.inf)
 
     def add(self, rows: np.ndarray) -> None:
         """A further block (n, ...), which may be empty."""
