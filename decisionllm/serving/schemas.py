@@ -194,6 +194,8 @@ class CampaignWithTicks(Campaign):
 
 class Campaigns(BaseModel):
     campaigns: list[Campaign]
+    more: bool = Field(description="whether older ones are not listed")
+    open: int = Field(description="campaigns of the journal that have not ended")
 
 
 class Fault(BaseModel):
