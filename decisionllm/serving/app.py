@@ -237,7 +237,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
         due, values = service.due(seconds(x_deadline_ms)), request.pValues
-        tick = await asyncio.to_thread(parse_bidding, request.model_dump())
+        tick = await asyncio.to_thread(lambda: parse_bidding(request.model_dump()))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
         return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))
