@@ -205,18 +205,12 @@ def router(
         notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
     """
     headers = {"x-openrtb-version": VERSION}
-    outcomes = Counter(
-        "decisionllm_openrtb",
-        "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones.",
-        ["outcome", "test"],
-        registry=registry,
-    )
+    what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
+    outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
     open_bids = OpenBids(bid_expiry_s)
-    Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry).set_function(
-        lambda: len(open_bids.bids)
-    )
-
+    still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
+    still.set_function(lambda: len(open_bids.bids))
     no_bid = Response(status_code=204, headers=headers)
 
     class ShedRoute(JSONRoute):
