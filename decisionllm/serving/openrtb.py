@@ -65,8 +65,8 @@ class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
-    at: Whole | None = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
-    tmax: Whole | None = Field(None, ge=0, le=600_000, description="milliseconds until a bid is worthless; 0: unknown")
+    at: Annotated[Whole, Field(ge=1)] | None = Field(SECOND_PRICE, description="1: first price; 2: second price plus")
+    tmax: Annotated[Whole, Field(ge=0, le=600_000)] | None = Field(None, description="ms until a bid is worthless; 0: unknown")
     cur: Words | None = None
     wseat: Words | None = None
     bseat: Words | None = None
