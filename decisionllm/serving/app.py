@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Header, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic_core import to_json
@@ -39,6 +39,8 @@ MEANING = {
     421: "without a token: the host is no name of this machine", 422: "a field is wrong", 503: "busy, late, or the journal failed",
 }  # fmt: skip
 Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]
+Search = Annotated[str, Query(max_length=200, description="part of the name, or the beginning of the id or the key")]
+Before = Annotated[str | None, Query(max_length=64, description="id of a campaign; only those opened before it")]
 
 
 def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)) -> dict[int | str, dict[str, Any]]:
@@ -185,10 +187,12 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
         return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
 
-    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 503, usual=()))
-    async def campaigns() -> dict[str, Any]:
+    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=()))
+    async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
         """The campaigns opened last, newest first."""
-        return {"campaigns": [with_status(*row) for row in await asyncio.to_thread(journal.latest, LISTED)]}
+        found = await asyncio.to_thread(journal.latest, LISTED + 1, search=search, before=before)
+        listed, still_open = [with_status(*row) for row in found[:LISTED]], await asyncio.to_thread(journal.still_open)
+        return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
 
     @routes.get("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
     async def campaign(id: str) -> dict[str, Any]:
@@ -233,7 +237,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
         due, values = service.due(seconds(x_deadline_ms)), request.pValues
-        tick = await asyncio.to_thread(parse_bidding, request.model_dump())
+        tick = await asyncio.to_thread(lambda: parse_bidding(request.model_dump()))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
         return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))

@@ -89,6 +89,10 @@ class CampaignManager:
         self.decide = partial(decide, policy, self.cache)
         self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
         self.counts: Counter[tuple[str, str]] = Counter()  # ("bid", ""), ("guard", name), ("fallback", reason), ...
+        self.spend = {
+            "reported": 0.0,
+            "even": 0.0,
+        }  # currency of the steps with a result: spent, and an equal share of the budget
 
     # -- in this process --
 
@@ -228,6 +232,9 @@ class CampaignManager:
         """The answer is in the journal: count it, and go on from there."""
         answer, id = json.loads(pending.answer or ""), pending.campaign.id
         self.counts.update([("guard", name) for name in answer["guards"]])
+        if result := pending.request["result"]:
+            self.spend["reported"] += result["spend"]
+            self.spend["even"] += pending.campaign.settings["budget"] / pending.campaign.settings["horizon"]
         if answer["fallback"]:
             self.counts["fallback", answer["fallback"]] += 1
         if pending.last:

@@ -53,14 +53,23 @@ class Metrics(Collector):
             counts[kind][name] = value
         events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
+        yield gauge("queue_age_seconds", "Age of the oldest request without a decision.", service.model.age)
         yield counter("events", "Requests refused (busy), repeated, or not saved (journal failed).", events, "event")
         if manager is None:
             return
-        yield counter("bids", "Ticks answered with a bid.", counts["bid"] or {"": 0})
-        yield counter("no_bids", "Ticks answered without a bid.", counts["no bid"] or {"": 0})
+        yield counter("bids", "Ticks answered with a multiplier above 0.", counts["bid"] or {"": 0})
+        yield counter("no_bids", "Ticks answered with a multiplier of 0.", counts["no bid"] or {"": 0})
         yield counter("rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0})
+        yield gauge("journal_lag_seconds", "Age of the oldest answer that is not yet on the disk.", service.journal_writer.age)
+        spent = "Currency: reported by results, and an equal share of the budget for each of these steps (even)."
+        yield counter("spend", spent, manager.spend, "kind")
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
-        yield counter("fallbacks", "Answers by linear pacing.", counts["fallback"], "reason")
+        yield counter(
+            "fallbacks",
+            "Answers by linear pacing: the decision was late (deadline) or failed (model).",
+            counts["fallback"],
+            "reason",
+        )
         with suppress(sqlite3.Error):  # the other metrics say that it is damaged
             yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
         yield gauge("journal_fault", "1 while the journal cannot be read or written.", bool(service.fault))

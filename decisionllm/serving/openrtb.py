@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.schemas import JSONRoute, Whole
+from decisionllm.serving.schemas import JSON_INTEGER, JSONRoute
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -65,8 +65,10 @@ class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
-    at: Whole | None = Field(SECOND_PRICE, ge=1, description="1: first price; 2: second price plus")
-    tmax: Whole | None = Field(None, ge=0, le=600_000, description="milliseconds until a bid is worthless; 0: unknown")
+    at: Annotated[int, Field(ge=1), JSON_INTEGER] | None = Field(
+        SECOND_PRICE, description="1: first price; 2: second price plus"
+    )
+    tmax: Annotated[int, Field(ge=0, le=600_000), JSON_INTEGER] | None = Field(None, description="ms for a bid; 0: unknown")
     cur: Words | None = None
     wseat: Words | None = None
     bseat: Words | None = None
@@ -205,13 +207,12 @@ def router(
         notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
     """
     headers = {"x-openrtb-version": VERSION}
-    outcomes = Counter("decisionllm_openrtb", "Bid requests by outcome.", ["outcome", "test"], registry=registry)
+    what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
+    outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
     open_bids = OpenBids(bid_expiry_s)
-    Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry).set_function(
-        lambda: len(open_bids.bids)
-    )
-
+    still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
+    still.set_function(lambda: len(open_bids.bids))
     no_bid = Response(status_code=204, headers=headers)
 
     class ShedRoute(JSONRoute):

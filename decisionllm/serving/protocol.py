@@ -103,11 +103,13 @@ def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **option
     Args:
         options: of uvicorn.Config.
     """
-    limits: dict[str, Any] = {"max_connections": protocol.max_connections}
+    limits: dict[str, Any] = {}
     if resource is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        soft = 4 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * MAX_CONNECTIONS)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, hard = (
+            4 * MAX_CONNECTIONS if x == resource.RLIM_INFINITY else x for x in resource.getrlimit(resource.RLIMIT_NOFILE)
+        )
+        if soft < (most := min(hard, 4 * MAX_CONNECTIONS)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft := most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         limits = {"max_connections": min(protocol.max_connections, soft // 2)}
     bounded = type(protocol.__name__, (protocol,), limits)
     usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}

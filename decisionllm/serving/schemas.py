@@ -20,8 +20,8 @@ Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
 Each = Annotated[list[Number], Field(max_length=OPPORTUNITIES, fail_fast=True)]  # a number of each opportunity of a step
 EachRow = Annotated[list[Annotated[list[Number], Field(max_length=3)]], Field(max_length=OPPORTUNITIES, fail_fast=True)]
-# 48.0 is an integer of JSON
-Whole = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
+JSON_INTEGER = BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)  # 48.0 is one
+Whole = Annotated[int, JSON_INTEGER]
 Id = Annotated[str, Field(max_length=64)]
 
 
@@ -194,6 +194,8 @@ class CampaignWithTicks(Campaign):
 
 class Campaigns(BaseModel):
     campaigns: list[Campaign]
+    more: bool = Field(description="whether older ones are not listed")
+    open: int = Field(description="campaigns of the journal that have not ended")
 
 
 class Fault(BaseModel):

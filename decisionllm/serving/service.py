@@ -33,7 +33,7 @@ class InFlightTick:
 class Service:
     """Transport of requests: an event loop, which alone changes the manager, a thread for the model, one for the journal.
 
-    Use it within `async with service.run()`.
+    Use it within `async with service.run()`, which reads the whole journal at its start and closes it at its end.
 
     Args:
         manager: of the campaigns; None: the policy only acts on histories.

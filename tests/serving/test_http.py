@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
+import yaml
 from hypothesis import HealthCheck, given, settings, strategies
 from jsonschema import Draft202012Validator
 from schemathesis.checks import (
@@ -104,12 +105,13 @@ def test_concurrent_calls_are_batched_and_the_queue_is_bounded():
         with pytest.raises(QueueFullError):
             await batcher(7)
         waiting[1].cancel()
+        assert batcher.age > 0
         gate.set()
         assert await first == 2
         assert [await waiting[i] for i in (0, 2, 3, 4)] == [4, 8, 10, 12]
         with pytest.raises(ValueError, match="bad"):
             await batcher("bad")
-        assert await batcher(9) == 18
+        assert await batcher(9) == 18 and batcher.age == 0
         run.cancel()
 
     asyncio.run(main())
@@ -500,7 +502,7 @@ def test_protected_paths_need_the_token(tmp_path):
                 answer = client.get(path, headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         right = {"authorization": "Bearer s3cret-\u00e9".encode()}
-        assert client.get("/v1/campaigns", headers=right).json() == {"campaigns": []}
+        assert client.get("/v1/campaigns", headers=right).json()["campaigns"] == []
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
 
 
@@ -564,6 +566,32 @@ def test_metrics_count_ticks_and_requests(client):
         client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t))
     assert [value(name) - b for name, b in zip(names, before, strict=True)] == [2, 1, 1, 1, 3, 2, 2]
     assert 'decisionllm_model_info{dataset="auction",fingerprint="f",model="m1",run="a"} 1.0' in client.get("/metrics").text
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
+    docs, text = Path(__file__).parents[2] / "docs" / "monitoring", client.get("/metrics").text
+    panels, rules = (
+        json.loads((docs / "grafana.json").read_text())["panels"],
+        yaml.safe_load((docs / "alerts.yaml").read_text()),
+    )
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [rule["expr"] for rule in rules["groups"][0]["rules"]]
+    assert len(queries) == 21 and all(panel["description"] for panel in panels)
+    for query in queries:
+        for name in re.findall(r"decisionllm_\w+", query):
+            assert re.search(f"^# TYPE {name.removesuffix('_bucket')} ", text, re.M), f"{name} is no metric"
+
+
+def test_spend_is_counted_against_even_pacing(client):
+    def spent(kind):
+        return float(re.search(rf'^decisionllm_spend_total{{kind="{kind}"}} (.*)$', client.get("/metrics").text, re.M)[1])
+
+    before, id = (spent("reported"), spent("even")), begun(client)
+    for t in (0, 1, 1, 2):
+        client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
+    reported = drawn(0, 1)["result"]["spend"] + drawn(0, 2)["result"]["spend"]
+    assert spent("reported") - before[0] == pytest.approx(reported, abs=1e-6)
+    assert spent("even") - before[1] == pytest.approx(2 * 900 / STEPS, abs=1e-6), "two steps of twelve"
 
 
 def test_opening_twice_with_one_key_is_one_campaign(client):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from decisionllm.envs.auction.journal import Journal
-from decisionllm.serving.app import create_app
+from decisionllm.serving.app import LISTED, create_app
 from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
@@ -41,7 +41,7 @@ def page(chromium):
     before = chromium.current_window_handle
     chromium.switch_to.new_window("tab")
     yield Page(chromium)
-    noise = [entry for entry in chromium.get_log("browser") if "status of 401" not in entry["message"]]
+    noise = [entry for entry in chromium.get_log("browser") if not {"401", "404"} & {*entry["message"].split()}]
     chromium.close()
     chromium.switch_to.window(before)
     assert not [entry for entry in noise if "ERR_CONNECTION_REFUSED" not in entry["message"]]
@@ -170,6 +170,8 @@ def test_the_keyboard_reaches_everything_and_focus_stays(served, page):
     page.until("#name", "second")
     page.press(Keys.TAB)
     assert page.focused.text == "To the campaign" and page.focused.is_displayed()
+    page.press(Keys.TAB)
+    assert page.focused.accessible_name == "Search campaigns"
     page.press(Keys.TAB, Keys.TAB, Keys.TAB)
     assert page.focused.text == "first" and page.focused.value_of_css_property("outline-style") == "solid"
     page.press(Keys.ENTER)
@@ -262,6 +264,34 @@ def test_a_stopped_server_is_reported(made, page):
         page.open(str(client.base_url))
         page.until("#status", "Live: 1 open")
     assert page.until("#status", "No answer from the server; retrying") and page("#name").text == "shoes"
+
+
+def test_an_address_that_names_no_campaign_is_said(served, page):
+    opened(served, "shoes")
+    page.open(f"{served.base_url}#%zz")
+    assert page.until("#status", "There is no campaign %zz")
+
+
+def test_older_campaigns_are_found(served, page):
+    oldest = opened(served, "Oldest", budget=77)
+    for i in range(2 * LISTED):
+        opened(served, f"c{i}")
+    page.open(str(served.base_url))
+    assert page.until("#status", f"Live: {2 * LISTED + 1} open") and page.until("#campaigns tr", f"c{2 * LISTED - 1}")
+    assert len(page.all("#campaigns tr")) == LISTED and not page("#newest").is_displayed()
+    page("#older").click()
+    page.until("#campaigns tr", f"c{LISTED - 1}")
+    page("#older").click()
+    assert page.until("#campaigns tr", "Oldest") and not page("#older").is_displayed()
+    page("#newest").click()
+    page.until("#campaigns tr", f"c{2 * LISTED - 1}")
+    for part in ("olde", oldest[:6]):
+        page("#search").clear()
+        page("#search").send_keys(part)
+        assert page.until("#campaigns tr", "Oldest") and len(page.all("#campaigns tr")) == 1
+    page("#campaigns a").click()
+    assert page.until("#name", "Oldest")
+    assert served.get("/v1/campaigns", params={"search": "c1", "before": oldest}).json()["campaigns"] == []
 
 
 def test_the_empty_page_explains_how_to_open_a_campaign(served, page):

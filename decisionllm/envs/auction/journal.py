@@ -113,9 +113,20 @@ class Journal:
         """The campaign opened with this key."""
         return next((_campaign(*row) for row in self._read(f"{CAMPAIGN} WHERE key = ?", key)), None)
 
-    def latest(self, count: int) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-        """The campaigns opened last, newest first, each with the answer to its last tick."""
-        return self._with_last("ORDER BY number DESC LIMIT ?", count)
+    def latest(
+        self, count: int, *, search: str = "", before: str | None = None
+    ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """The campaigns opened last, newest first, each with the answer to its last tick.
+
+        Args:
+            search: part of the name, or the beginning of the id or the key.
+            before: the id of a campaign; only those opened before it.
+        """
+        where = (
+            "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?)) OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
+            " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?)) ORDER BY number DESC LIMIT ?"
+        )
+        return self._with_last(where, *(search,) * 4, before, before, count)
 
     def last(self, id: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
         """A campaign with the answer to its last tick."""

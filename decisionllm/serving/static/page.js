@@ -63,7 +63,7 @@ function list(campaigns, chosen) {
     if (row.dataset.key === chosen) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
-  at("none").hidden = campaigns.length > 0;
+  at("none").hidden = campaigns.length > 0 || at("search").value !== "";
 }
 
 function show(campaign) {
@@ -163,22 +163,36 @@ function nice(most) {
 
 let due; // timer of the next update
 let turn = 0; // an outdated update draws nothing
+let before = ""; // only campaigns opened before this one are listed
+
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}
+
+function turned(id) {
+  before = id;
+  update();
+}
 
 async function update() {
   clearTimeout(due);
   const mine = ++turn;
   try {
-    const { campaigns } = await get("v1/campaigns");
-    const wanted = decodeURIComponent(location.hash.slice(1));
+    const query = new URLSearchParams({ search: at("search").value, ...(before && { before }) });
+    const { campaigns, more, open } = await get(`v1/campaigns?${query}`);
+    const wanted = decoded(location.hash.slice(1));
     const chosen = wanted && wanted !== "campaign" ? wanted : (at("campaign").dataset.id ?? campaigns.find((c) => c.status === "open")?.id ?? campaigns[0]?.id);
     const campaign = chosen ? await get(`v1/campaigns/${encodeURIComponent(chosen)}`) : null;
     if (mine !== turn) return;
     if (campaign) at("campaign").dataset.id = campaign.id;
     list(campaigns, campaign?.id);
+    at("older").hidden = !more;
+    at("newest").hidden = !before;
+    at("older").value = campaigns.at(-1)?.id ?? "";
     show(campaign);
     at("key").hidden = true;
     if (chosen && !campaign) status(`There is no campaign ${chosen}`, true);
-    else status(`Live: ${campaigns.filter((c) => c.status === "open").length} open`);
+    else status(`Live: ${open} open`);
   } catch (trouble) {
     if (mine !== turn) return;
     if (trouble instanceof Unauthorised) {
@@ -199,6 +213,9 @@ at("key").addEventListener("submit", (event) => {
   at("token").value = "";
   update();
 });
+at("search").addEventListener("input", () => turned(""));
+at("older").addEventListener("click", () => turned(at("older").value));
+at("newest").addEventListener("click", () => turned(""));
 addEventListener("hashchange", update);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) update(); });
 update();
