@@ -218,7 +218,8 @@ class ImaginedValue(nn.Module):
 
         def errors(rows: Tensor) -> Tensor:
             change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale
-            return (member(self.encode(x[rows], a[rows])) - change).square().mean(-1)
+            found: Tensor = (member(self.encode(x[rows], a[rows])) - change).square().mean(-1)
+            return found
 
         hard = pairs
 
@@ -233,7 +234,8 @@ class ImaginedValue(nn.Module):
             alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
             action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
             apart = (member(self.encode(alone, action)) - off).square().mean(-1)
-            return errors(rows).mean() + OFF_WEIGHT * apart.mean()
+            total: Tensor = errors(rows).mean() + OFF_WEIGHT * apart.mean()
+            return total
 
         fitted(member, loss, steps)
 
