@@ -83,9 +83,9 @@ def table(results: Sequence[Row]) -> str:
         )
     ]
     for r in results:
+        latched = "-" if r["latched"] is None else f"{r['latched']:.1f}"
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
-        scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}"
-        scores += ("-" if r["latched"] is None else f"{r['latched']:.1f}",)
+        scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}", latched
         count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
         lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], target, *scores, count))
     return "\n".join(lines)

@@ -99,7 +99,7 @@ def test_a_picture_of_a_world_and_of_the_conditions():
     parts, _ = play(env)
     made = env.draw(next(iter(parts.values())), "title")
     assert len(made.axes) == 7 and len(made.axes[0].patches) == 3
-    low, high = env.reference[0]
+    low, high = env.bounds[0]
     shown = made.axes[-1].lines[0].get_ydata()
     assert shown[1] == pytest.approx(np.mean(100 * (env.returns[3:] - low) / (high - low)))
 

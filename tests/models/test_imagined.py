@@ -1,5 +1,7 @@
 """A value inside a learned model: its units, what is imagined, which sequences count, and that it finds a known optimum."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -78,24 +80,25 @@ def test_frequencies_resolve_a_step():
 
 
 def test_the_value_of_a_line_is_found(monkeypatch):
-    """Places -2 .. 2, paid at 1 and above: from everywhere the best is to go up, from above 1 also to stay."""
+    """Places -2 .. 2, both numbers of an observation, paid at 1 and above: from everywhere the best is to go up, from above 1 also to
+    stay. Where the two numbers differ there are no data, so that no sequence counts."""
     monkeypatch.setattr(imagined, "BATCH", 128)
-    rng = np.random.default_rng(0)
+    rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
     places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
     after = np.clip(places + 0.2 * actions, -2, 2)
-    x = np.stack([places, after], 1).reshape(-1, 1).astype(np.float32)
+    x = np.repeat(np.stack([places, after], 1).reshape(-1, 1), 2, 1).astype(np.float32)
     rewards = (x[:, 0] >= 1).astype(np.float32) * 7
-    units = Normalizer(LINE)
-    units.fit_dynamics(after - places, rewards)
+    units = Normalizer(spec)
     units.change_scale.fill_(0.1)
     columns = torch.from_numpy(x), torch.from_numpy(np.repeat(actions, 2, 0)).float(), torch.from_numpy(rewards)
-    made = ImaginedValue(LINE, 0.9)
+    made = ImaginedValue(spec, 0.9)
     made.fit(Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2)), units, steps=400, planning_horizon=4, seed=0)
-    values = made.plan(torch.tensor([[-1.0], [0.0], [0.7]]), 4)
+    values = made.plan(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [0.7, 0.7]]), 4)
     assert values.argmax(1).tolist() == [2, 2, 2] and (values.amax(1).diff() > 0).all()
-    assert made.plan(torch.tensor([[1.5]]), 4)[0, 1:].tolist() == pytest.approx([1, 1], abs=0.15), "paid for ever"
-    _, paid, _, _ = made.advance(torch.tensor([[1.5], [0.0]]), torch.zeros(2, 1))
-    assert paid.tolist() == pytest.approx([7, 0], abs=0.5)
+    assert made.plan(torch.tensor([[1.5, 1.5]]), 4)[0, 1:].tolist() == pytest.approx([1, 1], abs=0.15), "paid for ever"
+    _, paid, _, agreed = made.advance(torch.tensor([[1.5, 1.5], [0.0, 0.0], [1.5, -1.5]]), torch.zeros(3, 1))
+    assert paid[:2].tolist() == pytest.approx([7, 0], abs=0.5) and agreed.tolist() == [True, True, False]
+    assert (made.plan(torch.tensor([[1.5, -1.5], [-1.0, 1.0]]), 4) == -1).all()
     assert not any(weight.requires_grad for weight in made.parameters())
 
 
