@@ -241,7 +241,7 @@ WRONG = {
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
-    "action=dance": "action: expected one of plan, run, status, retry, report, got 'dance'",
+    "action=dance": "action: expected one of plan, run, status, retry, report, advise, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
     "executor=ray address=127.0.0.1:1": "address=127.0.0.1:1: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer",
     "executor=ray address=auto": "address=auto: Ray did not answer",

@@ -206,14 +206,18 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
     key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
+    if (path / "card.json").is_file():
+        return open_store(path)
+    source = build(dataset)
+    if isinstance(source, Store):
+        return source
     (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
-        if (path / "card.json").is_file():
+        if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
         for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
             shutil.rmtree(left)
-        source = build(dataset)
-        return source if isinstance(source, Store) else write(path, source)
+        return write(path, source)
 
 
 def files(dataset: dict[str, Any]) -> list[Path]:

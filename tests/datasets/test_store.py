@@ -321,12 +321,12 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
 def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
     made = []
 
-    def slow(dataset):
-        made.append(dataset)
+    def slow():
+        made.append(1)
         time.sleep(0.2)
-        return Source(WIDE, endless(3))
+        yield from endless(3)
 
-    monkeypatch.setattr("decisionllm.datasets.store.build", slow)
+    monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow()))
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)))
     assert len(made) == 1 and found[0].fingerprint == found[1].fingerprint and found[1].rewards.sum() == 3000
