@@ -43,7 +43,7 @@ class ModelOptions:
     value_discount: float = (
         0.0  # plan with a value learned inside a learned model instead, of this discount, such as 0.99; 0: none
     )
-    value_steps: int = 3000  # of training of each part of it, 4096 transitions each
+    value_steps: int = 1500  # of training of each part of it, 4096 transitions each
 
 
 @dataclass
