@@ -20,7 +20,9 @@ from decisionllm.schema import Spec
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
-SUPPORT = -3.0  # least log ratio of the density of the data to that of their numbers drawn one by one, at the end of a sequence
+OFF = 0.5  # change, in its deviations, that members are trained to predict off the data, in opposite directions
+OFF_ROWS = 32  # off the data in each training step
+OFF_WEIGHT = 1 / 128  # of these rows together; OFF x OFF_WEIGHT bounds by how much they shift predictions where there are data
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -89,7 +91,6 @@ class ImaginedValue(nn.Module):
     members: Any  # (M,) FourierMLP
     reward: Any
     value: Any
-    support: Any
     candidates: Tensor
     change_mean: Tensor
     change_scale: Tensor
@@ -107,7 +108,6 @@ class ImaginedValue(nn.Module):
             FourierMLP(S, S + A, 2, inner=128),
             FourierMLP(S, S, 1),
         )  # reward, and whether the episode ends
-        self.support = FourierMLP(S, S, 1)  # log density ratio
         for name, start in {"change_mean": torch.zeros(S), "change_scale": torch.ones(S),
                             "reward_low": torch.zeros(()), "reward_span": torch.ones(())}.items():  # fmt: skip
             self.register_buffer(name, start)
@@ -126,11 +126,8 @@ class ImaginedValue(nn.Module):
         return after
 
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
-        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number, and their mean is
-        among the data: (...) bool."""
-        mean = ends.mean(0)
-        close: Tensor = ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1)
-        return close & (self.support(mean)[..., 0] > SUPPORT)
+        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number: (...) bool."""
+        return ((ends - ends.mean(0)).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1)
 
     @property
     def zero(self) -> Tensor:
@@ -206,18 +203,17 @@ class ImaginedValue(nn.Module):
             self.change_mean.copy_(units.change_mean / units.observation_scale)
             for net in (*self.members, self.reward):
                 net.set_frequencies(self.change_scale)
-            for net in (self.value, self.support):
-                net.set_frequencies(planning_horizon * self.change_scale)
-            for member in self.members:
-                self._fit_member(member, data, steps)
-            self._fit_support(data.observations, steps)
+            self.value.set_frequencies(planning_horizon * self.change_scale)
+            for i, member in enumerate(self.members):
+                self._fit_member(member, data, steps, off=(-1) ** i * OFF)
             self._fit_reward(data, steps)
             self._fit_value(
                 self._states(data, steps * BATCH // 100, planning_horizon), planning_horizon, rounds=max(1, steps // 50)
             )
 
-    def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
-        """Fit a member to transitions, more to those that it predicts badly."""
+    def _fit_member(self, member: nn.Module, data: Transitions, steps: int, *, off: float) -> None:
+        """Fit a member to transitions, more to those that it predicts badly, and to another change than the other members' off the data,
+        where every number of an observation is drawn by itself, so that members agree only where there are data."""
         x, a, pairs = data.observations, data.actions, data.pairs
 
         def errors(rows: Tensor) -> Tensor:
@@ -235,19 +231,13 @@ class ImaginedValue(nn.Module):
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
             rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
-            return errors(rows).mean()
+            alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
+            action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
+            apart = (member(self.encode(alone, action)) - off).square().mean(-1)
+            total: Tensor = errors(rows).mean() + OFF_WEIGHT * apart.mean()
+            return total
 
         fitted(member, loss, steps)
-
-    def _fit_support(self, x: Tensor, steps: int) -> None:
-        """Tell observations of the data from those whose numbers are drawn one by one, which lie where the data have none."""
-
-        def loss(step: int) -> Tensor:
-            alone = x[torch.randint(len(x), (BATCH // 2, x.shape[1])), torch.arange(x.shape[1])]
-            logits = self.support(torch.cat([x[torch.randint(len(x), (BATCH // 2,))], alone]))[:, 0]
-            return F.binary_cross_entropy_with_logits(logits, (torch.arange(len(logits)) < BATCH // 2).float())
-
-        fitted(self.support, loss, steps)
 
     def _fit_reward(self, data: Transitions, steps: int) -> None:
         low, high = data.rewards.min(), data.rewards.max()

@@ -83,6 +83,7 @@ def test_the_value_of_a_line_is_found(monkeypatch):
     """Places -2 .. 2, both numbers of an observation, paid at 1 and above: from everywhere the best is to go up, from above 1 also to
     stay. Where the two numbers differ there are no data, so that no sequence counts."""
     monkeypatch.setattr(imagined, "BATCH", 128)
+    monkeypatch.setattr(imagined, "OFF_WEIGHT", 1 / 32)
     rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
     places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
     after = np.clip(places + 0.2 * actions, -2, 2)
