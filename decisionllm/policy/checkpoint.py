@@ -127,15 +127,21 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Hold a run directory for one training, until the end of the block or of the process.
+    """Hold a run directory for one training, until the end of the block or of the process; it is removed if nothing came into it.
 
     Raises:
         ValueError: another training holds it.
     """
-    Path(path).mkdir(parents=True, exist_ok=True)
+    file = Path(path) / ".lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(Path(path) / ".lock", blocking=False):
-            yield
+        with FileLock(file, blocking=False):
+            try:
+                yield
+            finally:
+                if [*file.parent.iterdir()] == [file]:
+                    file.unlink()
+                    file.parent.rmdir()
     except Timeout:
         raise ValueError(
             f"{path}: another training is running in this directory; wait for it, or choose another run=..."

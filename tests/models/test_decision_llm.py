@@ -137,7 +137,7 @@ def test_a_constant_change_is_predicted_exactly():
     model = make_model(CONTINUOUS, dynamics=True)
     changes = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     changes[:, 1] = -0.25
-    model.normalizer.fit_dynamics(changes, np.arange(50.0))
+    model.normalizer.fit_dynamics([(changes, np.arange(50.0))])
     with torch.no_grad():
         model.dynamics.change[-1].weight.zero_()
         model.dynamics.change[-1].bias.zero_()
@@ -242,7 +242,7 @@ def test_a_discrete_action_has_no_unit():
 def test_observations_and_returns_are_standardised_by_hand():
     """Observations 0 and 4: mean 2, deviation 2. Returns 10, 20 and 30: mean 20."""
     units = Normalizer(Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,)))
-    units.fit(np.array([[0, 7], [4, 7], [0, 7], [4, 7]], np.float32), np.array([10, 20, 30, 20], np.float32))
+    units.fit([(np.array([[0, 7], [4, 7], [0, 7], [4, 7]], np.float32), np.array([10, 20, 30, 20], np.float32))])
     seen, wanted = torch.tensor([[4.0, 7.0], [8.0, 9.0]]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
     torch.testing.assert_close(units.observations(seen), wanted, rtol=1e-4, atol=0)
     torch.testing.assert_close(units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5]))
@@ -250,21 +250,21 @@ def test_observations_and_returns_are_standardised_by_hand():
 
 def test_a_return_beyond_the_training_range_is_clamped():
     units = Normalizer(CONTINUOUS)
-    units.fit(np.zeros((3, 3), np.float32), np.array([10, 20, 30], np.float32))
+    units.fit([(np.zeros((3, 3), np.float32), np.array([10, 20, 30], np.float32))])
     nearest = units.returns_to_go(torch.tensor([10.0, 30.0]))
     assert torch.equal(units.returns_to_go(torch.tensor([-1e6, 1e6])), nearest)
 
 
 def test_units_of_constant_columns_stay_finite():
     units = Normalizer(CONTINUOUS)
-    units.fit(np.full((4, 3), 0.1, np.float32), np.full(4, 0.1, np.float32))
+    units.fit([(np.full((4, 3), 0.1, np.float32), np.full(4, 0.1, np.float32))])
     assert units.observations(torch.full((1, 3), 0.1)).abs().max() < 1e-6
     assert units.returns_to_go(torch.tensor([0.1, 5.0])).tolist() == [0, 0]
 
 
 def test_the_scaler_is_saved_with_the_weights():
     old, new = make_model(CONTINUOUS), make_model(CONTINUOUS, seed=1)
-    old.normalizer.fit(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))
+    old.normalizer.fit([(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))])
     new.load_state_dict(old.state_dict())
     batch = make_batch(CONTINUOUS, [4], 4)
     assert torch.equal(hidden_states(new, batch), hidden_states(old, batch))

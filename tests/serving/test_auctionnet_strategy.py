@@ -45,7 +45,7 @@ def run(options=OPTIONS, text="informative"):
     returns it."""
     (day,) = rollout(Constant, world("replay", options=options), seed=0)
     policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0)
-    policy.model.normalizer.fit(day.observations, np.cumsum(day.rewards[::-1])[::-1])
+    policy.model.normalizer.fit([(day.observations, np.cumsum(day.rewards[::-1])[::-1])])
     return policy, {}, {"dataset": options | {"text": text}}
 
 

@@ -55,7 +55,7 @@ def policy_of(**changes):
     policy = make_policy(
         Spec(len(rows[0]), 1, STEPS, (0.0,), (HIGH,)), **{"target_return": 9.0, "window": 6, "stride": 2} | changes
     )
-    policy.model.normalizer.fit(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))
+    policy.model.normalizer.fit([(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))])
     return policy
 
 
