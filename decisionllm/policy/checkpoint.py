@@ -131,21 +131,25 @@ def locked(path: str | Path) -> Iterator[None]:
 
     Raises:
         ValueError: another training holds it.
+        OSError: it cannot be written.
     """
     file = Path(path) / ".lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(file, blocking=False):
-            try:
-                yield
-            finally:
-                if [*file.parent.iterdir()] == [file]:
-                    file.unlink()
-                    file.parent.rmdir()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file).acquire(blocking=False)
     except Timeout:
         raise ValueError(
             f"{path}: another training is running in this directory; wait for it, or choose another run=..."
         ) from None
+    except OSError as error:
+        raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
+    with lock:
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            if not any(file.parent.iterdir()):
+                file.parent.rmdir()
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
