@@ -67,9 +67,8 @@ def evaluate(config: dict[str, Any]) -> Path:
                 example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
                 raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
             same = given.get("_target_", own["_target_"]) == own["_target_"]
-            env: Env = build(
-                merged(own if same else {}, given) | {k: v for k, v in given.items() if v == {}}, config["episodes"]
-            )
+            emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
+            env: Env = build(merged(own if same else {}, given) | emptied, config["episodes"])
             if "policy" in run_config and (
                 ignored := [key for key, value in (config["act"] | config["team"]).items() if value is not None]
             ):
