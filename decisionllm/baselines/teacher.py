@@ -6,7 +6,7 @@ A teacher needs traffic (a value and a price for each opportunity); a trajectory
 Source of imitating a hindsight oracle: OIL, "Optimized imitation learning for auto-bidding" (KDD 2025).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,11 @@ def draw(curves: Curves, count: int, generator: torch.Generator) -> Campaigns:
 
 
 class Network(nn.Module):
-    """Features -> multiplier, as a multiple of the limit."""
+    """Features -> multiplier, as a multiple of the limit. `fit` sets the mean and deviation of the features."""
 
-    def __init__(self, features: Tensor, hidden: int = 192) -> None:
+    def __init__(self, size: int, hidden: int = 192) -> None:
         super().__init__()
-        self.mean, self.deviation = features.mean(0), features.std(0) + 1e-3
-        size = features.shape[1]
+        self.mean, self.deviation = torch.zeros(size), torch.ones(size)
         self.layers = nn.Sequential(
             nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )
@@ -150,9 +149,6 @@ class Network(nn.Module):
     def act(self, campaigns: Campaigns) -> Tensor:
         """(M,) multipliers"""
         return campaigns.limit * torch.exp(self(campaigns.features()))
-
-
-Act = Callable[[Campaigns], Tensor]
 
 
 def fit(
@@ -173,7 +169,7 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network, seen, labels = Network(torch.zeros(2, 11)), [], []
+        network, seen, labels = Network(11), [], []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for number in range(rounds):
         drawn = draw(curves, campaigns, generator)

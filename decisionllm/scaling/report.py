@@ -199,7 +199,7 @@ def at_edge(found: dict[str, Any]) -> list[str]:
 
 def tuning(found: dict[str, Any]) -> list[str]:
     """What was tuned and what was not, in sentences."""
-    lines, budget = [], found["study"]["budget"]["rule"]
+    lines, budget, edge = [], found["study"]["budget"]["rule"], at_edge(found)
     if found["study"]["lr"]["rule"] == "fixed":
         lines.append("The learning rate was not tuned per size: one value favours some sizes, so this is no law of size.")
     for size, rates in found["tuned"].items():
@@ -207,7 +207,7 @@ def tuning(found: dict[str, Any]) -> list[str]:
             chosen = min(rates, key=rates.get)
             losses = ", ".join(f"{float(rate):g}: {loss:.4g}" for rate, loss in rates.items())
             lines.append(f"{size}: learning rate {float(chosen):g}, by held-out loss on the smallest data ({losses}).")
-            lines[-1] += " This is the edge of the values tried: the best value may lie beyond it." * (size in at_edge(found))
+            lines[-1] += " This is the edge of the values tried: the best value may lie beyond it." * (size in edge)
     lines.append("Not tuned: batch size, width against depth, weight decay, warm-up; the learning rate on larger data.")
     if budget == "converged":
         early = sum(run.get("converged") is False for run in found["runs"])
