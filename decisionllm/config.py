@@ -165,6 +165,14 @@ def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return {**config, **changes, **nested}
 
 
+def of_run(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Options given for an environment; those that a choice by its name takes from a run, such as its text, from this one."""
+    from omegaconf import OmegaConf
+
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(run_config | {"env": given}), resolve=True)
+    return resolved["env"]  # type: ignore[no-any-return]
+
+
 def configs() -> Path:
     """The folder of YAML files: beside the package in a checkout, inside it in a wheel."""
     here = Path(__file__).resolve().parent
@@ -221,6 +229,12 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
 
     keys = leaves(defaults)
     OmegaConf.set_struct(config, False)
+    taken = {}  # by an env that is named in `evaluate`, from the options of each run, see `of_run`
+    if "env" in config and "dataset" not in config:
+        taken = {
+            key: config.env._get_node(key)._value() for key in [*config.env] if OmegaConf.is_interpolation(config.env, key)
+        }
+        config.env = {key: config.env[key] for key in config.env if key not in taken}
     for key in leaves(config):
         at, _, name = key.rpartition(".")
         foreign = at and look(config, f"{at}._target_") != look(defaults, f"{at}._target_")
@@ -236,7 +250,8 @@ def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
             raise UsageError(unknown_key(key, keys))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
-    return plain(config)
+    options = plain(config)
+    return {**options, "env": options["env"] | taken} if taken else options
 
 
 def typed(key: str, value: Any, usual: Any) -> Any:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
-from decisionllm.config import listed, merged, with_defaults
+from decisionllm.config import listed, merged, of_run, with_defaults
 from decisionllm.eval import attention, report
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
@@ -62,7 +62,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a") as file:
         for run, policy, run_config, info in loaded:
-            own, given = run_config["env"], config["env"]
+            own, given = run_config["env"], of_run(run_config, config["env"])
             if own["_target_"] == "none" and not given:
                 example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
                 raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")

@@ -170,3 +170,10 @@ def test_in_python_an_option_left_out_has_its_default():
     assert options["act"] == {"stride": None, "decode": "mean", "planning_horizon": None, "planning_margin": None}
     with pytest.raises(ValueError, match="no key 'episode' in the config; did you mean episodes"):
         evaluate({"run": "runs/x", "episode": 7})
+
+
+def test_another_environment_by_its_name_takes_the_options_of_the_run(runs, tmp_path):
+    (row,) = evaluated(tmp_path / "named", f"run={runs}/plain", "env=synthetic")
+    (own,) = evaluated(tmp_path / "own", f"run={runs}/plain")
+    assert row["return"] == own["return"] and row["protocol"] == "standard" and row["text"] == "none"
+    assert command("evaluate", f"run={runs}/plain", "env=maze3d") == 2
