@@ -11,7 +11,6 @@ import math
 import secrets
 import time
 from collections import Counter as Sums
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +20,7 @@ from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.schemas import JSON_INTEGER, JSONRoute
+from decisionllm.serving.schemas import JSON_INTEGER
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -215,24 +214,14 @@ def router(
     still.set_function(lambda: len(open_bids.bids))
     no_bid = Response(status_code=204, headers=headers)
 
-    class ShedRoute(JSONRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handler = super().get_route_handler()
-
-            async def handle(request: Request) -> Response:
-                late = request.method == "POST" and time.monotonic() - request.state.arrived > bid_wait
-                if late:  # before anything is read, so that others are in time
-                    outcomes.labels("busy", 0).inc()
-                    return no_bid
-                return await handler(request)
-
-            return handle
-
-    routes = APIRouter(tags=["openrtb"], route_class=ShedRoute)
+    routes = APIRouter(tags=["openrtb"])
 
     @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
+        if time.monotonic() - http.state.arrived > bid_wait:  # before anything else, so that others are in time
+            outcomes.labels("busy", 0).inc()
+            return no_bid
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
