@@ -64,6 +64,7 @@ class Client:
     def __init__(self, port, spin=True):
         self.port, self.spin, self.idle, self.waiting, self.open = port, spin, [], deque(), 0
         self.took, self.statuses, self.bodies, self.left = [], Counter(), [], 0
+        self.lag = [0.0]  # ms that each request was sent after its moment, by no fault of the server
 
     def answered(self, connection, call, status, body):
         self.took.append(1000 * (time.perf_counter() - call[0]))
@@ -95,6 +96,7 @@ class Client:
             due = began + i / rate
             while (wait := due - time.perf_counter()) > 0:  # timers are of whole milliseconds
                 await asyncio.sleep(wait - 0.0015 if wait > 0.002 or not self.spin else 0)
+            self.lag.append(1000 * (time.perf_counter() - due))
             if self.idle or self.open >= CONNECTIONS:
                 await self.send(due, request)
             else:
@@ -211,7 +213,7 @@ def measure(kind, rate, server, options):
     p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
     return {
         "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
-        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "sent": len(requests), "answered": len(requests) / took,
+        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "sent": len(requests), "answered": len(requests) / took,
         "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * (server.cpu() - cpu) / len(requests),
     }  # fmt: skip
 
@@ -264,7 +266,7 @@ def main():
                     row = measure(kind, rate, server, options) | {"load": os.getloadavg()[0]} | machine
                     with options.out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms, late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
+                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
                           "answered {answered:.0f}/s, CPU {cpu:.2f} ms".format(**row), flush=True)  # fmt: skip
             finally:
                 server.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import sqlite3
@@ -76,6 +77,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with service.run():
             await asyncio.to_thread(warm_up, policy)
+            gc.freeze()  # what was loaded is not collected: a full collection would delay requests
             app.state.ready = True
             yield
             app.state.ready = False

@@ -11,6 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter as Sums
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -208,6 +209,7 @@ def router(
     headers = {"x-openrtb-version": VERSION}
     what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
     outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
+    outcome = cache(outcomes.labels)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
     open_bids = OpenBids(bid_expiry_s)
     still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
@@ -220,7 +222,7 @@ def router(
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
         if time.monotonic() - http.state.arrived > bid_wait:  # before anything else, so that others are in time
-            outcomes.labels("busy", 0).inc()
+            outcome("busy", 0).inc()
             return no_bid
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
         response: dict[str, Any] | None = None
@@ -233,7 +235,7 @@ def router(
             known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
             campaign = known | last | {"remaining": last["remaining"] - open_bids.committed(id, last["index"])}
             response, reason = respond(request.model_dump(), campaign, currency=currency, seat=seat)
-        outcomes.labels(reason or "bid", request.test or 0).inc()
+        outcome(reason or "bid", request.test or 0).inc()
         if not response:
             return no_bid
         for each in response["seatbid"][0]["bid"]:
