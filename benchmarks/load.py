@@ -26,7 +26,12 @@ from decisionllm.policy import checkpoint
 
 ROWS = Path(__file__).parent / "load.jsonl"
 LATE = {"ticks": 100.0, "one": 100.0, "openrtb": 80.0, "act": 100.0, "bid": 1000.0}  # ms
-RATES = {"ticks": (100, 200, 300, 400, 500, 600), "openrtb": (500, 1000, 2000, 3000, 4000), "act": (100, 200, 400), "bid": (2, 5, 10)}
+RATES = {
+    "ticks": (100, 200, 300, 400, 500, 600),
+    "openrtb": (500, 1000, 2000, 3000, 4000),
+    "act": (100, 200, 400),
+    "bid": (2, 5, 10),
+}
 HORIZON, OPPORTUNITIES, CONNECTIONS = 48, 10_000, 256
 
 
@@ -131,7 +136,9 @@ class Server:
 
     def cpu(self):
         """CPU seconds of the process and its children."""
-        known = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True).stdout.split()
+        known = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True
+        ).stdout.split()
         fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.process.pid, *known))
         return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
@@ -141,7 +148,9 @@ class Server:
 
 
 def http(path, body, method="POST"):
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -186,11 +195,16 @@ def requests_of(kind, port, count, campaigns):
             "historyLeastWinningCost": [rng.uniform(0, 0.1, n).tolist()],
         }  # fmt: skip
         text = json.dumps({"pValues": values} | last)[1:]
-        played(port, [http("/v1/bid", json.dumps({"campaign": id, "timeStepIndex": 0, "pValues": [1e-3]}).encode()) for id in ids])
+        played(
+            port, [http("/v1/bid", json.dumps({"campaign": id, "timeStepIndex": 0, "pValues": [1e-3]}).encode()) for id in ids]
+        )
         return [http("/v1/bid", f'{{"campaign": "{id}", "timeStepIndex": 1, {text}'.encode()) for id in ids]
     ids = opened(port, campaigns)
     played(port, ticks(ids, len(ids)))
-    parts = [{"id": "1", "bidfloor": 0.0, "bidfloorcur": "USD", "banner": {"w": 300, "h": 250}, "ext": {"value": v}} for v in rng.uniform(0, 1e-3, 8)]
+    parts = [
+        {"id": "1", "bidfloor": 0.0, "bidfloorcur": "USD", "banner": {"w": 300, "h": 250}, "ext": {"value": v}}
+        for v in rng.uniform(0, 1e-3, 8)
+    ]
     return [
         http("/openrtb/2.6/bid", json.dumps({
             "id": f"r{i}", "at": 2, "tmax": 80, "cur": ["USD"], "imp": [parts[i % 8]], "bcat": ["IAB25", "IAB26"],
@@ -228,7 +242,11 @@ def figure(path):
     for column, kind in enumerate(shown):
         above, below = (made.add_subplot(2, len(shown), 1 + column + k * len(shown)) for k in (0, 1))
         for label in dict.fromkeys(row["label"] for row in rows if row["case"] == kind):
-            part = sorted((row["rate"], row["p50"], row["p99"], 100 * row["late"]) for row in rows if (row["case"], row["label"]) == (kind, label))
+            part = sorted(
+                (row["rate"], row["p50"], row["p99"], 100 * row["late"])
+                for row in rows
+                if (row["case"], row["label"]) == (kind, label)
+            )
             rate, p50, p99, late = zip(*part, strict=True)
             (line,) = above.plot(rate, p99, marker="o", markersize=3, label=f"{label}: p99")
             above.plot(rate, p50, linestyle=":", color=line.get_color(), label="p50")
@@ -254,7 +272,13 @@ def main():
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
-    machine = {"label": options.label, "replicas": options.replicas, "campaigns": options.campaigns, "command": " ".join(sys.argv[1:]), "versions": checkpoint.versions()}
+    machine = {
+        "label": options.label,
+        "replicas": options.replicas,
+        "campaigns": options.campaigns,
+        "command": " ".join(sys.argv[1:]),
+        "versions": checkpoint.versions(),
+    }
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, os.sched_getaffinity(0) - {int(core) for core in options.cores.split(",")})
     for kind in options.kinds:

@@ -374,7 +374,7 @@ class _Llama:
         else:
             (q,), (k, v) = linear(h[:, out], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
-        if hasattr(attention, "q_norm"):  # Qwen3
+        if "q_norm" in attention._modules:  # Qwen3
             q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 

@@ -171,7 +171,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, request.model_dump()), service.due(seconds(x_deadline_ms)))
+        action, togo = await service.act(parse_history(policy, vars(request)), service.due(seconds(x_deadline_ms)))
         if not np.isfinite(action).all():
             raise RequestError(422, "observations", "the policy has no finite action for these numbers")
         return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
@@ -246,7 +246,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
         due, values = service.due(seconds(x_deadline_ms)), request.pValues
-        tick = await asyncio.to_thread(lambda: parse_bidding(request.model_dump()))
+        tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
         return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))

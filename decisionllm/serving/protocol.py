@@ -34,7 +34,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.overhead, self.socket = 0, socket.socket(fileno=transport.get_extra_info("socket").fileno())  # made once, not per request
+        self.overhead = 0
+        self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())  # one, not one a request
         self._expect()
         if len(self.connections) > self.max_connections:
             others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
 from decisionllm.serving import protocol as protocols
-from decisionllm.serving import schemas
+from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
@@ -683,13 +684,36 @@ def program(run, *words, **environment):
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=PATIENCE) as client:
+        transport = httpx.HTTPTransport(retries=8)  # replicas listen later
+        with httpx.Client(
+            base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE, transport=transport
+        ) as client:
             while client.get("/readyz").status_code != 200:
                 time.sleep(0.05)
             yield process, client
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
+def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
+    """Each tick is sent on a connection of its own, which goes to either replica."""
+    policy, _, known = checkpoint.load(run)
+    alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
+    mine = alone.open(**settings_of(0))
+    with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
+        id = begun(client)
+        for t in range(STEPS):
+            answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t), headers={"connection": "close"}).json()
+            near(answer["multiplier"], alone.tick(mine, **drawn(0, t))["multiplier"], scale=HIGH)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_replica_that_does_not_start_is_an_error():
+    with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
+        replicas.run(sys.exit, 1, replicas=2)
 
 
 @pytest.mark.numeric
