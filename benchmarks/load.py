@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter, deque
 from pathlib import Path
 
@@ -27,10 +28,10 @@ from decisionllm.policy import checkpoint
 ROWS = Path(__file__).parent / "load.jsonl"
 LATE = {"ticks": 100.0, "one": 100.0, "openrtb": 80.0, "act": 100.0, "bid": 1000.0}  # ms
 RATES = {
-    "ticks": (100, 200, 300, 400, 500, 600),
-    "openrtb": (500, 1000, 2000, 3000, 4000),
-    "act": (100, 200, 400),
-    "bid": (2, 5, 10),
+    "ticks": (100, 250, 500, 750, 1000, 1250),
+    "openrtb": (1000, 2000, 3000, 4000, 5000),
+    "act": (100, 200, 300),
+    "bid": (1, 4, 8),
 }
 HORIZON, OPPORTUNITIES, CONNECTIONS = 48, 10_000, 256
 
@@ -133,6 +134,15 @@ class Server:
         line = self.process.stdout.readline()
         assert " on http://" in line, "the server did not start"
         self.port = int(line.split(" on http://")[1].split(",")[0].split()[0].rpartition(":")[2])
+        answers = 0
+        while answers < 20:  # of all replicas
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=60):
+                    answers += 1
+            except OSError:
+                answers = 0
+                assert self.process.poll() is None, "the server ended"
+            time.sleep(0.2)
 
     def cpu(self):
         """CPU seconds of the process and its children."""
@@ -154,7 +164,7 @@ def http(path, body, method="POST"):
     return head.encode() + body
 
 
-def played(port, requests, rate=300):
+def played(port, requests, rate=500):
     """The answers to these requests, as they come."""
     client = Client(port)
     asyncio.run(client.run(requests, rate))
@@ -182,7 +192,7 @@ def requests_of(kind, port, count, campaigns):
         return ticks(ids, min(count, (HORIZON - 1) * len(ids)), 1)
     rng = np.random.default_rng(0)
     if kind == "act":
-        info = json.loads(subprocess.check_output(["curl", "-s", f"http://127.0.0.1:{port}/v1/model"]))
+        info = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/model"))
         seen = rng.normal(10, 5, (24, info["spec"]["observation_dim"])).round(4).tolist()
         body = {"observations": seen, "actions": [[50.0]] * 23, "rewards": [1.0] * 23}
         return [http("/v1/act", json.dumps(body).encode())] * count
