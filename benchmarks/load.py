@@ -92,16 +92,22 @@ class Client:
         if self.open >= CONNECTIONS:
             return self.waiting.append((due, request))
         self.open += 1
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(self), "127.0.0.1", self.port)
-        connection.send((due, request))
+        connection = Connection(self)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", self.port)
+            connection.send((due, request))
+        except OSError:
+            connection.lost = True
+            self.answered(connection, (due, request), 0, b"")
 
     async def run(self, requests, rate):
         """Send all requests, the i-th i / rate seconds from now, and wait for their answers."""
-        began, self.left = time.perf_counter() + 0.01, len(requests)
+        began = time.perf_counter() + 0.01
         for i, request in enumerate(requests):
             due = began + i / rate
             while (wait := due - time.perf_counter()) > 0:  # timers are of whole milliseconds
                 await asyncio.sleep(wait - 0.0015 if wait > 0.002 or not self.spin else 0)
+            self.left += 1
             self.lag.append(1000 * (time.perf_counter() - due))
             if self.idle or self.open >= CONNECTIONS:
                 await self.send(due, request)
@@ -172,9 +178,9 @@ def played(port, requests, rate=500):
     return client.bodies
 
 
-def opened(port, count):
+def opened(port, count, horizon=HORIZON):
     """Ids of new campaigns."""
-    settings = ({"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": HORIZON} for i in range(count))
+    settings = ({"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": horizon} for i in range(count))
     return [json.loads(body)["id"] for body in played(port, [http("/v1/campaigns", json.dumps(s).encode()) for s in settings])]
 
 

@@ -74,7 +74,7 @@ class CampaignManager:
 
     def __init__(
         self, policy: Policy, observation: ObservationSpec, journal: journals.Journal | None = None, *, name: str = "",
-        cache_bytes: int = 0, max_campaigns: int = 1000, horizon: int | None = None, pacing: float | None = None,
+        cache_bytes: int = 0, max_campaigns: int = 10_000, horizon: int | None = None, pacing: float | None = None,
     ) -> None:  # fmt: skip
         if policy.decode == "sample":
             raise ValueError("decode: expected mode or mean, got sample: a sampled answer would be another one after a restart")

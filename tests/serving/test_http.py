@@ -208,6 +208,21 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
     assert after["fallback"] is None and after["index"] == 2
 
 
+def test_a_deadline_that_is_no_number_is_refused(client):
+    for wrong in ("0", "-5", "soon", "600001", ""):
+        answer = client.post(f"/v1/campaigns/{begun(client)}/tick", json=drawn(0, 0), headers={"x-deadline-ms": wrong})
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "x-deadline-ms"]), wrong
+
+
+def test_no_post_route_of_the_document_is_run_by_fastapi(client):
+    """They are called directly; FastAPI's own handler would read the body by other rules."""
+    posts = [path for path, route in client.get("/openapi.json").json()["paths"].items() if "post" in route]
+    assert len(posts) == 6
+    for path in posts:
+        answer = client.post(path.replace("{id}", "unknown"), content=b'{"a": 1', headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body"]), path
+
+
 def test_a_client_can_shorten_the_deadline():
     policy = Slow(policy_of())
     with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
