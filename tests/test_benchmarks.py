@@ -159,6 +159,8 @@ def test_latency_counts_from_the_intended_moment(monkeypatch):
             await reader.readuntil(b"body")
             await due.wait()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+        await writer.wait_closed()
 
     async def main():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -166,6 +168,7 @@ def test_latency_counts_from_the_intended_moment(monkeypatch):
         asyncio.get_running_loop().call_later(0.02, due.set)
         await client.run([load.http("/", b"body")] * 3, 200)
         server.close()
+        await server.wait_closed()
         return client
 
     client = asyncio.run(main())
