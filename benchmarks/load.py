@@ -240,10 +240,13 @@ def measure(kind, rate, server, options):
         rate = len(requests) / took
     else:
         took = asyncio.run(client.run(requests, rate))
+    began = time.perf_counter()
+    sum(i * i for i in range(500_000))  # how fast the machine is at this moment
+    speed = 1000 * (time.perf_counter() - began)
     p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
     return {
         "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
-        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "sent": len(requests), "answered": len(requests) / took,
+        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": speed, "sent": len(requests), "answered": len(requests) / took,
         "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * (server.cpu() - cpu) / len(requests),
     }  # fmt: skip
 
@@ -306,7 +309,7 @@ def main():
                     row = measure(kind, rate, server, options) | {"load": os.getloadavg()[0]} | machine
                     with options.out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
+                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
                           "answered {answered:.0f}/s, CPU {cpu:.2f} ms".format(**row), flush=True)  # fmt: skip
             finally:
                 server.stop()
