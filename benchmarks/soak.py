@@ -9,7 +9,6 @@ answered must be in the journal, as it was answered. A row goes to serve.jsonl.
 """
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import json
@@ -196,7 +195,7 @@ class Steady(load.Client):
 
     def play(self, rate, campaigns):
         self.ready = deque((id, 0) for id in load.opened(self.port, campaigns, horizon=self.steps))
-        asyncio.run(self.run(self.requests(), rate))
+        load.run(self.run(self.requests(), rate))
 
     def wrong(self, journal):
         """Answered ticks that are not in the journal as they were answered, and campaigns with a tick that nobody sent."""
