@@ -101,6 +101,8 @@ class Server:
 class Client(threading.Thread):
     """Some of the campaigns, ticked at random until each has had its ticks."""
 
+    pause = 0.0  # seconds between ticks
+
     def __init__(self, server, campaigns, steps, counts, seed):
         super().__init__(daemon=True)
         self.server, self.now, self.steps, self.counts = server, dict.fromkeys(campaigns, 0), steps, counts
@@ -165,6 +167,7 @@ class Client(threading.Thread):
             assert answer.status_code == 200, answer.text
             self.answers[campaign, step] = answer.content
             self.now[campaign] += 1
+            time.sleep(self.pause)
             if trick > 0.93:
                 again = self.rng.randrange(step + 1)
                 assert self.send(path, drawn(campaign, again)).content == self.answers[campaign, again]
@@ -254,6 +257,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         server = Server(options.run.resolve(), folder, [f"max_campaigns={kept}", f"cache_mb={cache}", f"horizon={steps}"])
         clients = [Client(server, range(i, campaigns, CLIENTS), steps, counts, i) for i in range(CLIENTS)]
+        Client.pause = 0.1 if options.rate else 0.0
         for client in clients:
             client.start()
         steady, attacks = Steady(server, steps), Counter()
