@@ -95,7 +95,9 @@ class Server:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def descriptors(self):
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        """Open sockets."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir() if entry.is_symlink())
 
 
 class Client(threading.Thread):
