@@ -474,6 +474,14 @@ def test_one_bad_tick_fails_alone(client):
     assert "internal server error" in answers.json()[other]["detail"][0]["msg"]
 
 
+def test_an_unexpected_error_is_a_500(client):
+    id = begun(client)
+    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (id,))
+    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (id,))
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (500, ["server"])
+
+
 BAD = {
     "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400], "coming.volume": [-1, float("-inf"), 1e300],
     "index": [-1, 0.5, "0", None, True], "key": [5, "x" * 300], "result.spend": [float("nan"), -1],
