@@ -107,6 +107,8 @@ class Client:
             due = began + i / rate
             while (wait := due - time.perf_counter()) > 0:  # timers are of whole milliseconds
                 await asyncio.sleep(wait - 0.0015 if wait > 0.002 or not self.spin else 0)
+            if request is None:  # nothing to send at this moment
+                continue
             self.left += 1
             self.lag.append(1000 * (time.perf_counter() - due))
             if self.idle or self.open >= CONNECTIONS:

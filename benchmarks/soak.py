@@ -192,7 +192,10 @@ class Steady(load.Client):
         super().answered(connection, call, status, b"")
 
     def requests(self):
-        while self.ready and not self.over:
+        while not self.over:
+            if not self.ready:  # all wait for their answers
+                yield None
+                continue
             id, step = self.ready.popleft()
             request = load.http(f"/v1/campaigns/{id}/tick", json.dumps(drawn(int(id[:8], 16) % 1000, step)).encode())
             self.sent[request] = id, step
