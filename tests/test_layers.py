@@ -45,7 +45,7 @@ OPTIONAL = {
     "gguf",
 }  # imported where they are used
 HTTP = {
-    f"decisionllm.serving.{name}" for name in ("app", "metrics", "middleware", "openrtb", "protocol", "schemas")
+    f"decisionllm.serving.{name}" for name in ("app", "direct", "metrics", "middleware", "openrtb", "protocol", "schemas")
 }  # only serve imports them
 FILES = sorted(PACKAGE.rglob("*.py"))
 

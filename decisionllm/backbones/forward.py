@@ -157,7 +157,7 @@ class Backbone(nn.Module):
                              f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window")  # fmt: skip
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
-        texts = self.read_text(text_ids, text_mask)
+        texts = self.read_text(text_ids, text_mask) if text_ids.shape[1] else KVCache([], [], text_mask, text_mask.sum(1))
         cache = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
         n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
 
@@ -374,7 +374,7 @@ class _Llama:
         else:
             (q,), (k, v) = linear(h[:, out], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
-        if hasattr(attention, "q_norm"):  # Qwen3
+        if "q_norm" in attention._modules:  # Qwen3
             q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 

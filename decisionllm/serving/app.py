@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import sqlite3
@@ -13,6 +14,7 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -24,6 +26,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import openrtb, schemas
 from decisionllm.serving.campaigns import CampaignManager, RequestError
+from decisionllm.serving.direct import DirectRoutes
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import RequestGuard, error_response
 from decisionllm.serving.service import Service
@@ -74,6 +77,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with service.run():
             await asyncio.to_thread(warm_up, policy)
+            gc.freeze()  # what was loaded is not collected: a full collection would delay requests
             app.state.ready = True
             yield
             app.state.ready = False
@@ -84,15 +88,19 @@ def create_app(
         responses=errors(403, 421, usual=()),
     )  # fmt: skip
     app.state.service, app.state.ready = service, False
-    app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
     handle_errors(app)
-    app.include_router(policy_routes(app, policy, service, metrics, model_info))
+    routers: list[tuple[APIRouter, Any]] = [(policy_routes(app, policy, service, metrics, model_info), None)]
     if manager is not None:
         for path, (name, media_type) in PAGE.items():
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
-        app.include_router(campaign_routes(service, manager.journal))
-        app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
+        routers.append((campaign_routes(service, manager.journal), None))
+        routers.append((openrtb.router(manager.journal, metrics.registry, **exchange or {}), errors(404)))
+    for router, responses in routers:
+        app.include_router(router, responses=responses)
+    direct = [route for router, _ in routers for route in router.routes if isinstance(route, APIRoute)]
+    app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
+    app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
     return app
 
 
@@ -132,7 +140,7 @@ def handle_errors(app: FastAPI) -> None:
 
 def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
     """Routes that every policy has: its health, its metrics, its description and its actions."""
-    routes = APIRouter(route_class=schemas.JSONRoute)
+    routes = APIRouter()
 
     @routes.get("/healthz", tags=["server"])
     async def healthz() -> dict[str, str]:
@@ -161,18 +169,18 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
         return model_info
 
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
-    async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> dict[str, Any]:
+    async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, request.model_dump()), service.due(seconds(x_deadline_ms)))
+        action, togo = await service.act(parse_history(policy, vars(request)), service.due(seconds(x_deadline_ms)))
         if not np.isfinite(action).all():
             raise RequestError(422, "observations", "the policy has no finite action for these numbers")
-        return {"action": action.tolist(), "return_to_go": togo}
+        return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
 
     return routes
 
 
 def campaign_routes(service: Service, journal: Journal) -> APIRouter:
-    routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
+    routes = APIRouter(tags=["campaigns"])
 
     def with_ticks(id: str) -> dict[str, Any]:
         known = journal.campaign(id)
@@ -182,10 +190,11 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
-    async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
+    async def open_campaign(request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
-        return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
+        opened = await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
+        return Response(schemas.Campaign(**opened).model_dump_json(), 201, media_type="application/json")
 
     @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=()))
     async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
@@ -237,7 +246,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
         due, values = service.due(seconds(x_deadline_ms)), request.pValues
-        tick = await asyncio.to_thread(lambda: parse_bidding(request.model_dump()))
+        tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
         return json_text(await asyncio.to_thread(lambda: to_json(answer | {"bids": bids.tolist()})))

@@ -74,7 +74,7 @@ class CampaignManager:
 
     def __init__(
         self, policy: Policy, observation: ObservationSpec, journal: journals.Journal | None = None, *, name: str = "",
-        cache_bytes: int = 0, max_campaigns: int = 1000, horizon: int | None = None, pacing: float | None = None,
+        cache_bytes: int = 0, max_campaigns: int = 10_000, horizon: int | None = None, pacing: float | None = None,
     ) -> None:  # fmt: skip
         if policy.decode == "sample":
             raise ValueError("decode: expected mode or mean, got sample: a sampled answer would be another one after a restart")
@@ -250,12 +250,12 @@ class CampaignManager:
             self.campaigns.popitem(last=False)
 
     def _replay(self, id: str) -> Campaign:
-        """A campaign from its ticks in the journal."""
+        """A campaign from its ticks in the journal, or from those that another process has answered since its last one here."""
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        campaign = Campaign.begin({name: known[name] for name in SETTINGS}, self.observation, id=id)
-        for tick in self.journal.ticks(id):
+        campaign = self.campaigns.get(id) or Campaign.begin({name: known[name] for name in SETTINGS}, self.observation, id=id)
+        for tick in self.journal.ticks(id, campaign.step):
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1

@@ -50,6 +50,8 @@ class Cache:
 
     def decide(self, keys: Sequence[Hashable], histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray]:
         """Decide for N episodes, each key once. Returns actions (N, A) and the returns-to-go they were conditioned on (N,)."""
+        if self.policy.window == 1 and not any(h.task for h in histories):  # no decision continues another one
+            return self.policy.act_with_returns(histories)
         longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
         if self.session is not None and longest > self.session.text_room:
             self._allocate(-(-longest // ROUND) * ROUND)

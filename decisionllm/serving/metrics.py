@@ -4,6 +4,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Info, generate_latest
@@ -23,6 +24,7 @@ class Metrics(Collector):
             "decisionllm_request_seconds", "Seconds from a request to its answer.", ["route"], registry=self.registry,
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
         )  # fmt: skip
+        self.count_of, self.seconds_of = cache(self.requests.labels), cache(self.seconds.labels)  # few, and looked up once each
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
         self.batches = Histogram("decisionllm_batch_size", "Decisions per forward.", registry=self.registry, buckets=sizes)
         known = {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
@@ -32,8 +34,8 @@ class Metrics(Collector):
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         route = scope.get("route")
         path = route.path if route else "none"
-        self.requests.labels(path, scope["method"], status).inc()
-        self.seconds.labels(path).observe(seconds)
+        self.count_of(path, scope["method"], status).inc()
+        self.seconds_of(path).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """The counts that the service and its campaign manager keep."""

@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ HEADERS = {
 PROTECTED = ("/v1/", "/openrtb/", "/metrics")  # paths that need the token; the page that prompts for it is readable without
 
 
+@lru_cache(256)
 def loopback(host: str) -> bool:
     """Whether a server at this address is reachable from this machine only."""
     try:

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter as Sums
-from collections.abc import Callable, Coroutine
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.schemas import JSON_INTEGER, JSONRoute
+from decisionllm.serving.schemas import JSON_INTEGER
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -209,30 +209,21 @@ def router(
     headers = {"x-openrtb-version": VERSION}
     what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
     outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
+    outcome = cache(outcomes.labels)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
     open_bids = OpenBids(bid_expiry_s)
     still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
     still.set_function(lambda: len(open_bids.bids))
     no_bid = Response(status_code=204, headers=headers)
 
-    class ShedRoute(JSONRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handler = super().get_route_handler()
-
-            async def handle(request: Request) -> Response:
-                late = request.method == "POST" and time.monotonic() - request.state.arrived > bid_wait
-                if late:  # before anything is read, so that others are in time
-                    outcomes.labels("busy", 0).inc()
-                    return no_bid
-                return await handler(request)
-
-            return handle
-
-    routes = APIRouter(tags=["openrtb"], route_class=ShedRoute)
+    routes = APIRouter(tags=["openrtb"])
 
     @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
+        if time.monotonic() - http.state.arrived > bid_wait:  # before anything else, so that others are in time
+            outcome("busy", 0).inc()
+            return no_bid
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
@@ -244,7 +235,7 @@ def router(
             known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
             campaign = known | last | {"remaining": last["remaining"] - open_bids.committed(id, last["index"])}
             response, reason = respond(request.model_dump(), campaign, currency=currency, seat=seat)
-        outcomes.labels(reason or "bid", request.test or 0).inc()
+        outcome(reason or "bid", request.test or 0).inc()
         if not response:
             return no_bid
         for each in response["seatbid"][0]["bid"]:

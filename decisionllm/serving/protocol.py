@@ -35,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.overhead = 0
+        self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())  # one, not one a request
         self._expect()
         if len(self.connections) > self.max_connections:
             others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
@@ -65,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
+        self.socket.detach()  # the transport closes it
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -76,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["arrived"] = time.monotonic() - waited(self.transport.get_extra_info("socket"))
+        self.scope["state"]["arrived"] = time.monotonic() - waited(self.socket)
         self._expect()
 
     def on_body(self, body: bytes) -> None:
@@ -89,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
 
-def waited(connection: Any) -> float:
+def waited(connection: socket.socket) -> float:
     """Seconds since the last data of a TCP connection came, as the system counts them; 0.0 where it does not tell."""
     if sys.platform != "linux":
         return 0.0

@@ -121,6 +121,35 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
     assert manager.cache.counts["evictions"] > 10 and manager.cache.counts["hits"] > 5 and manager.counts["rebuilt", ""] > 10
 
 
+@pytest.mark.parametrize("options", [{}, MAX_RETURN], ids=["target return", "max return"])
+def test_a_window_of_one_step_without_text_needs_no_session(options):
+    policy = policy_of(window=1, stride=1, **options)
+    plain = ObservationSpec("auctionnet", "progress", "expected_value")
+    alone, batched = CampaignManager(policy, plain), CampaignManager(policy, plain, cache_bytes=10**8)
+    ids = [[manager.open(**settings(i)) for i in range(5)] for manager in (alone, batched)]
+    for t in range(3):
+        wanted = [alone.tick(id, **drawn(i, t))["multiplier"] for i, id in enumerate(ids[0])]
+        pending = [batched.admit(id, drawn(i, t)) for i, id in enumerate(ids[1])]
+        decided = batched.decide([(p.campaign.id, p.campaign.history()) for p in pending])
+        near([action[0] for action, _ in decided], wanted, scale=HIGH)
+        for p, multiplier in zip(pending, wanted, strict=True):
+            batched.settle(p, (np.array([multiplier]), None))
+            batched.journal.write(batched.entries(p))
+            batched.commit(p)
+    assert np.std(wanted) > 1 and not batched.cache.counts
+
+
+def test_a_manager_reads_only_the_ticks_that_another_one_answered(tmp_path, monkeypatch):
+    policy, read = policy_of(), []
+    managers = [CampaignManager(policy, SPEC, Journal(tmp_path / "j")) for _ in range(2)]
+    id = managers[0].open(**settings(0))
+    ticks = Journal.ticks
+    monkeypatch.setattr(Journal, "ticks", lambda journal, id, first=0: read.append(first) or ticks(journal, id, first))
+    for t, which in enumerate((0, 0, 1, 0, 1, 1)):
+        managers[which].tick(id, **drawn(0, t))
+    assert read == [0, 0, 2, 3], "each begins at the step that it knows"
+
+
 def test_an_evicted_campaign_continues_with_the_same_answers(tmp_path):
     policy = policy_of()
     wanted = play(CampaignManager(policy, SPEC), 3)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
 from decisionllm.serving import protocol as protocols
-from decisionllm.serving import schemas
+from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
@@ -205,6 +206,21 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
     assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
     assert stuck["multiplier"] == settings_of(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
+
+
+def test_a_deadline_that_is_no_number_is_refused(client):
+    for wrong in ("0", "-5", "soon", "600001", ""):
+        answer = client.post(f"/v1/campaigns/{begun(client)}/tick", json=drawn(0, 0), headers={"x-deadline-ms": wrong})
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "x-deadline-ms"]), wrong
+
+
+def test_no_post_route_of_the_document_is_run_by_fastapi(client):
+    """They are called directly; FastAPI's own handler would read the body by other rules."""
+    posts = [path for path, route in client.get("/openapi.json").json()["paths"].items() if "post" in route]
+    assert len(posts) == 6
+    for path in posts:
+        answer = client.post(path.replace("{id}", "unknown"), content=b'{"a": 1', headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body"]), path
 
 
 def test_a_client_can_shorten_the_deadline():
@@ -458,6 +474,14 @@ def test_one_bad_tick_fails_alone(client):
     assert "internal server error" in answers.json()[other]["detail"][0]["msg"]
 
 
+def test_an_unexpected_error_is_a_500(client):
+    id = begun(client)
+    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (id,))
+    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (id,))
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (500, ["server"])
+
+
 BAD = {
     "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400], "coming.volume": [-1, float("-inf"), 1e300],
     "index": [-1, 0.5, "0", None, True], "key": [5, "x" * 300], "result.spend": [float("nan"), -1],
@@ -683,13 +707,36 @@ def program(run, *words, **environment):
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0], timeout=PATIENCE) as client:
+        transport = httpx.HTTPTransport(retries=8)  # replicas listen later
+        with httpx.Client(
+            base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE, transport=transport
+        ) as client:
             while client.get("/readyz").status_code != 200:
                 time.sleep(0.05)
             yield process, client
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
+def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
+    """Each tick is sent on a connection of its own, which goes to either replica."""
+    policy, _, known = checkpoint.load(run)
+    alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
+    mine = alone.open(**settings_of(0))
+    with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
+        id = begun(client)
+        for t in range(STEPS):
+            answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t), headers={"connection": "close"}).json()
+            near(answer["multiplier"], alone.tick(mine, **drawn(0, t))["multiplier"], scale=HIGH)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_replica_that_does_not_start_is_an_error():
+    with pytest.raises(OSError, match="one ended with exit code 1 as it started"):
+        replicas.run(sys.exit, 1, replicas=2)
 
 
 @pytest.mark.numeric

@@ -140,9 +140,9 @@ class Journal:
         """Number of campaigns that have not ended."""
         return int(self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")[0][0])
 
-    def ticks(self, id: str) -> list[dict[str, Any]]:
-        """The ticks of a campaign in their order: index, request and answer."""
-        rows = self._read("SELECT step, request, answer FROM ticks WHERE campaign = ? ORDER BY step", id)
+    def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
+        """The ticks of a campaign from this one on, in their order: index, request and answer."""
+        rows = self._read("SELECT step, request, answer FROM ticks WHERE campaign = ? AND step >= ? ORDER BY step", id, first)
         return [{"index": step, "request": json.loads(request), "answer": json.loads(answer)} for step, request, answer in rows]
 
     def steps(self, id: str) -> int:

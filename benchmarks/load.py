@@ -1,0 +1,331 @@
+"""The server under a constant arrival rate: how latency and the share of late answers grow with the rate.
+
+`python -m benchmarks.load RUN [--kinds ticks openrtb act bid one] [--rates 100 200 ...] [--seconds 10] [--replicas 1]` starts
+`decisionllm serve` pinned to one core, and sends from another. The load is open: request i is due at i / rate, whatever was
+answered, and its latency counts from then, so that a queue is part of it. Kinds: `ticks` of campaigns in turn, `act` on a
+history of 24 steps, `bid` with all rows of a period, `openrtb` bid requests, `one` warm tick at a time. A row of each rate goes
+to load.jsonl; `--figure docs/images/load.svg` draws those of this commit.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter, deque
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.serve import drawn
+from decisionllm.policy import checkpoint
+
+ROWS = Path(__file__).parent / "load.jsonl"
+LATE = {"ticks": 100.0, "one": 100.0, "openrtb": 80.0, "act": 100.0, "bid": 1000.0}  # ms
+RATES = {
+    "ticks": (100, 250, 500, 750, 1000, 1250),
+    "openrtb": (1000, 2000, 3000, 4000, 5000),
+    "act": (100, 200, 300),
+    "bid": (1, 4, 8),
+}
+HORIZON, OPPORTUNITIES, CONNECTIONS = 48, 10_000, 256
+
+
+class Connection(asyncio.Protocol):
+    """A kept connection with one request at a time."""
+
+    def __init__(self, client):
+        self.client, self.buffer, self.call, self.lost = client, b"", None, False
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def send(self, call):
+        self.call = call
+        self.transport.write(call[1])
+
+    def data_received(self, data):
+        self.buffer += data
+        head, found, body = self.buffer.partition(b"\r\n\r\n")
+        if found:
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            if len(body) >= length:
+                call, self.call, self.buffer = self.call, None, b""
+                self.client.answered(self, call, int(head[9:12]), body)
+
+    def connection_lost(self, error):
+        self.lost = True
+        if self.call is not None:
+            self.client.answered(self, self.call, 0, b"")
+
+
+class Client:
+    """Sends requests at a constant rate over as many connections as it takes, and notes each latency and status."""
+
+    def __init__(self, port, spin=True):
+        self.port, self.spin, self.idle, self.waiting, self.open = port, spin, [], deque(), 0
+        self.took, self.statuses, self.bodies, self.left = [], Counter(), [], 0
+        self.lag = [0.0]  # ms that each request was sent after its moment, by no fault of the server
+
+    def answered(self, connection, call, status, body):
+        self.took.append(1000 * (time.perf_counter() - call[0]))
+        self.statuses[status] += 1
+        self.bodies.append(body)
+        self.left -= 1
+        if connection.lost:
+            self.open -= 1
+        elif self.waiting:
+            connection.send(self.waiting.popleft())
+        else:
+            self.idle.append(connection)
+
+    async def send(self, due, request):
+        while self.idle:
+            if not (connection := self.idle.pop()).lost:
+                return connection.send((due, request))
+            self.open -= 1
+        if self.open >= CONNECTIONS:
+            return self.waiting.append((due, request))
+        self.open += 1
+        connection = Connection(self)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", self.port)
+            connection.send((due, request))
+        except OSError:
+            connection.lost = True
+            self.answered(connection, (due, request), 0, b"")
+
+    async def run(self, requests, rate):
+        """Send all requests, the i-th i / rate seconds from now, and wait for their answers."""
+        began = time.perf_counter() + 0.01
+        for i, request in enumerate(requests):
+            due = began + i / rate
+            while (wait := due - time.perf_counter()) > 0:  # timers are of whole milliseconds
+                await asyncio.sleep(wait - 0.0015 if wait > 0.002 or not self.spin else 0)
+            if request is None:  # nothing to send at this moment
+                continue
+            self.left += 1
+            self.lag.append(1000 * (time.perf_counter() - due))
+            if self.idle or self.open >= CONNECTIONS:
+                await self.send(due, request)
+            else:
+                asyncio.create_task(self.send(due, request))
+        end = time.perf_counter() + 30
+        while self.left and time.perf_counter() < end:
+            await asyncio.sleep(0.01)
+        self.statuses["lost"] += self.left
+        return time.perf_counter() - began
+
+    async def in_turn(self, requests):
+        """Send each request when the one before is answered."""
+        began = time.perf_counter()
+        for count, request in enumerate(requests, 1):
+            self.left += 1
+            await self.send(time.perf_counter(), request)
+            while len(self.took) < count:
+                await asyncio.sleep(0)
+        return time.perf_counter() - began
+
+
+class Server:
+    """`decisionllm serve` as a process on these cores, with a journal of its own."""
+
+    def __init__(self, run, folder, cores, words):
+        command = [sys.executable, "-m", "decisionllm", "serve", f"run={run}", f"journal={folder}/journal.sqlite", *words]
+        pinned = ["taskset", "-c", cores, *command] if cores else command
+        self.process = subprocess.Popen(pinned, text=True, stdout=subprocess.PIPE)
+        line = self.process.stdout.readline()
+        assert " on http://" in line, "the server did not start"
+        self.port = int(line.split(" on http://")[1].split(",")[0].split()[0].rpartition(":")[2])
+        answers = 0
+        while answers < 20:  # of all replicas
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=60):
+                    answers += 1
+            except OSError:
+                answers = 0
+                assert self.process.poll() is None, "the server ended"
+            time.sleep(0.05)
+
+    def cpu(self):
+        """CPU seconds of the process and its children."""
+        known = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True
+        ).stdout.split()
+        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.process.pid, *known))
+        return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def run(work):
+    """The result of a coroutine, in the faster loop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def http(path, body, method="POST"):
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def played(port, requests, rate=500):
+    """The answers to these requests, as they come."""
+    client = Client(port)
+    run(client.run(requests, rate))
+    assert not set(client.statuses) - {200, 201, "lost"} and not client.statuses["lost"], client.statuses
+    return client.bodies
+
+
+def opened(port, count, horizon=HORIZON):
+    """Ids of new campaigns."""
+    settings = ({"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": horizon} for i in range(count))
+    return [json.loads(body)["id"] for body in played(port, [http("/v1/campaigns", json.dumps(s).encode()) for s in settings])]
+
+
+def ticks(ids, count, first=0):
+    """Ticks of these campaigns in turn, `count` in all, from this step on."""
+    known = [[json.dumps(drawn(kind, step)).encode() for step in range(HORIZON)] for kind in range(8)]
+    return [http(f"/v1/campaigns/{ids[i % len(ids)]}/tick", known[i % 8][first + i // len(ids)]) for i in range(count)]
+
+
+def requests_of(kind, port, count, campaigns):
+    """The requests of a kind, made before the clock starts; campaigns are opened and have had a tick."""
+    if kind in ("ticks", "one"):
+        ids = opened(port, 1 if kind == "one" else max(campaigns, count // (HORIZON - 3) + 1))
+        played(port, ticks(ids, len(ids)))
+        return ticks(ids, min(count, (HORIZON - 1) * len(ids)), 1)
+    rng = np.random.default_rng(0)
+    if kind == "act":
+        info = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/model"))
+        seen = rng.normal(10, 5, (24, info["spec"]["observation_dim"])).round(4).tolist()
+        body = {"observations": seen, "actions": [[50.0]] * 23, "rewards": [1.0] * 23}
+        return [http("/v1/act", json.dumps(body).encode())] * count
+    if kind == "bid":
+        ids, n = opened(port, count), OPPORTUNITIES
+        values = rng.uniform(0, 1e-3, n).tolist()
+        last = {
+            "historyPValueInfo": [np.stack([values, rng.uniform(0, 1e-4, n)], 1).tolist()], "historyBid": [rng.uniform(0, 0.1, n).tolist()],
+            "historyAuctionResult": [[[1, 1, 0.03]] * n], "historyImpressionResult": [[[1, 0]] * n],
+            "historyLeastWinningCost": [rng.uniform(0, 0.1, n).tolist()],
+        }  # fmt: skip
+        text = json.dumps({"pValues": values} | last)[1:]
+        played(
+            port, [http("/v1/bid", json.dumps({"campaign": id, "timeStepIndex": 0, "pValues": [1e-3]}).encode()) for id in ids]
+        )
+        return [http("/v1/bid", f'{{"campaign": "{id}", "timeStepIndex": 1, {text}'.encode()) for id in ids]
+    ids = opened(port, campaigns)
+    played(port, ticks(ids, len(ids)))
+    parts = [
+        {"id": "1", "bidfloor": 0.0, "bidfloorcur": "USD", "banner": {"w": 300, "h": 250}, "ext": {"value": v}}
+        for v in rng.uniform(0, 1e-3, 8)
+    ]
+    return [
+        http("/openrtb/2.6/bid", json.dumps({
+            "id": f"r{i}", "at": 2, "tmax": 80, "cur": ["USD"], "imp": [parts[i % 8]], "bcat": ["IAB25", "IAB26"],
+            "site": {"id": "102855", "domain": "www.example.com", "cat": ["IAB15"]}, "device": {"ip": "192.0.2.1", "os": "iOS", "language": "en"},
+            "user": {"id": "55816b39711f9b5acf3b90e313ed29e51665623f"}, "ext": {"campaign": ids[i % len(ids)]},
+        }).encode())
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def measure(kind, rate, server, options):
+    """One row: latencies from the intended moment, at this rate."""
+    requests = requests_of(kind, server.port, int(rate * options.seconds) if rate else 47, options.campaigns)
+    client, cpu = Client(server.port, spin=not options.replicas > 1), server.cpu()
+    if kind == "one":
+        took = run(client.in_turn(requests))
+        rate = len(requests) / took
+    else:
+        took = run(client.run(requests, rate))
+    began = time.perf_counter()
+    sum(i * i for i in range(500_000))  # how fast the machine is at this moment
+    speed = 1000 * (time.perf_counter() - began)
+    p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
+    return {
+        "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
+        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": speed, "sent": len(requests), "answered": len(requests) / took,
+        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * (server.cpu() - cpu) / len(requests),
+    }  # fmt: skip
+
+
+def figure(path):
+    """Latency and late share against rate, of the rows of the newest commit of each number of replicas."""
+    from matplotlib.figure import Figure
+
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    shown = [kind for kind in RATES if any(row["case"] == kind for row in rows)]
+    made = Figure(figsize=(3.2 * len(shown), 5), layout="constrained")
+    for column, kind in enumerate(shown):
+        above, below = (made.add_subplot(2, len(shown), 1 + column + k * len(shown)) for k in (0, 1))
+        for label in dict.fromkeys(row["label"] for row in rows if row["case"] == kind):
+            part = sorted(
+                (row["rate"], row["p50"], row["p99"], 100 * row["late"])
+                for row in rows
+                if (row["case"], row["label"]) == (kind, label)
+            )
+            rate, p50, p99, late = zip(*part, strict=True)
+            (line,) = above.plot(rate, p99, marker="o", markersize=3, label=f"{label}: p99")
+            above.plot(rate, p50, linestyle=":", color=line.get_color(), label="p50")
+            below.plot(rate, late, marker="o", markersize=3, color=line.get_color(), label=label)
+        above.set(title=kind, yscale="log", ylabel="ms from the intended moment" if not column else "")
+        below.set(xlabel="requests a second", ylabel=f"% later than {LATE[kind]:g} ms", ylim=(-2, 102))
+        above.legend(fontsize=6)
+    made.savefig(path)
+
+
+def main():
+    gc.disable()  # a collection would delay requests
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--kinds", nargs="+", default=["ticks", "openrtb", "act", "bid", "one"], choices=LATE)
+    parser.add_argument("--rates", nargs="+", type=float, help="a second; by default some of each kind")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--campaigns", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--cores", default="1", help="of the server; empty: any")
+    parser.add_argument("--words", nargs="*", default=[], help="options of `decisionllm serve`")
+    parser.add_argument("--label", default="one core")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--out", type=Path, default=ROWS)
+    options = parser.parse_args()
+    machine = {
+        "label": options.label,
+        "replicas": options.replicas,
+        "campaigns": options.campaigns,
+        "command": " ".join(sys.argv[1:]),
+        "versions": checkpoint.versions(),
+    }
+    if options.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - {int(core) for core in options.cores.split(",")})
+    for kind in options.kinds:
+        with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:  # the journal on a true disk
+            port = [f"port={8900 + os.getpid() % 1000}" if options.replicas > 1 else "port=0", f"replicas={options.replicas}"]
+            server = Server(options.run, folder, options.cores, [*port, *options.words])
+            try:
+                for rate in (options.rates or RATES[kind]) if kind != "one" else [0]:
+                    row = measure(kind, rate, server, options) | {"load": os.getloadavg()[0]} | machine
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
+                          "answered {answered:.0f}/s, CPU {cpu:.2f} ms".format(**row), flush=True)  # fmt: skip
+            finally:
+                server.stop()
+    if options.figure:
+        figure(options.figure)
+
+
+if __name__ == "__main__":
+    main()
