@@ -39,7 +39,8 @@ def serve(config: dict[str, Any]) -> None:
         print(
             f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
         )
-        protocol.server(app).run(sockets=[listener])
+        own = {} if config["log"] == "none" else {"log_config": None}  # uvicorn's messages take the same form
+        protocol.server(app, **own).run(sockets=[listener])
 
 
 def serve_replicas(config: dict[str, Any]) -> None:
@@ -66,7 +67,7 @@ def application(config: dict[str, Any]) -> Any:
         Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
         campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
         exchange={k: config[k] for k in ("currency", "seat", "bid_expiry_s", "notice_url")} | {"bid_wait": config["bid_wait_ms"] / 1000},
-        batch_wait=config["batch_wait_ms"] / 1000,
+        log=config["log"], batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
     )  # fmt: skip
 

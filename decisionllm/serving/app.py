@@ -22,7 +22,7 @@ from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
-from decisionllm.serving import openrtb, schemas
+from decisionllm.serving import logs, openrtb, schemas
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import RequestGuard, error_response
@@ -51,7 +51,7 @@ def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503))
 def create_app(
     policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
     token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
-    exchange: dict[str, Any] | None = None, **limits: Any,
+    exchange: dict[str, Any] | None = None, log: str = "none", **limits: Any,
 ) -> FastAPI:  # fmt: skip
     """The FastAPI app of a policy.
 
@@ -62,6 +62,7 @@ def create_app(
         token: see RequestGuard, like `max_body_bytes`.
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router.
+        log: json, text or none, see `logs.written`; while the app runs.
         limits: of Service.
     """
     manager = None
@@ -72,11 +73,12 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.run():
-            await asyncio.to_thread(warm_up, policy)
-            app.state.ready = True
-            yield
-            app.state.ready = False
+        with logs.written(log):
+            async with service.run():
+                await asyncio.to_thread(warm_up, policy)
+                app.state.ready = True
+                yield
+                app.state.ready = False
 
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -127,7 +129,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(500, ["server"], INTERNAL)
+        return error_response(500, ["server"], INTERNAL, headers={"x-request-id": request.state.request_id})
 
 
 def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
@@ -175,6 +177,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
 
     def with_ticks(id: str) -> dict[str, Any]:
+        logs.note_campaign(id)
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
@@ -185,6 +188,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
         """Open a campaign, or find the one that was opened with this key."""
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
+        logs.note_campaign(known["id"])
         return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
 
     @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=()))

@@ -16,6 +16,7 @@ import numpy as np
 from decisionllm.envs.auction.journal import Entry
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
+from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
@@ -99,6 +100,7 @@ class Service:
     async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
         disconnects."""
+        logs.note_campaign(id)
         text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
         if tick is None:
             decide = partial(self._decided, due or self.due())
