@@ -6,23 +6,23 @@ never logged.
 
 import json
 import logging
-import queue
 import random
 import re
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TextIO
 
 from decisionllm.config import one_of
 
-KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
-WAITING = 10_000  # most lines that wait to be written; further ones are dropped
-requests = logging.getLogger("decisionllm.serving.requests")
+WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
+EVERY = 0.05  # seconds between two writes
 current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of the request at work
 
 
@@ -41,77 +41,89 @@ def note_campaign(id: str) -> None:
 
 def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
     """Log a request: its id, route, status and milliseconds, and its campaign where there is one."""
-    if not requests.isEnabledFor(logging.INFO):
-        return
-    route = scope.get("route")
-    record = logging.LogRecord(requests.name, logging.INFO, "", 0, "request", (), None)
-    vars(record)["fields"] = {
-        "method": scope["method"], "route": route.path if route else None, "status": status, "ms": round(seconds * 1000, 3),
-    }  # fmt: skip
-    requests.handle(record)
+    for writer in writers:
+        writer.add(time.time(), "info", "request", {"method": scope["method"], "status": status}, scope.get("route"), seconds)
 
 
-class Handler(QueueHandler):
-    """Hands records to the thread that writes them; if too many wait, a record is dropped and counted."""
+class Writer(logging.Handler):
+    """Takes the records of all loggers, and requests, and writes them to a stream in a thread of its own."""
 
-    dropped = 0
+    def __init__(self, kind: str, stream: TextIO) -> None:
+        super().__init__()
+        self.as_json, self.stream, self.dropped = kind == "json", stream, 0
+        self.waiting: deque[tuple[Any, ...]] = deque()
+        self.stopped = threading.Event()
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        vars(record)["request"] = current.get(None)
-        return record
+    def emit(self, record: logging.LogRecord) -> None:
+        known: dict[str, Any] = {"logger": record.name}
+        if record.exc_info:
+            known["exception"] = logging.Formatter().formatException(record.exc_info)
+        self.add(record.created, record.levelname.lower(), record.getMessage(), known)
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        self.dropped += 1
+    def add(self, when: float, level: str, message: str, known: dict[str, Any], route: Any = None, seconds: float = -1) -> None:
+        """Let a line be written; without any work here, since the event loop calls it."""
+        if len(self.waiting) < WAITING:
+            self.waiting.append((when, level, message, known, route, seconds, current.get(None)))
+        else:
+            self.dropped += 1
+
+    def run(self) -> None:
+        """Write until stopped."""
+        while not self.stopped.wait(EVERY):
+            self.write()
+        self.write()
+
+    def write(self) -> None:
+        lines = [self.line(*self.waiting.popleft()) for _ in range(len(self.waiting))]
+        if self.dropped:
+            lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None, -1, None))
+            self.dropped = 0
+        self.stream.write("".join(lines))
+        self.stream.flush()
+
+    def line(
+        self, when: float, level: str, message: str, known: dict[str, Any], route: Any, seconds: float, request: dict[str, Any] | None
+    ) -> str:
+        stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+        line = {"time": stamp, "level": level, "message": message, **known}
+        if seconds >= 0:
+            line |= {"route": route.path if route else None, "ms": round(seconds * 1000, 3)}
+        if request:
+            campaigns = request.get("campaigns", [])
+            several = {"campaigns": len(campaigns)} if len(campaigns) > 1 else {"campaign": id for id in campaigns}
+            line |= {"request_id": request["request_id"], **several}
+        if self.as_json:
+            return json.dumps(line) + "\n"
+        return " ".join(f"{name}={json.dumps(value)}" for name, value in line.items()) + "\n"
 
 
-def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says, in its order."""
-    request = dict(vars(record).get("request") or {})
-    if campaigns := request.pop("campaigns", []):
-        request |= {"campaign": campaigns[0]} if len(campaigns) == 1 else {"campaigns": len(campaigns)}
-    line = {
-        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"), "level": record.levelname.lower(),
-        "logger": record.name, "message": record.getMessage(), **vars(record).get("fields", {}), **request,
-    }  # fmt: skip
-    if record.exc_info:
-        line["exception"] = logging.Formatter().formatException(record.exc_info)
-    return line
-
-
-class JSONFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(fields(record))
-
-
-class TextFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{name}={json.dumps(value)}" for name, value in fields(record).items())
+writers: list[Writer] = []  # at work
 
 
 @contextmanager
-def written(kind: str, stream: TextIO | None = None) -> Iterator[Handler | None]:
-    """Write the records of all loggers, and of each request, to standard error until the end of the block.
+def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Write the records of all loggers, and a line for each request, to standard error until the end of the block.
 
     Args:
-        kind: `json` or `text`; `none`: only what loggers say without this, warnings in plain lines.
+        kind: `json` or `text`; `none`: nothing more than loggers write by themselves.
         stream: in place of standard error.
 
     Raises:
         ValueError: an unknown kind.
     """
-    one_of("log", kind, KINDS)
+    one_of("log", kind, ("json", "text", "none"))
     if kind == "none":
-        yield None
+        yield
         return
-    handler, writer, root = Handler(queue.Queue(WAITING)), logging.StreamHandler(stream or sys.stderr), logging.getLogger()
-    writer.setFormatter(JSONFormatter() if kind == "json" else TextFormatter())
-    listener = QueueListener(handler.queue, writer)
-    root.addHandler(handler)
-    requests.setLevel(logging.INFO)
-    listener.start()
+    writer = Writer(kind, stream or sys.stderr)
+    thread = threading.Thread(target=writer.run, daemon=True)
+    logging.getLogger().addHandler(writer)
+    writers.append(writer)
+    thread.start()
     try:
-        yield handler
+        yield
     finally:
-        root.removeHandler(handler)
-        requests.setLevel(logging.NOTSET)
-        listener.stop()
+        logging.getLogger().removeHandler(writer)
+        writers.remove(writer)
+        writer.stopped.set()
+        thread.join()

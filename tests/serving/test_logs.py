@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import queue
 import time
 
 import pytest
@@ -49,7 +48,7 @@ def test_a_request_is_one_json_line_with_its_id(client):
         until(stream, 4)
     opened, ticked, many, unauthorised = lines(stream)
     assert ticked | {"time": "", "ms": 0} == {
-        "time": "", "level": "info", "logger": "decisionllm.serving.requests", "message": "request", "method": "POST",
+        "time": "", "level": "info", "message": "request", "method": "POST",
         "route": "/v1/campaigns/{id}/tick", "status": 200, "ms": 0, "request_id": "abc-1", "campaign": id,
     }  # fmt: skip
     assert ticked["ms"] > 0 and tick.headers["x-request-id"] == "abc-1"
@@ -73,7 +72,7 @@ def test_no_request_writes_a_line_of_its_own(client, kind):
     text = stream.getvalue()
     assert len(text.splitlines()) == 5 and text.isascii() and "\x1b" not in text and "a b" not in text and "a" * 65 not in text
     if kind == "text":
-        assert 'level="warning" logger="decisionllm.serving" message="a message of x\\n{}' in text.splitlines()[-1]
+        assert 'level="warning" message="a message of x\\n{}' in text.splitlines()[-1]
 
 
 def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
@@ -86,13 +85,15 @@ def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
     assert "RuntimeError: broken" in errors[0]["exception"]
 
 
-def test_without_a_kind_nothing_is_written_and_a_full_queue_drops(client, capsys, monkeypatch):
-    with logs.written("none") as handler:
+def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(client, capsys, monkeypatch):
+    with logs.written("none"):
         client.get("/healthz")
-    assert handler is None and not logs.requests.isEnabledFor(logging.INFO)
-    full = logs.Handler(queue.Queue(1))
-    for _ in range(3):
-        full.handle(logging.makeLogRecord({}))
-    assert full.dropped == 2 and capsys.readouterr().err == ""
+    assert not logs.writers and capsys.readouterr().err == ""
+    monkeypatch.setattr(logs, "WAITING", 2)
+    writer = logs.Writer("json", stream := io.StringIO())
+    for i in range(5):
+        writer.handle(logging.makeLogRecord({"msg": f"{i}"}))
+    writer.write()
+    assert [line["message"] for line in lines(stream)] == ["0", "1", "3 lines were dropped"]
     with pytest.raises(ValueError, match="log: expected one of json, text, none, got 'xml'"), logs.written("xml"):
         pass
