@@ -57,15 +57,25 @@ def serve_replicas(config: dict[str, Any]) -> None:
 def application(config: dict[str, Any]) -> Any:
     """The FastAPI app of this config; a token is read from the environment of its process."""
     from decisionllm.serving.app import create_app
+    from decisionllm.serving.shadow import Shadow
 
     run = config["run"]
     policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
     cache_bytes = int(config["cache_mb"] * 1e6)
+    known, shadow = model_info(run, policy, run_config, run_info), None
+    observation, journal = (ObservationSpec.of(run_info["dataset"]), Journal(journal_path(config))) if auction else (None, None)
+    campaigns = {k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes}
+    if config["shadow"]:
+        if observation is None or journal is None:
+            raise ValueError(f"shadow: expected campaigns, which a run of an auction has; run={run} is of {known['dataset']}")
+        other, other_config, other_info = checkpoint.load(config["shadow"], device=config["device"])
+        about = model_info(config["shadow"], other, other_config, other_info)
+        seen = ObservationSpec.of(other_info["dataset"])
+        shadow = Shadow(other, seen, journal, observation, name=about["model"], max_queue=config["max_queue"], **campaigns)
+        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
     return create_app(
-        policy, model_info(run, policy, run_config, run_info), ObservationSpec.of(run_info["dataset"]) if auction else None,
-        Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
-        campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
+        policy, known, observation, journal, token=os.environ.get("DECISIONLLM_TOKEN") or None, campaigns=campaigns, shadow=shadow,
         exchange={k: config[k] for k in ("currency", "seat", "bid_expiry_s", "notice_url")} | {"bid_wait": config["bid_wait_ms"] / 1000},
         log=config["log"], batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},

@@ -27,6 +27,7 @@ from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import RequestGuard, error_response
 from decisionllm.serving.service import Service
+from decisionllm.serving.shadow import Shadow
 
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
@@ -51,7 +52,7 @@ def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503))
 def create_app(
     policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
     token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
-    exchange: dict[str, Any] | None = None, log: str = "none", **limits: Any,
+    exchange: dict[str, Any] | None = None, log: str = "none", shadow: Shadow | None = None, **limits: Any,
 ) -> FastAPI:  # fmt: skip
     """The FastAPI app of a policy.
 
@@ -63,17 +64,23 @@ def create_app(
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router.
         log: json, text or none, see `logs.written`; while the app runs.
+        shadow: a second policy that decides without answering.
         limits: of Service.
     """
     manager = None
     if observation is not None:
         manager = CampaignManager(policy, observation, journal, name=model_info["model"], **campaigns or {})
+    if shadow is not None:
+        limits |= {"on_answer": shadow.offer}
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info)
+    if shadow is not None:
+        shadow.register(metrics.registry)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with logs.written(log):
+        beside = shadow.run(lambda: bool(service.in_flight) or service.model.age > 0) if shadow else contextlib.nullcontext()
+        with logs.written(log), beside:
             async with service.run():
                 await asyncio.to_thread(warm_up, policy)
                 app.state.ready = True
@@ -93,7 +100,7 @@ def create_app(
         for path, (name, media_type) in PAGE.items():
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
-        app.include_router(campaign_routes(service, manager.journal))
+        app.include_router(campaign_routes(service, manager.journal, shadow))
         app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
     return app
 
@@ -173,7 +180,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     return routes
 
 
-def campaign_routes(service: Service, journal: Journal) -> APIRouter:
+def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = None) -> APIRouter:
     routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
 
     def with_ticks(id: str) -> dict[str, Any]:
@@ -181,7 +188,8 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        ticks = [tick["answer"] for tick in journal.ticks(id)]
+        beside = shadow.decisions(id) if shadow else {}
+        ticks = [tick["answer"] | {"shadow": beside.get(tick["index"])} for tick in journal.ticks(id)]
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))

@@ -43,13 +43,15 @@ class Service:
         batch_wait: seconds that a request may wait for others.
         deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a late history by a 503.
         on_batch: called with the size of each batch of decisions.
+        on_answer: called with the campaign, the request and the answer of each tick, after it was written.
     """
 
     def __init__(
         self, policy: Policy, manager: CampaignManager | None = None, *, max_batch_size: int = 64, max_queue: int = 256,
         batch_wait: float = 0.002, deadline: float = 1.0, on_batch: Callable[[int], object] = lambda n: None,
+        on_answer: Callable[[str, dict[str, Any], str], object] = lambda id, request, answer: None,
     ) -> None:  # fmt: skip
-        self.manager, self.deadline = manager, deadline
+        self.manager, self.deadline, self.on_answer = manager, deadline, on_answer
         self.counts: Counter[str] = Counter()
         work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
@@ -106,10 +108,15 @@ class Service:
             decide = partial(self._decided, due or self.due())
             task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
             tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
-            task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
+            task.add_done_callback(lambda task: self._answered(id, request, task))
         elif tick.text != text:
             raise RequestError(409, "index", f"step {tick.index} is being answered", expected=tick.index)
         return await asyncio.shield(tick.task)
+
+    def _answered(self, id: str, request: dict[str, Any], task: asyncio.Task[str]) -> None:
+        del self.in_flight[id]
+        if not (task.cancelled() or task.exception()):
+            self.on_answer(id, request, task.result())
 
     async def close(self, id: str) -> None:
         if tick := self.in_flight.get(id):
