@@ -121,7 +121,7 @@ class Spec:
             raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> "Spec":
+    def of(cls, saved: dict[str, Any]) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
         tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         return cls(**tuples)

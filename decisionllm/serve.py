@@ -39,7 +39,7 @@ def serve(config: dict[str, Any]) -> None:
         print(
             f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
         )
-        own = {} if config["log"] == "none" else {"log_config": None}  # uvicorn's messages take the same form
+        own: dict[str, Any] = {} if config["log"] == "none" else {"log_config": None}  # uvicorn's messages take the same form
         protocol.server(app, **own).run(sockets=[listener])
 
 

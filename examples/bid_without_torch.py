@@ -43,7 +43,9 @@ def main() -> None:
         for each, made in zip(history, (np.stack([values, sigmas], 1), bids, slots, impressions, prices), strict=True):
             each.append(made)
         if step % 8 == 7:
-            print(f"step {step + 1:2d}: multiplier {bids.sum() / values.sum():6.1f}, spent {spend:7.1f}, {conversions:.0f} conversions")
+            print(
+                f"step {step + 1:2d}: multiplier {bids.sum() / values.sum():6.1f}, spent {spend:7.1f}, {conversions:.0f} conversions"
+            )
     cost = f"{spend / conversions:.0f} each (target {options.target_cpa:.0f})" if conversions else "none"
     print(f"{spend:.0f} of {options.budget:.0f} spent, {conversions:.0f} conversions, {cost}")
 

@@ -1,7 +1,6 @@
 """An exported policy acts as the one it was exported from, in windows of one step and of many, without torch."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from decisionllm.export import difference, write
 from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import History, Spec
-from tests.conftest import PATIENCE, command, make_policy, near
+from tests.conftest import make_policy, near
 
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.numeric

@@ -45,10 +45,15 @@ class ExportedPolicy:
             raise FileNotFoundError(f"{folder}: expected a folder of `decisionllm export`, found no {missing[0]}")
         self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())
         if self.info["format"] != FORMAT:
-            raise ValueError(f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export the run again")
+            raise ValueError(
+                f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export the run again"
+            )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        graph = lambda name: onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])  # noqa: E731
+
+        def graph(name: str) -> Any:
+            return onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
+
         self.spec, self.graph = Spec.of(self.info["spec"]), graph("policy.onnx")
         self.inputs = {x.name for x in self.graph.get_inputs()}
         self.text_graph = self.tokenizer = None
@@ -84,7 +89,9 @@ class ExportedPolicy:
             return np.zeros((R, layers, 2, len(tasks), G, 0, d), np.float32)
         ids = [self.tokenizer.encode(task, add_special_tokens=False).ids for task in tasks]
         if len(lengths := {*map(len, ids)}) > 1:
-            raise ValueError(f"text: expected texts of equally many tokens in a session, got {sorted(lengths)}; begin one for each")
+            raise ValueError(
+                f"text: expected texts of equally many tokens in a session, got {sorted(lengths)}; begin one for each"
+            )
         texts = np.array(ids, np.int64).reshape(len(tasks), -1)
         (cache,) = self.text_graph.run(None, {"text_ids": texts})
         return np.repeat(cache[None], R, 0)
@@ -121,7 +128,9 @@ class ExportedSession:
     ) -> None:
         """Take in current observations (N, S), and rewards (N,) of the previous step."""
         if self.now >= self.rewards.shape[1] or not np.isfinite(observations).all():
-            raise ValueError(f"observations: expected finite numbers and at most {self.rewards.shape[1]} steps, got {observations}")
+            raise ValueError(
+                f"observations: expected finite numbers and at most {self.rewards.shape[1]} steps, got {observations}"
+            )
         self.observations[:, self.now] = observations
         if rewards is not None and self.now:
             self.rewards[:, self.now - 1] = rewards
@@ -131,7 +140,11 @@ class ExportedSession:
     def restore(self, history: History) -> "ExportedSession":
         """Take over one episode up to its current observation; `decide` is next."""
         self.now = t = len(history.actions)
-        self.observations[0, : t + 1], self.actions[0, :t], self.rewards[0, :t] = history.observations, history.actions, history.rewards
+        self.observations[0, : t + 1], self.actions[0, :t], self.rewards[0, :t] = (
+            history.observations,
+            history.actions,
+            history.rewards,
+        )
         if history.action_masks is not None:
             self.masks[0, : t + 1] = history.action_masks
         return self

@@ -82,7 +82,14 @@ class Writer(logging.Handler):
         self.stream.flush()
 
     def line(
-        self, when: float, level: str, message: str, known: dict[str, Any], route: Any, seconds: float, request: dict[str, Any] | None
+        self,
+        when: float,
+        level: str,
+        message: str,
+        known: dict[str, Any],
+        route: Any,
+        seconds: float,
+        request: dict[str, Any] | None,
     ) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "message": message, **known}
@@ -90,8 +97,8 @@ class Writer(logging.Handler):
             line |= {"route": route.path if route else None, "ms": round(seconds * 1000, 3)}
         if request:
             campaigns = request.get("campaigns", [])
-            several = {"campaigns": len(campaigns)} if len(campaigns) > 1 else {"campaign": id for id in campaigns}
-            line |= {"request_id": request["request_id"], **several}
+            named = dict(zip(["campaign"], campaigns, strict=False)) if len(campaigns) < 2 else {"campaigns": len(campaigns)}
+            line |= {"request_id": request["request_id"], **named}
         if self.as_json:
             return json.dumps(line) + "\n"
         return " ".join(f"{name}={json.dumps(value)}" for name, value in line.items()) + "\n"

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,7 +148,8 @@ class Shadow:
             return
         if campaign is None or campaign.step != index:
             campaign = self._replay(id, index)
-        pending, decided = PendingTick(campaign.advance(request["result"], request["coming"]), request, ""), [None]
+        pending = PendingTick(campaign.advance(request["result"], request["coming"]), request, "")
+        decided: Sequence[Any] = [None]
         if pending.needs_decision:
             decided = self.manager.decide([DecisionRequest(id, pending.campaign.history())])
         answer = json.loads(self.manager.settle(pending, decided[0]))
@@ -157,9 +158,7 @@ class Shadow:
             return
         with self.lock:
             kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
-            self.file.execute(
-                "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)", (id, index, self.name, json.dumps(kept))
-            )
+            self.file.execute("INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)", (id, index, self.name, json.dumps(kept)))
         self.manager._remember(pending.campaign.record_action(multiplier))
         self.counts["decided"] += 1
         self.counts["higher"] += answer["multiplier"] > multiplier

@@ -108,7 +108,7 @@ def test_it_observes_by_its_own_specification():
     campaign = Shadow(other(), seen, journal, SPEC, name="other")._replay(known["id"], 0)
     assert "category" in known["text"] and "category" not in campaign.task and campaign.settings["target_return"] == 7.0
     campaign = Shadow(other(), ObservationSpec(*SPEC.info().values()), journal, seen, name="other")._replay(known["id"], 0)
-    assert campaign.task == known["text"] and STEPS == campaign.settings["horizon"]
+    assert campaign.task == known["text"] and campaign.settings["horizon"] == STEPS
     counted = ObservationSpec("auctionnet", "progress", "conversions", "informative")
     campaign = Shadow(other(), counted, journal, SPEC, name="other")._replay(known["id"], 0)
     assert campaign.settings["target_return"] is None, "it was given in other units"
