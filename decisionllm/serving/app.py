@@ -188,8 +188,10 @@ def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = 
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        beside = shadow.decisions(id) if shadow else {}
-        ticks = [tick["answer"] | {"shadow": beside.get(tick["index"])} for tick in journal.ticks(id)]
+        ticks = [tick["answer"] for tick in journal.ticks(id)]
+        if shadow is not None:
+            beside = shadow.decisions(id)
+            ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
@@ -206,12 +208,16 @@ def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = 
         listed, still_open = [with_status(*row) for row in found[:LISTED]], await asyncio.to_thread(journal.still_open)
         return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
 
-    @routes.get("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    @routes.get(
+        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
+    )
     async def campaign(id: str) -> dict[str, Any]:
         """A campaign and its ticks."""
         return await asyncio.to_thread(with_ticks, id)
 
-    @routes.delete("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    @routes.delete(
+        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
+    )
     async def close(id: str) -> dict[str, Any]:
         """End a campaign. It stays in the journal."""
         await service.close(id)

@@ -6,14 +6,14 @@ never logged.
 
 import json
 import logging
+import os
 import random
 import re
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -23,6 +23,7 @@ from decisionllm.config import one_of
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
 WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
 EVERY = 0.05  # seconds between two writes
+STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
 current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of the request at work
 
 
@@ -48,7 +49,7 @@ def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
 class Writer(logging.Handler):
     """Takes the records of all loggers, and requests, and writes them to a stream in a thread of its own."""
 
-    def __init__(self, kind: str, stream: TextIO) -> None:
+    def __init__(self, kind: str, stream: TextIO | None) -> None:
         super().__init__()
         self.as_json, self.stream, self.dropped = kind == "json", stream, 0
         self.waiting: deque[tuple[Any, ...]] = deque()
@@ -78,8 +79,11 @@ class Writer(logging.Handler):
         if self.dropped:
             lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None, -1, None))
             self.dropped = 0
-        self.stream.write("".join(lines))
-        self.stream.flush()
+        if self.stream is not None:
+            self.stream.write("".join(lines))
+        else:
+            with suppress(OSError):  # there is no place to tell it
+                os.write(2, "".join(lines).encode())  # sys.stderr has a lock that a full pipe would hold at exit
 
     def line(
         self,
@@ -122,7 +126,7 @@ def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
     if kind == "none":
         yield
         return
-    writer = Writer(kind, stream or sys.stderr)
+    writer = Writer(kind, stream)
     thread = threading.Thread(target=writer.run, daemon=True)
     logging.getLogger().addHandler(writer)
     writers.append(writer)
@@ -133,4 +137,4 @@ def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
         logging.getLogger().removeHandler(writer)
         writers.remove(writer)
         writer.stopped.set()
-        thread.join()
+        thread.join(STOPPING)

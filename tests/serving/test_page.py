@@ -160,7 +160,7 @@ def test_the_bids_of_a_shadow_policy_are_a_second_curve(made, page):
     with serving(create_app(made, MODEL_INFO, SPEC, journal, shadow=shadow)) as client:
         id = opened(client, "shoes", ticks=4)
         page.open(str(client.base_url))
-        page.until("#ticks", "3")
+        page.until("#progress", "Tick 4 of 12")
         while shadow.counts["decided"] < 4:
             time.sleep(0.01)
         page.until("#multiplier .named", "shadow")
