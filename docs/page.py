@@ -59,11 +59,11 @@ def served(run: str, shadow: str, journal: str) -> Iterator[httpx.Client]:
         thread.join()
 
 
-def play(client: httpx.Client) -> str:
+def play(client: httpx.Client, *, opportunities: int = 500_000) -> str:
     """Play a day of every campaign in the prices of our own market. Returns the id of the last one."""
     N, advertisers = len(NAMES), np.array([*NAMES])
     entries = Entries(np.full(N, PERIOD), advertisers, np.ones(N), np.zeros(N, int))
-    replay = PriceReplay(entries, roster=roster, path="", total=PUBLISHED["opportunities"], seed=0)
+    replay = PriceReplay(entries, roster=roster, path="", total=opportunities, seed=0)
     budgets, target_cpa = (np.array(PUBLISHED[name])[advertisers] for name in ("budgets", "target_cpa"))
     ids = [
         client.post("/v1/campaigns", json={"name": name, "budget": budget, "target_cpa": cpa}).raise_for_status().json()["id"]

@@ -30,7 +30,7 @@ def main() -> None:
     spend = conversions = 0.0
     for step in range(STEPS):
         values = rng.lognormal(-7.8, 0.5, n).clip(max=1)  # predicted conversion probabilities
-        sigmas, prices = 0.1 * values, 60 * values * rng.lognormal(0, 0.6, n)  # lowest winning bids, currency
+        sigmas, prices = 0.1 * values, 100 * values * rng.lognormal(0, 0.6, n)  # lowest winning bids, currency
         bids = strategy.bidding(step, values, sigmas, *history)
 
         won = bids >= prices

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.schema import Spec
 from decisionllm.serving.app import LISTED, create_app
 from decisionllm.serving.shadow import Shadow
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, make_policy
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
 
@@ -152,6 +153,17 @@ def test_the_report_after_the_last_step_is_not_a_step(served, page):
     assert page("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
     page("summary").click()
     assert len(page.all("#ticks tr")) == page("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+
+
+def test_the_day_in_the_picture_of_the_docs_is_whole():
+    from docs.page import NAMES, play
+
+    policy = make_policy(Spec(SPEC.size, 1, 48, (0.0,), (300.0,)))
+    with serving(create_app(policy, MODEL_INFO, SPEC, Journal())) as client:
+        shown = play(client, opportunities=2000)
+        listed = client.get("/v1/campaigns").json()["campaigns"]
+    assert [(c["name"], c["status"], c["step"]) for c in reversed(listed)] == [(name, "ended", 49) for name in NAMES.values()]
+    assert listed[0]["id"] == shown and all(c["spend"] > 0 for c in listed)
 
 
 def test_the_bids_of_a_shadow_policy_are_a_second_curve(made, page):
