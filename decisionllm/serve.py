@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from decisionllm.config import one_of
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
@@ -16,7 +17,7 @@ from decisionllm.serving import replicas
 def serve(config: dict[str, Any]) -> None:
     """Serve until interrupted (see configs/serve.yaml)."""
     try:
-        from decisionllm.serving import protocol
+        from decisionllm.serving import logs, protocol
         from decisionllm.serving.middleware import loopback
     except ImportError as error:
         raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
@@ -28,6 +29,7 @@ def serve(config: dict[str, Any]) -> None:
     for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
+    one_of("log", config["log"], logs.KINDS)
     if config["replicas"] != 1:
         return serve_replicas(config)
     app = application(config)

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from decisionllm.export import difference, write
+from decisionllm.export import check, difference, write
 from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import History, Spec
 from tests.conftest import make_policy, near
@@ -86,6 +86,19 @@ def test_what_cannot_be_exported_is_refused(options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         exported(tmp_path / "onnx", CONTINUOUS, **options)
     assert not (tmp_path / "onnx").exists()
+
+
+def test_only_policies_and_what_the_graph_holds_are_exported():
+    with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
+        check(object())
+    policy = make_policy(CONTINUOUS)
+    for name, words in (
+        ("numbers", "text_numbers=digits, got embedded"),
+        ("features", "text_encoder=none, got a text encoder"),
+    ):
+        setattr(policy.model.backbone, name, object())
+        with pytest.raises(ValueError, match=words):
+            check(policy)
 
 
 def test_a_folder_of_another_kind_is_kept(tmp_path):

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from decisionllm.config import one_of
 
+KINDS = ("json", "text", "none")
 VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
 WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
 EVERY = 0.05  # seconds between two writes
@@ -122,7 +123,7 @@ def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
     Raises:
         ValueError: an unknown kind.
     """
-    one_of("log", kind, ("json", "text", "none"))
+    one_of("log", kind, KINDS)
     if kind == "none":
         yield
         return
