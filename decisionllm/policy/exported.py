@@ -151,10 +151,10 @@ class ExportedSession:
 
     def decide(self) -> np.ndarray:
         """Actions (N, A) for the current observations, raw units."""
-        info, (N, H) = self.policy.info, self.rewards.shape
+        info, N, H = self.policy.info, len(self.targets), self.now + 1
         start = int(window_start(self.now, info["window"], info["stride"]))
         totals = rollout_returns_to_go(
-            self.rewards.ravel(), self.targets, np.arange(N + 1) * H, return_horizon=info["return_horizon"]
+            self.rewards[:, :H].ravel(), self.targets, np.arange(N + 1) * H, return_horizon=info["return_horizon"]
         )
         returns = totals.reshape(N, H).astype(np.float32)
         if start != self.start:  # the window is read from its first step on

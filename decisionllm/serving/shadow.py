@@ -27,7 +27,7 @@ TABLE = (
     " PRIMARY KEY (campaign, step, model)) WITHOUT ROWID"
 )
 DIFFERENCES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of a multiplier, as a share of the larger one
-PAUSE = 0.005  # seconds that an answer has to leave before a decision begins
+PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whether others wait
 
 
 class Shadow:
@@ -127,20 +127,17 @@ class Shadow:
         while not self.stopped.is_set():
             self.arrived.wait()
             time.sleep(PAUSE)
-            if self.busy():
-                continue
             self.arrived.clear()
-            if not self.waiting:
-                continue
-            if len(self.waiting) > 1:
+            while self.waiting and not self.busy() and not self.stopped.is_set():
+                id, request, multiplier = self.waiting.popleft()
+                try:
+                    self._decide(id, request, multiplier)
+                except Exception:
+                    self.counts["failed"] += 1
+                    self.manager.campaigns.pop(id, None)
+                    logger.exception("shadow: step %d of campaign %s", request["index"], id)
+            if self.waiting:
                 self.arrived.set()
-            id, request, multiplier = self.waiting.popleft()
-            try:
-                self._decide(id, request, multiplier)
-            except Exception:
-                self.counts["failed"] += 1
-                self.manager.campaigns.pop(id, None)
-                logger.exception("shadow: step %d of campaign %s", request["index"], id)
 
     def _decide(self, id: str, request: dict[str, Any], multiplier: float) -> None:
         campaign, index = self.manager.campaigns.get(id), request["index"]
