@@ -26,10 +26,10 @@ def serve(config: dict[str, Any]) -> None:
         raise ValueError(
             f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
         )
+    one_of("log", config["log"], logs.KINDS)
     for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
-    one_of("log", config["log"], logs.KINDS)
     if config["replicas"] != 1:
         return serve_replicas(config)
     app = application(config)
@@ -41,8 +41,7 @@ def serve(config: dict[str, Any]) -> None:
         print(
             f"serving {config['run']} on http://{host}:{listener.getsockname()[1]}, journal {journal_path(config)}", flush=True
         )
-        own: dict[str, Any] = {} if config["log"] == "none" else {"log_config": None}  # uvicorn's messages take the same form
-        protocol.server(app, **own).run(sockets=[listener])
+        protocol.server(app).run(sockets=[listener])
 
 
 def serve_replicas(config: dict[str, Any]) -> None:

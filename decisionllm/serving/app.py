@@ -27,7 +27,6 @@ from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import RequestGuard, error_response
 from decisionllm.serving.service import Service
-from decisionllm.serving.shadow import Shadow
 
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
@@ -52,7 +51,7 @@ def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503))
 def create_app(
     policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
     token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
-    exchange: dict[str, Any] | None = None, log: str = "none", shadow: Shadow | None = None, **limits: Any,
+    exchange: dict[str, Any] | None = None, **limits: Any,
 ) -> FastAPI:  # fmt: skip
     """The FastAPI app of a policy.
 
@@ -63,29 +62,21 @@ def create_app(
         token: see RequestGuard, like `max_body_bytes`.
         campaigns: options of CampaignManager.
         exchange: options of openrtb.router.
-        log: json, text or none, see `logs.written`; while the app runs.
-        shadow: a second policy that decides without answering.
         limits: of Service.
     """
     manager = None
     if observation is not None:
         manager = CampaignManager(policy, observation, journal, name=model_info["model"], **campaigns or {})
-    if shadow is not None:
-        limits |= {"on_answer": shadow.offer}
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info)
-    if shadow is not None:
-        shadow.register(metrics.registry)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        beside = shadow.run(lambda: bool(service.in_flight) or service.model.age > 0) if shadow else contextlib.nullcontext()
-        with logs.written(log), beside:
-            async with service.run():
-                await asyncio.to_thread(warm_up, policy)
-                app.state.ready = True
-                yield
-                app.state.ready = False
+        async with service.run():
+            await asyncio.to_thread(warm_up, policy)
+            app.state.ready = True
+            yield
+            app.state.ready = False
 
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -100,7 +91,7 @@ def create_app(
         for path, (name, media_type) in PAGE.items():
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
-        app.include_router(campaign_routes(service, manager.journal, shadow))
+        app.include_router(campaign_routes(service, manager.journal))
         app.include_router(openrtb.router(manager.journal, metrics.registry, **exchange or {}), responses=errors(404))
     return app
 
@@ -180,7 +171,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     return routes
 
 
-def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = None) -> APIRouter:
+def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     routes = APIRouter(tags=["campaigns"], route_class=schemas.JSONRoute)
 
     def with_ticks(id: str) -> dict[str, Any]:
@@ -189,8 +180,8 @@ def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = 
         if known is None:
             raise RequestError(404, "id", "no such campaign")
         ticks = [tick["answer"] for tick in journal.ticks(id)]
-        if shadow is not None:
-            beside = shadow.decisions(id)
+        if service.shadow is not None:
+            beside = service.shadow.decisions(id)
             ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
@@ -198,7 +189,6 @@ def campaign_routes(service: Service, journal: Journal, shadow: Shadow | None = 
     async def open_campaign(request: schemas.CampaignSettings) -> dict[str, Any]:
         """Open a campaign, or find the one that was opened with this key."""
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
-        logs.note_campaign(known["id"])
         return await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
 
     @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=()))

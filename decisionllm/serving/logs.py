@@ -129,13 +129,17 @@ def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
         return
     writer = Writer(kind, stream)
     thread = threading.Thread(target=writer.run, daemon=True)
-    logging.getLogger().addHandler(writer)
+    server, root = logging.getLogger("uvicorn"), logging.getLogger()
+    before = server.handlers, server.propagate
+    server.handlers, server.propagate = [], True
+    root.addHandler(writer)
     writers.append(writer)
     thread.start()
     try:
         yield
     finally:
-        logging.getLogger().removeHandler(writer)
+        root.removeHandler(writer)
+        server.handlers, server.propagate = before
         writers.remove(writer)
         writer.stopped.set()
         thread.join(STOPPING)

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.logs import note_campaign
 from decisionllm.serving.schemas import JSON_INTEGER, JSONRoute
 
 VERSION = "2.6"
@@ -235,7 +235,7 @@ def router(
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
-        note_campaign(id)
+        logs.note_campaign(id)
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
         if (

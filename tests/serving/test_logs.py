@@ -17,7 +17,7 @@ from tests.serving.test_http import MODEL_INFO, serving
 
 @pytest.fixture(scope="module")
 def client():
-    with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="secret"), log_config=None) as client:
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="secret")) as client:
         client.headers["authorization"] = "Bearer secret"
 
         @client.app.get("/fails")
@@ -75,8 +75,7 @@ def test_no_request_writes_a_line_of_its_own(client, kind):
         assert 'level="warning" message="a message of x\\n{}' in text.splitlines()[-1]
 
 
-def test_an_error_is_logged_with_the_id_that_its_answer_has(client, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # other servers of this process may have set it
+def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
     with logs.written("json", stream := io.StringIO()):
         answer = client.get("/fails", headers={"x-request-id": "mine", "connection": "close"})
         until(stream, 2)
