@@ -1,7 +1,9 @@
 """An exported policy acts as the one it was exported from, in windows of one step and of many, without torch."""
 
 import json
+import shutil
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -35,6 +37,19 @@ def exported(path, spec, text="", **options):
     return policy, ExportedPolicy(path)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Of a case: its policy, the folder, what was exported to it; each once."""
+
+    @cache
+    def made(case):
+        spec, text, options = CASES[case]
+        path = tmp_path_factory.mktemp("made") / "onnx"
+        return (*exported(path, spec, text, **options), path)
+
+    return made
+
+
 def drawn(spec, t, text, rng):
     """A random history of t steps and the current observation."""
     C = spec.num_actions
@@ -48,9 +63,9 @@ def drawn(spec, t, text, rng):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_actions_equal_those_of_the_policy_and_its_session(case, tmp_path):
-    spec, text, options = CASES[case]
-    policy, found = exported(tmp_path / "onnx", spec, text, **options)
+def test_actions_equal_those_of_the_policy_and_its_session(case, made):
+    spec, text, _ = CASES[case]
+    policy, found, path = made(case)
     rng = np.random.default_rng(1)
     histories = [drawn(spec, t, text, rng) for t in [0, 1, 2, 5, 6, 7, 11]]
     wanted = policy.act(histories)
@@ -68,9 +83,12 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, tmp_path):
         ours, theirs = (session.act(*step, masks) for session in sessions)
         near(theirs, ours, scale=RANGE[spec])
     near(sessions[1].conditioned_on, sessions[0].conditioned_on, scale=9.0)
+    if case == "discrete":
+        bare = drawn(spec, 2, "", rng)
+        near(found.act([bare]), policy.act([bare]), scale=RANGE[spec])
     if case == "window":
-        assert difference(policy, tmp_path / "onnx") < 1e-5
-        assert json.loads((tmp_path / "onnx" / "policy.json").read_text())["target_return"] is None
+        assert difference(policy, path) < 1e-5
+        assert json.loads((path / "policy.json").read_text())["target_return"] is None
 
 
 @pytest.mark.parametrize(
@@ -108,10 +126,11 @@ def test_a_folder_of_another_kind_is_kept(tmp_path):
     assert (tmp_path / "mine").is_file()
 
 
-def test_an_exported_policy_names_what_it_expects(tmp_path, monkeypatch):
+def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"):
         ExportedPolicy(tmp_path)
-    _, found = exported(tmp_path / "onnx", CONTINUOUS, target_return=3.0, window=1, stride=1)
+    _, found, path = made("window")
+    shutil.copytree(path, tmp_path / "onnx")
     with pytest.raises(ValueError, match="text: expected none, this policy was trained without task texts; got 'left'"):
         found.begin(["left"], STEPS)
     with pytest.raises(ValueError, match="horizon: expected at most 12 steps"):

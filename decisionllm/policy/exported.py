@@ -83,10 +83,10 @@ class ExportedPolicy:
     def read_texts(self, tasks: Sequence[str]) -> np.ndarray:
         """Keys and values of N texts, (R, layers, 2, N, G, L, d) for the R reads of a decision."""
         R, layers, _, _, G, _, d = self.info["cache"]
-        if self.text_graph is None or self.tokenizer is None:
-            if any(tasks):
-                raise ValueError(f"text: expected none, this policy was trained without task texts; got {max(tasks)!r}")
+        if not any(tasks):
             return np.zeros((R, layers, 2, len(tasks), G, 0, d), np.float32)
+        if self.text_graph is None or self.tokenizer is None:
+            raise ValueError(f"text: expected none, this policy was trained without task texts; got {max(tasks)!r}")
         ids = [self.tokenizer.encode(task, add_special_tokens=False).ids for task in tasks]
         if len(lengths := {*map(len, ids)}) > 1:
             raise ValueError(
