@@ -14,6 +14,7 @@ COMMANDS = {
     "baseline": "fit CQL, IQL or TD3+BC to a dataset, by d3rlpy",
     "evaluate": "roll runs out, append to results.jsonl, write the report",
     "serve": "serve a policy over HTTP, with a journal",
+    "export": "write a policy as ONNX, which acts without torch",
     "backup": "copy the journal of a server, also while it runs",
     "scale": "plan and run a study of model size, data volume and quality, fit a scaling law, write the report",
 }

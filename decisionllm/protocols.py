@@ -5,15 +5,19 @@ Letters: N episodes that are played at once, S observation size, A action size, 
 D model width, K entities.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from decisionllm.schema import Episode, Spec
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Player(Protocol):

@@ -6,14 +6,18 @@ episode, t steps so far, L text tokens, U distinct texts of a batch.
 `StepColumns` is the field table: a new optional per-step field is one line there, and reaches the store, windows and batches.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
-import torch
 
-Array = TypeVar("Array", np.ndarray, torch.Tensor)
+if TYPE_CHECKING:
+    import torch  # an exported policy acts without it
+
+Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
@@ -117,7 +121,7 @@ class Spec:
             raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> "Spec":
+    def of(cls, saved: dict[str, Any]) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
         tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         return cls(**tuples)
@@ -204,7 +208,7 @@ class Window(StepColumns[np.ndarray]):
 
 
 @dataclass(frozen=True)
-class Batch(StepColumns[torch.Tensor]):
+class Batch(StepColumns["torch.Tensor"]):
     """A Window as tensors, with the U distinct texts of its rows, padded on the right."""
 
     lead: ClassVar[list[str]] = ["B", "T"]

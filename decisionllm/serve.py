@@ -7,6 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from decisionllm.config import one_of
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
@@ -17,7 +18,7 @@ from decisionllm.serving import replicas
 def serve(config: dict[str, Any]) -> None:
     """Serve until interrupted (see configs/serve.yaml)."""
     try:
-        from decisionllm.serving import protocol
+        from decisionllm.serving import logs, protocol
         from decisionllm.serving.middleware import loopback
     except ImportError as error:
         raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
@@ -26,6 +27,7 @@ def serve(config: dict[str, Any]) -> None:
         raise ValueError(
             f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
         )
+    one_of("log", config["log"], logs.KINDS)
     for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
         if config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
@@ -68,6 +70,7 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
 def application(config: dict[str, Any]) -> Any:
     """The FastAPI app of this config; a token is read from the environment of its process."""
     from decisionllm.serving.app import create_app
+    from decisionllm.serving.shadow import Shadow
 
     sys.setswitchinterval(
         0.0005
@@ -76,12 +79,21 @@ def application(config: dict[str, Any]) -> Any:
     policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
     cache_bytes = int(config["cache_mb"] * 1e6)
+    known, shadow = model_info(run, policy, run_config, run_info), None
+    observation, journal = (ObservationSpec.of(run_info["dataset"]), Journal(journal_path(config))) if auction else (None, None)
+    campaigns = {k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes}
+    if config["shadow"]:
+        if observation is None or journal is None:
+            raise ValueError(f"shadow: expected campaigns, which a run of an auction has; run={run} is of {known['dataset']}")
+        other, other_config, other_info = checkpoint.load(config["shadow"], device=config["device"])
+        about = model_info(config["shadow"], other, other_config, other_info)
+        seen = ObservationSpec.of(other_info["dataset"])
+        shadow = Shadow(other, seen, journal, observation, name=about["model"], max_queue=config["max_queue"], **campaigns)
+        known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
     return create_app(
-        policy, model_info(run, policy, run_config, run_info), ObservationSpec.of(run_info["dataset"]) if auction else None,
-        Journal(journal_path(config)) if auction else None, token=os.environ.get("DECISIONLLM_TOKEN") or None,
-        campaigns={k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes},
+        policy, known, observation, journal, token=os.environ.get("DECISIONLLM_TOKEN") or None, campaigns=campaigns, shadow=shadow,
         exchange={k: config[k] for k in ("currency", "seat", "bid_expiry_s", "notice_url")} | {"bid_wait": config["bid_wait_ms"] / 1000},
-        batch_wait=config["batch_wait_ms"] / 1000,
+        log=config["log"], batch_wait=config["batch_wait_ms"] / 1000,
         deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
     )  # fmt: skip
 

@@ -1,10 +1,16 @@
 """Every example runs, with few steps."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.schema import Spec
+from tests.conftest import PATIENCE, make_policy
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEW = {
@@ -13,7 +19,12 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+WITHOUT = EXAMPLES / "bid_without_torch.py"
+BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
+ALONE = "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT}), ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -22,6 +33,22 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run" / "checkpoint").is_dir()
     printed = capsys.readouterr().out.splitlines()[-1]
     assert "results.jsonl" in printed or "conversions" in printed
+
+
+def test_the_exported_bidder_needs_no_torch(tmp_path):
+    pytest.importorskip("onnxscript")
+    from decisionllm.export import write
+
+    spec = ObservationSpec("minimal", "progress", "expected_value", "none")
+    policy = make_policy(Spec(spec.size, 1, 48, (0.0,), (300.0,)), target_return=20.0, window=4, stride=2)
+    policy.model.normalizer.fit([(np.random.default_rng(0).random((50, spec.size)), np.arange(50.0))])
+    write(policy, tmp_path / "onnx", {"dataset": {"name": "drawn"} | spec.info()}, name="example")
+    words = [str(WITHOUT), str(tmp_path / "onnx"), "--opportunities=4800"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(blocked=BLOCKED), *words], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert "policy example, trained on drawn" in done.stdout and "of 2900 spent" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)

@@ -16,7 +16,7 @@ FLOORS = (
     {"models"},
     {"policy"},
     {"eval", "serving"},
-    {"data", "train", "baseline", "evaluate", "serve", "backup"},
+    {"data", "train", "baseline", "evaluate", "serve", "export", "backup"},
     {"scaling"},  # trains and evaluates
     {"scale"},
     {"__init__", "__main__"},
@@ -43,6 +43,9 @@ OPTIONAL = {
     "wandb",
     "httpx",
     "gguf",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
 }  # imported where they are used
 HTTP = {
     f"decisionllm.serving.{name}" for name in ("app", "direct", "metrics", "middleware", "openrtb", "protocol", "schemas")

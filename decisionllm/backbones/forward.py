@@ -285,6 +285,26 @@ class Backbone(nn.Module):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
         return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)
 
+    def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Read more tokens of rows in lock-step, as one function of tensors.
+
+        Args:
+            tokens: (N, n, D).
+            past: keys and values (layers, 2, N, G, M, d) of all tokens before, none of them padding.
+
+        Returns:
+            The hidden state of the last token (N, D), and the keys and values (layers, 2, N, G, M+n, d).
+        """
+        M, slots, both = past.shape[4], torch.arange(tokens.shape[1], device=tokens.device)[None], []
+
+        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            both.append(torch.cat([past[i], torch.stack([k, v])], 3))
+            return both[i][0], both[i][1]
+
+        visible = _visible(torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1])
+        hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))
+        return hidden[:, -1], torch.stack(both)
+
     def _run(self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice) -> Tensor:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 

@@ -1,14 +1,18 @@
 """Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all use this slicer."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from decisionllm.datasets.store import Store
 from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 1 << 22  # rows that are worked on at a time
 
@@ -132,12 +136,13 @@ def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.
         texts: ids and mask (U, L) of all texts, see `tokenizers.text.encode`.
         index: (B,) the text of each row.
     """
+    from torch import from_numpy as tensor
+
     ids, mask = texts
     if len(ids) > 1:  # only those that are used
         used, index = np.unique(index, return_inverse=True)
         ids, mask = ids[used], mask[used]
     length = int(mask.sum(1).max()) if mask.numel() else 0
-    tensor = torch.from_numpy
     return Batch(
         tensor(window.observations), tensor(window.actions), tensor(window.returns_to_go), tensor(window.timesteps),
         tensor(window.mask), ids[:, :length], mask[:, :length], tensor(index),

@@ -24,7 +24,7 @@ from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
-from decisionllm.serving import openrtb, schemas
+from decisionllm.serving import logs, openrtb, schemas
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.direct import DirectRoutes
 from decisionllm.serving.metrics import Metrics
@@ -135,7 +135,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(500, ["server"], INTERNAL)
+        return error_response(500, ["server"], INTERNAL, headers={"x-request-id": request.state.request_id})
 
 
 def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
@@ -183,10 +183,14 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     routes = APIRouter(tags=["campaigns"])
 
     def with_ticks(id: str) -> dict[str, Any]:
+        logs.note_campaign(id)
         known = journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
         ticks = [tick["answer"] for tick in journal.ticks(id)]
+        if service.shadow is not None:
+            beside = service.shadow.decisions(id)
+            ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
     @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
@@ -203,12 +207,16 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         listed, still_open = [with_status(*row) for row in found[:LISTED]], await asyncio.to_thread(journal.still_open)
         return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
 
-    @routes.get("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    @routes.get(
+        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
+    )
     async def campaign(id: str) -> dict[str, Any]:
         """A campaign and its ticks."""
         return await asyncio.to_thread(with_ticks, id)
 
-    @routes.delete("/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, responses=errors(404))
+    @routes.delete(
+        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
+    )
     async def close(id: str) -> dict[str, Any]:
         """End a campaign. It stays in the journal."""
         await service.close(id)

@@ -12,7 +12,7 @@ import numpy as np
 from decisionllm.envs.auction.campaign import HISTORIES, STEPS, offered, summary
 from decisionllm.envs.auction.campaign_history import Campaign
 from decisionllm.envs.auction.observation import ObservationSpec
-from decisionllm.policy import checkpoint
+from decisionllm.policy.exported import ExportedPolicy
 
 Arrays = list[np.ndarray]
 
@@ -61,7 +61,8 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
     """Bids multiplier x value for one advertiser, one period after the other; `remaining_budget` overrides the results.
 
     Args:
-        run: a run directory of an auction, or the result of checkpoint.load; by default the directory in DECISIONLLM_RUN.
+        run: a run directory of an auction, the folder that `decisionllm export` wrote of one (then torch is not needed), or the
+            result of checkpoint.load; by default the directory in DECISIONLLM_RUN.
         target_return: instead of the run's own, in raw reward units.
         text: the task text; by default from the run's text template, which a run trained with text=served does not have.
 
@@ -77,8 +78,8 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         run = run or os.environ.get("DECISIONLLM_RUN")
         if not run:
             raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
-        self.policy, _, run_info = run if isinstance(run, tuple) else checkpoint.load(run)
-        self.spec, self.target_return, self.text = ObservationSpec.of(run_info["dataset"]), target_return, text
+        self.policy, dataset = load(run)
+        self.spec, self.target_return, self.text = ObservationSpec.of(dataset), target_return, text
         if text is None:
             self.spec.task(budget, cpa, category)  # raises if there is no template
 
@@ -111,6 +112,18 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
     def _record(self, multiplier: Any) -> None:
         self.session.record_action(multiplier)
         self.campaign = self.campaign.record_action(np.ravel(multiplier)[0])
+
+
+def load(run: str | Path | tuple[Any, Any, Any]) -> tuple[Any, dict[str, Any]]:
+    """The policy of a run or of an exported folder, and what is known of its dataset."""
+    if not isinstance(run, tuple):
+        if (Path(run) / "policy.onnx").is_file():
+            exported = ExportedPolicy(run)
+            return exported, exported.info["dataset"]
+        from decisionllm.policy import checkpoint  # with torch
+
+        run = checkpoint.load(run)
+    return run[0], run[2]["dataset"]
 
 
 def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:

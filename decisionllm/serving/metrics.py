@@ -30,6 +30,8 @@ class Metrics(Collector):
         known = {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
         Info("decisionllm_model", "The served model.", registry=self.registry).info(known)
         self.registry.register(self)
+        if service.shadow is not None:
+            service.shadow.register(self.registry)
 
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         route = scope.get("route")

@@ -1,4 +1,4 @@
-"""Request middleware: host check, bearer token, body limit, security headers and request metrics."""
+"""Request middleware: request id, host check, bearer token, body limit, security headers, request metrics and logs."""
 
 import hmac
 import ipaddress
@@ -10,6 +10,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from decisionllm.serving import logs
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -63,6 +65,7 @@ class RequestGuard:
             return await self.app(scope, receive, send)
         began, status, received = time.perf_counter(), 500, 0
         scope.setdefault("state", {}).setdefault("arrived", time.monotonic())  # unless the protocol knows better
+        id = scope["state"]["request_id"] = logs.begin(dict(scope["headers"]).get(b"x-request-id"))
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
             scope = {**scope, "method": "GET"}
 
@@ -70,7 +73,7 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), *self.headers]
+                message["headers"] = [*message.get("headers", []), *self.headers, (b"x-request-id", id.encode())]
             await send(message)
 
         async def receive_limited() -> Message:
@@ -85,7 +88,9 @@ class RequestGuard:
             refusal = self._refusal(scope)
             await (refusal or self.app)(scope, receive_limited, send_with_headers)
         finally:
-            self.on_response(scope, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.on_response(scope, status, seconds)
+            logs.on_response(scope, status, seconds)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to a request that is not accepted."""

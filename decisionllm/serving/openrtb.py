@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.schemas import JSON_INTEGER
 
@@ -225,6 +226,7 @@ def router(
             outcome("busy", 0).inc()
             return no_bid
         due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
+        logs.note_campaign(id)
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
         if (

@@ -135,6 +135,18 @@ class TickSummary(BaseModel):
     conversions: float = Field(description="before this step")
 
 
+class ShadowDecision(BaseModel):
+    """What the shadow policy would have answered."""
+
+    multiplier: float = Field(description="currency per conversion")
+    return_to_go: float | None
+    guards: list[Guard]
+
+
+class CampaignTick(TickSummary):
+    shadow: ShadowDecision | None = Field(None, description="none: no shadow policy, or its decision was dropped or failed")
+
+
 class TickAnswer(TickSummary):
     """Bid multiplier x value for each opportunity, at most max_bid."""
 
@@ -164,7 +176,7 @@ class Campaign(BaseModel):
 
 
 class CampaignWithTicks(Campaign):
-    ticks: list[TickSummary]
+    ticks: list[CampaignTick]
 
 
 class Campaigns(BaseModel):

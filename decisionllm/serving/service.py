@@ -16,9 +16,11 @@ import numpy as np
 from decisionllm.envs.auction.journal import Entry
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
+from decisionllm.serving import logs
 from decisionllm.serving.batcher import Batcher, QueueFullError
 from decisionllm.serving.campaigns import CampaignManager, RequestError
 from decisionllm.serving.kv_cache import Decision, DecisionRequest, decide
+from decisionllm.serving.shadow import Shadow
 
 logger = logging.getLogger("decisionllm.serving")
 
@@ -42,13 +44,16 @@ class Service:
         batch_wait: seconds that a request may wait for others.
         deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a late history by a 503.
         on_batch: called with the size of each batch of decisions.
+        log: json, text or none, see `logs.written`; while the service runs.
+        shadow: decides on answered ticks without answering.
     """
 
     def __init__(
         self, policy: Policy, manager: CampaignManager | None = None, *, max_batch_size: int = 64, max_queue: int = 256,
         batch_wait: float = 0.002, deadline: float = 1.0, on_batch: Callable[[int], object] = lambda n: None,
+        log: str = "none", shadow: Shadow | None = None,
     ) -> None:  # fmt: skip
-        self.manager, self.deadline = manager, deadline
+        self.manager, self.deadline, self.log, self.shadow = manager, deadline, log, shadow
         self.counts: Counter[str] = Counter()
         work = manager.decide if manager else partial(decide, policy, None)
         self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
@@ -64,6 +69,13 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
+        with logs.written(self.log):
+            async with self._running():
+                with self.shadow.run(self.busy) if self.shadow else contextlib.nullcontext():
+                    yield self
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
         if self.manager:
             try:
                 await asyncio.to_thread(self.manager.journal.verify)
@@ -72,7 +84,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
         try:
-            yield self
+            yield
         finally:
             while self.in_flight:  # accepted ticks are answered
                 await asyncio.wait([tick.task for tick in self.in_flight.values()])
@@ -94,20 +106,32 @@ class Service:
 
     async def open(self, settings: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
-        return await self.campaigns.open_async(settings, key, self._written)
+        known = await self.campaigns.open_async(settings, key, self._written)
+        logs.note_campaign(known["id"])
+        return known
 
     async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
         disconnects."""
+        logs.note_campaign(id)
         text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
         if tick is None:
             decide = partial(self._decided, due or self.due())
             task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
             tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
-            task.add_done_callback(lambda task: (self.in_flight.pop(id), task.cancelled() or task.exception()))
+            task.add_done_callback(lambda task: self._answered(id, request, task))
         elif tick.text != text:
             raise RequestError(409, "index", f"step {tick.index} is being answered", expected=tick.index)
         return await asyncio.shield(tick.task)
+
+    def _answered(self, id: str, request: dict[str, Any], task: asyncio.Task[str]) -> None:
+        del self.in_flight[id]
+        if not (task.cancelled() or task.exception()) and self.shadow is not None:
+            self.shadow.offer(id, request, task.result())
+
+    def busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return bool(self.in_flight) or self.model.age > 0
 
     async def close(self, id: str) -> None:
         if tick := self.in_flight.get(id):

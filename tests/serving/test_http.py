@@ -805,6 +805,21 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
     assert "1 in 1 groups, 2 steps" in capsys.readouterr().out
 
 
+def test_a_shadow_and_the_logs_of_the_command(run, tmp_path):
+    with program(run, f"shadow={run}", f"journal={tmp_path}/j") as (process, client):
+        assert client.get("/v1/model").json()["shadow"]["run"] == "run"
+        id = begun(client)
+        bid = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"x-request-id": "first"}).json()["multiplier"]
+        while not (tick := client.get(f"/v1/campaigns/{id}").json()["ticks"][0])["shadow"]:
+            time.sleep(0.05)
+        near(tick["shadow"]["multiplier"], bid, scale=bid)
+        process.terminate()
+        logged = [json.loads(line) for line in process.stderr.read().splitlines()]
+    (line,) = [line for line in logged if line.get("request_id") == "first"]
+    assert line["route"] == "/v1/campaigns/{id}/tick" and line["status"] == 200 and line["campaign"] == id
+    assert (tmp_path / "j.shadow").is_file()
+
+
 def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monkeypatch):
     def refused(*words):
         assert command("serve", f"run={run}", *words) == 1
@@ -815,6 +830,8 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
     assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
+    assert "expected a run directory" in refused(f"shadow={tmp_path}/none", f"journal={tmp_path}/j")
+    assert "log: expected one of json, text, none, got 'xml'" in refused("log=xml")
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import time
 
 import pytest
 
 from decisionllm.envs.auction.journal import Journal
+from decisionllm.schema import Spec
 from decisionllm.serving.app import LISTED, create_app
-from tests.conftest import PATIENCE
+from decisionllm.serving.shadow import Shadow
+from tests.conftest import PATIENCE, make_policy
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
 
@@ -132,7 +135,7 @@ def test_a_campaign_is_drawn_and_updated(served, page):
     answers = served.get(f"/v1/campaigns/{id}").json()["ticks"]
     page("summary").click()
     rows = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in page.all("#ticks tr")]
-    assert [row[0] for row in rows] == list("012345") and rows[5][3:6] == ["300", "10", "30"]
+    assert [row[0] for row in rows] == list("012345") and rows[5][4:7] == ["300", "10", "30"]
     shown = [float(row[1].replace(",", "")) for row in rows]
     assert shown == pytest.approx([answer["multiplier"] for answer in answers], rel=1e-3)
     tick(served, id, 6)  # and now without a reload
@@ -150,6 +153,35 @@ def test_the_report_after_the_last_step_is_not_a_step(served, page):
     assert page("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
     page("summary").click()
     assert len(page.all("#ticks tr")) == page("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+
+
+def test_the_day_in_the_picture_of_the_docs_is_whole():
+    from docs.page import NAMES, play
+
+    policy = make_policy(Spec(SPEC.size, 1, 48, (0.0,), (300.0,)))
+    with serving(create_app(policy, MODEL_INFO, SPEC, Journal())) as client:
+        shown = play(client, opportunities=2000)
+        listed = client.get("/v1/campaigns").json()["campaigns"]
+    assert [(c["name"], c["status"], c["step"]) for c in reversed(listed)] == [(name, "ended", 49) for name in NAMES.values()]
+    assert listed[0]["id"] == shown and all(c["spend"] > 0 for c in listed)
+
+
+def test_the_bids_of_a_shadow_policy_are_a_second_curve(made, page):
+    journal = Journal()
+    shadow = Shadow(policy_of(target_return=2.0), SPEC, journal, SPEC, name="other")
+    with serving(create_app(made, MODEL_INFO, SPEC, journal, shadow=shadow)) as client:
+        id = opened(client, "shoes", ticks=4)
+        page.open(str(client.base_url))
+        page.until("#progress", "Tick 4 of 12")
+        while shadow.counts["decided"] < 4:
+            time.sleep(0.01)
+        page.until("#multiplier .named", "shadow")
+        answers = client.get(f"/v1/campaigns/{id}").json()["ticks"]
+        assert page("#multiplier .shadow").get_attribute("d").count("L") == 3
+        assert "The shadow policy decided 4 ticks" in page("#multiplier svg").get_attribute("aria-label")
+        page("summary").click()
+        shown = [float(row.find_elements("css selector", "td")[1].text.replace(",", "")) for row in page.all("#ticks tr")]
+    assert shown == pytest.approx([answer["shadow"]["multiplier"] for answer in answers], rel=1e-3)
 
 
 def test_a_guarded_tick_has_a_ring_and_a_remark(served, page):
@@ -195,7 +227,7 @@ def test_screen_readers_get_roles_and_names(served, page):
     assert page("#status").aria_role == "status" and page("#progress").get_attribute("aria-live") == "polite"
     assert [page(tag).aria_role for tag in ("header", "main", "table")] == ["banner", "main", "table"]
     assert {x.accessible_name for x in page.all("section")} == {"Latest campaigns", "shoes"}
-    assert [x.get_attribute("scope") for x in page.all("thead th")] == ["col"] * 13 and page("tbody th").get_attribute(
+    assert [x.get_attribute("scope") for x in page.all("thead th")] == ["col"] * 14 and page("tbody th").get_attribute(
         "scope"
     ) == "row"
 

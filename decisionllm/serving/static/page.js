@@ -94,11 +94,15 @@ function show(campaign) {
     label: `CPA ${say(each(now))} so far; the target is ${say(c.target_cpa)}.`,
     lines: [["limit", "target", [[0, c.target_cpa], [c.horizon, c.target_cpa]]]],
   });
-  draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), { label: `Bid multiplier ${say(last?.multiplier)} at the last tick.${held}`, marks });
+  const shadow = points((t) => t.shadow?.multiplier ?? NaN, c.ticks);
+  const other = shadow.length ? ` The shadow policy decided ${shadow.length} ticks, the last by ${say(shadow.at(-1)[1])}.` : "";
+  draw("multiplier", c.horizon, points((t) => t.multiplier, c.ticks), {
+    label: `Bid multiplier ${say(last?.multiplier)} at the last tick.${other}${held}`, marks, lines: shadow.length ? [["shadow", "shadow", shadow]] : [],
+  });
   draw("togo", c.horizon, points((t) => t.return_to_go ?? NaN, c.ticks), { label: `Return to go ${say(last?.return_to_go)} at the last tick.` });
   fill(at("ticks"), c.ticks.map((t) => ({
     key: String(t.index),
-    cells: [String(t.index), say(t.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(each(t)), remark(t)],
+    cells: [String(t.index), say(t.multiplier), say(t.shadow?.multiplier), say(t.return_to_go), say(t.spend), say(t.conversions), say(each(t)), remark(t)],
   })));
 }
 
@@ -134,7 +138,7 @@ function draw(id, horizon, points, { label, lines = [], marks = [] }) {
   }
   for (const [kind, name, ends] of lines) {
     svg.append(part("path", { class: kind, d: path(ends) }));
-    const even = kind === "even", [t, v] = even ? [horizon / 2, (ends[0][1] + ends[1][1]) / 2] : ends[1];
+    const even = kind === "even", [t, v] = even ? [horizon / 2, (ends[0][1] + ends[1][1]) / 2] : ends.at(-1);
     svg.append(part("text", { class: "named", x: x(t) + (even ? 6 : 0), y: y(v) + (even ? 14 : -4), "text-anchor": even ? "start" : "end" }, name));
   }
   if (points.length) {

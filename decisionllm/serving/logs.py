@@ -1,0 +1,145 @@
+"""Request ids and structured logs: one line of JSON or text a request and a message, written by a thread of its own.
+
+Every value is escaped by JSON, also in lines of text, so that no request can write a line. Bodies, headers and query strings are
+never logged.
+"""
+
+import json
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from decisionllm.config import one_of
+
+KINDS = ("json", "text", "none")
+VALID = re.compile(rb"[\w.:=+/-]{1,64}", re.ASCII)  # request ids that are taken over
+WAITING = 10_000  # most lines that wait to be written; further ones are dropped and counted
+EVERY = 0.05  # seconds between two writes
+STOPPING = 2.0  # most seconds that the end waits for a stream that takes no more
+current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of the request at work
+
+
+def begin(given: bytes | None) -> str:
+    """Begin a request with the id in its header, or with a new one if that is not valid. Returns the id."""
+    id = given.decode() if given and VALID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+    current.set({"request_id": id})
+    return id
+
+
+def note_campaign(id: str) -> None:
+    """The request at work is about this campaign; of several, their number is logged."""
+    if (request := current.get(None)) is not None:
+        request.setdefault("campaigns", []).append(id[:64])
+
+
+def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
+    """Log a request: its id, route, status and milliseconds, and its campaign where there is one."""
+    for writer in writers:
+        writer.add(time.time(), "info", "request", {"method": scope["method"], "status": status}, scope.get("route"), seconds)
+
+
+class Writer(logging.Handler):
+    """Takes the records of all loggers, and requests, and writes them to a stream in a thread of its own."""
+
+    def __init__(self, kind: str, stream: TextIO | None) -> None:
+        super().__init__()
+        self.as_json, self.stream, self.dropped = kind == "json", stream, 0
+        self.waiting: deque[tuple[Any, ...]] = deque()
+        self.stopped = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        known: dict[str, Any] = {"logger": record.name}
+        if record.exc_info:
+            known["exception"] = logging.Formatter().formatException(record.exc_info)
+        self.add(record.created, record.levelname.lower(), record.getMessage(), known)
+
+    def add(self, when: float, level: str, message: str, known: dict[str, Any], route: Any = None, seconds: float = -1) -> None:
+        """Let a line be written; without any work here, since the event loop calls it."""
+        if len(self.waiting) < WAITING:
+            self.waiting.append((when, level, message, known, route, seconds, current.get(None)))
+        else:
+            self.dropped += 1
+
+    def run(self) -> None:
+        """Write until stopped."""
+        while not self.stopped.wait(EVERY):
+            self.write()
+        self.write()
+
+    def write(self) -> None:
+        lines = [self.line(*self.waiting.popleft()) for _ in range(len(self.waiting))]
+        if self.dropped:
+            lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None, -1, None))
+            self.dropped = 0
+        if self.stream is not None:
+            self.stream.write("".join(lines))
+        else:
+            with suppress(OSError):  # there is no place to tell it
+                os.write(2, "".join(lines).encode())  # sys.stderr has a lock that a full pipe would hold at exit
+
+    def line(
+        self,
+        when: float,
+        level: str,
+        message: str,
+        known: dict[str, Any],
+        route: Any,
+        seconds: float,
+        request: dict[str, Any] | None,
+    ) -> str:
+        stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+        line = {"time": stamp, "level": level, "message": message, **known}
+        if seconds >= 0:
+            line |= {"route": route.path if route else None, "ms": round(seconds * 1000, 3)}
+        if request:
+            campaigns = request.get("campaigns", [])
+            named = dict(zip(["campaign"], campaigns, strict=False)) if len(campaigns) < 2 else {"campaigns": len(campaigns)}
+            line |= {"request_id": request["request_id"], **named}
+        if self.as_json:
+            return json.dumps(line) + "\n"
+        return " ".join(f"{name}={json.dumps(value)}" for name, value in line.items()) + "\n"
+
+
+writers: list[Writer] = []  # at work
+
+
+@contextmanager
+def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Write the records of all loggers, and a line for each request, to standard error until the end of the block.
+
+    Args:
+        kind: `json` or `text`; `none`: nothing more than loggers write by themselves.
+        stream: in place of standard error.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    one_of("log", kind, KINDS)
+    if kind == "none":
+        yield
+        return
+    writer = Writer(kind, stream)
+    thread = threading.Thread(target=writer.run, daemon=True)
+    server, root = logging.getLogger("uvicorn"), logging.getLogger()
+    before = server.handlers, server.propagate
+    server.handlers, server.propagate = [], True
+    root.addHandler(writer)
+    writers.append(writer)
+    thread.start()
+    try:
+        yield
+    finally:
+        root.removeHandler(writer)
+        server.handlers, server.propagate = before
+        writers.remove(writer)
+        writer.stopped.set()
+        thread.join(STOPPING)

@@ -1,0 +1,177 @@
+"""A second policy beside the one that answers: it decides on the same ticks after they are answered, and its bids are kept.
+
+It works in a thread of its own while no tick waits. Its decisions lie in a file beside the journal, so that neither its faults nor
+its writes reach an answer.
+"""
+
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
+from decisionllm.envs.auction.journal import Journal
+from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.policy.policy import Policy
+from decisionllm.serving.campaigns import CampaignManager, PendingTick
+from decisionllm.serving.kv_cache import DecisionRequest
+
+logger = logging.getLogger("decisionllm.serving")
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS decisions (campaign TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, answer TEXT NOT NULL,"
+    " PRIMARY KEY (campaign, step, model)) WITHOUT ROWID"
+)
+DIFFERENCES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of a multiplier, as a share of the larger one
+PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whether others wait
+
+
+class Shadow:
+    """Decides on answered ticks with another policy. The actions that it conditions on are those that were answered.
+
+    Args:
+        policy: deterministic, see `CampaignManager`.
+        observation: what this policy was trained to observe.
+        journal: of the server.
+        answering: what the answering policy observes.
+        name: of this model.
+        max_queue: most ticks that wait; further ones are dropped and counted.
+        options: of CampaignManager.
+
+    Raises:
+        ValueError: the file of decisions cannot be written, or see `CampaignManager`.
+    """
+
+    def __init__(
+        self, policy: Policy, observation: ObservationSpec, journal: Journal, answering: ObservationSpec, *, name: str,
+        max_queue: int = 256, **options: Any,
+    ) -> None:  # fmt: skip
+        self.manager = CampaignManager(policy, observation, Journal(), name=name, **options)
+        self.journal, self.name, self.max_queue = journal, name, max_queue
+        self.same_text, self.same_reward = observation.text == answering.text, observation.reward == answering.reward
+        self.counts: Counter[str] = Counter()  # decided, dropped, failed, higher
+        self.on_difference: Callable[[float], object] = lambda share: None
+        self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()  # id, request, multiplier of the answer
+        self.busy: Callable[[], bool] = lambda: False
+        self.arrived, self.stopped, self.lock = threading.Event(), threading.Event(), threading.Lock()
+        path = journal.path if journal.path == ":memory:" else f"{journal.path}.shadow"
+        try:
+            self.file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+            for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
+                self.file.execute(statement)
+        except sqlite3.Error as error:
+            raise ValueError(f"shadow: expected a file to write, or one of an earlier shadow, got {path} ({error})") from error
+
+    def offer(self, id: str, request: dict[str, Any], answer: str) -> None:
+        """A tick was answered: decide on it when there is time for it."""
+        if request["coming"] is None:
+            return
+        if len(self.waiting) >= self.max_queue:
+            self.counts["dropped"] += 1
+        else:
+            self.waiting.append((id, request, json.loads(answer)["multiplier"]))
+            self.arrived.set()
+
+    @contextmanager
+    def run(self, busy: Callable[[], bool]) -> Iterator[None]:
+        """Work until the end of the block. busy: () -> whether a tick waits for its answer."""
+        self.busy = busy
+        thread = threading.Thread(target=self._work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stopped.set()
+            self.arrived.set()
+            thread.join()
+            self.counts["dropped"] += len(self.waiting)
+            with self.lock:
+                self.file.close()
+
+    def decisions(self, id: str) -> dict[int, dict[str, Any]]:
+        """What this model would have answered to the ticks of a campaign, by step."""
+        query = "SELECT step, answer FROM decisions WHERE campaign = ? AND model = ?"
+        try:
+            with self.lock:
+                return {step: json.loads(answer) for step, answer in self.file.execute(query, (id, self.name))}
+        except sqlite3.Error as error:  # the campaign is shown without them
+            logger.error("shadow: %s", error)
+            return {}
+
+    def register(self, registry: Any) -> None:
+        """Add its metrics to a registry of prometheus_client."""
+        from prometheus_client import Histogram
+        from prometheus_client.core import CounterMetricFamily
+
+        class Collector:
+            def collect(_) -> Iterator[Any]:
+                help = "Ticks that the shadow policy decided, dropped since others waited for an answer, or failed at."
+                ticks = CounterMetricFamily("decisionllm_shadow_ticks", help, labels=["outcome"])
+                for outcome in ("decided", "dropped", "failed"):
+                    ticks.add_metric([outcome], self.counts[outcome])
+                yield ticks
+                help = "Ticks at which the shadow policy would bid more than was answered."
+                yield CounterMetricFamily("decisionllm_shadow_higher", help, value=self.counts["higher"])
+
+        registry.register(Collector())
+        self.on_difference = Histogram(
+            "decisionllm_shadow_difference", "Difference of the two multipliers as a share of the larger one.",
+            registry=registry, buckets=DIFFERENCES,
+        ).observe  # fmt: skip
+
+    def _work(self) -> None:
+        while not self.stopped.is_set():
+            self.arrived.wait()
+            time.sleep(PAUSE)
+            self.arrived.clear()
+            while self.waiting and not self.busy() and not self.stopped.is_set():
+                id, request, multiplier = self.waiting.popleft()
+                try:
+                    self._decide(id, request, multiplier)
+                except Exception:
+                    self.counts["failed"] += 1
+                    self.manager.campaigns.pop(id, None)
+                    logger.exception("shadow: step %d of campaign %s", request["index"], id)
+            if self.waiting:
+                self.arrived.set()
+
+    def _decide(self, id: str, request: dict[str, Any], multiplier: float) -> None:
+        campaign, index = self.manager.campaigns.get(id), request["index"]
+        if campaign is not None and campaign.step > index:  # the tick was repeated
+            return
+        if campaign is None or campaign.step != index:
+            campaign = self._replay(id, index)
+        pending = PendingTick(campaign.advance(request["result"], request["coming"]), request, "")
+        decided: Sequence[Any] = [None]
+        if pending.needs_decision:
+            decided = self.manager.decide([DecisionRequest(id, pending.campaign.history())])
+        answer = json.loads(self.manager.settle(pending, decided[0]))
+        if answer["fallback"]:
+            self.counts["failed"] += 1
+            return
+        with self.lock:
+            kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
+            self.file.execute("INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)", (id, index, self.name, json.dumps(kept)))
+        self.manager._remember(pending.campaign.record_action(multiplier))
+        self.counts["decided"] += 1
+        self.counts["higher"] += answer["multiplier"] > multiplier
+        self.on_difference(abs(answer["multiplier"] - multiplier) / (max(answer["multiplier"], multiplier) or 1.0))
+
+    def _replay(self, id: str, steps: int) -> Campaign:
+        """The campaign as this policy observes it, after its first steps in the journal."""
+        known = self.journal.campaign(id)
+        assert known is not None, "its tick was answered"
+        settings = {name: known[name] for name in SETTINGS}
+        served = self.manager.observation.text == "served"
+        settings["text"] = settings["text"] if self.same_text or served else None
+        if not (self.same_reward and self.manager.policy.return_conditioned):
+            settings["target_return"] = None
+        campaign = Campaign.begin(settings, self.manager.observation, id=id)
+        for tick in self.journal.ticks(id)[:steps]:
+            campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
+            campaign = campaign.record_action(tick["answer"]["multiplier"])
+        return campaign

@@ -1,0 +1,148 @@
+"""An exported policy acts as the one it was exported from, in windows of one step and of many, without torch."""
+
+import json
+import shutil
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+
+from decisionllm.export import check, difference, write
+from decisionllm.policy.exported import ExportedPolicy
+from decisionllm.schema import History, Spec
+from tests.conftest import make_policy, near
+
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.numeric
+
+STEPS = 12
+CONTINUOUS, DISCRETE = Spec(3, 2, STEPS, (-1.0, 0.0), (1.0, 30.0)), Spec(3, 1, STEPS, num_actions=4)
+RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
+MAX_RETURN = {"target_return": None, "max_return_expectile": 0.9}
+CASES = {
+    "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAX_RETURN),
+    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}} | MAX_RETURN),
+    "gpt2": (CONTINUOUS, "", {"backbone": "gpt2", "condition_on": "none", "target_return": None, "head": "bins", "timesteps": "none"}),
+    "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3}),
+}  # fmt: skip
+
+
+def exported(path, spec, text="", **options):
+    """A policy with random weights, and what was exported of it."""
+    policy = make_policy(spec, **options)
+    rng = np.random.default_rng(0)
+    policy.model.normalizer.fit([(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))])
+    write(policy, path, {"dataset": {"name": "test", "text": "goal" if text else "none"}}, name="x")
+    return policy, ExportedPolicy(path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Of a case: its policy, the folder, what was exported to it; each once."""
+
+    @cache
+    def made(case):
+        spec, text, options = CASES[case]
+        path = tmp_path_factory.mktemp("made") / "onnx"
+        return (*exported(path, spec, text, **options), path)
+
+    return made
+
+
+def drawn(spec, t, text, rng):
+    """A random history of t steps and the current observation."""
+    C = spec.num_actions
+    actions = rng.integers(C, size=(t, 1)) if C else rng.uniform(spec.low, spec.high, (t, 2))
+    masks = rng.random((t + 1, C)) < 0.7
+    masks[:, :1] = True
+    return History(
+        rng.normal(2, 3, (t + 1, 3)).astype(np.float32), actions.astype(np.float32), rng.random(t), 5.0 if t % 2 else None, text,
+        action_masks=masks if C else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_actions_equal_those_of_the_policy_and_its_session(case, made):
+    spec, text, _ = CASES[case]
+    policy, found, path = made(case)
+    rng = np.random.default_rng(1)
+    histories = [drawn(spec, t, text, rng) for t in [0, 1, 2, 5, 6, 7, 11]]
+    wanted = policy.act(histories)
+    assert len(np.unique(wanted.round(3))) > 2
+    near(found.act(histories), wanted, scale=RANGE[spec])
+    days = [drawn(spec, STEPS - 1, text, rng) for _ in range(3)]
+    sessions = [p.begin([text] * 3, STEPS) for p in (policy, found)]
+    for t in range(STEPS):
+        rows = slice(0, 3) if t < 8 else slice(1, 3)  # the first episode ends
+        if t == 8:
+            for session in sessions:
+                session.select(np.array([False, True, True]))
+        step = np.stack([day.observations[t] for day in days])[rows], np.array([day.rewards[t - 1] for day in days])[rows]
+        masks = np.stack([day.action_masks[t] for day in days])[rows] if spec.num_actions else None
+        ours, theirs = (session.act(*step, masks) for session in sessions)
+        near(theirs, ours, scale=RANGE[spec])
+    near(sessions[1].conditioned_on, sessions[0].conditioned_on, scale=9.0)
+    if case == "discrete":
+        bare = drawn(spec, 2, "", rng)
+        near(found.act([bare]), policy.act([bare]), scale=RANGE[spec])
+    if case == "window":
+        assert difference(policy, path) < 1e-5
+        assert json.loads((path / "policy.json").read_text())["target_return"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decode": "sample"}, "act.decode=mode or mean, got sample"),
+        ({"execution": "joint"}, "a policy of a single agent, got team.execution=joint"),
+        ({"planning_horizon": 2, "dynamics": True}, "act.planning_horizon=0, got 2"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_exported_is_refused(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        exported(tmp_path / "onnx", CONTINUOUS, **options)
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_only_policies_and_what_the_graph_holds_are_exported():
+    with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
+        check(object())
+    policy = make_policy(CONTINUOUS)
+    for name, words in (
+        ("numbers", "text_numbers=digits, got embedded"),
+        ("features", "text_encoder=none, got a text encoder"),
+    ):
+        setattr(policy.model.backbone, name, object())
+        with pytest.raises(ValueError, match=words):
+            check(policy)
+
+
+def test_a_folder_of_another_kind_is_kept(tmp_path):
+    (tmp_path / "mine").write_text("1")
+    with pytest.raises(ValueError, match="path: expected a new folder or an earlier export"):
+        exported(tmp_path, CONTINUOUS)
+    assert (tmp_path / "mine").is_file()
+
+
+def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"):
+        ExportedPolicy(tmp_path)
+    _, found, path = made("window")
+    shutil.copytree(path, tmp_path / "onnx")
+    with pytest.raises(ValueError, match="text: expected none, this policy was trained without task texts; got 'left'"):
+        found.begin(["left"], STEPS)
+    with pytest.raises(ValueError, match="horizon: expected at most 12 steps"):
+        found.begin([""], STEPS + 1)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
+    (tmp_path / "onnx" / "policy.json").write_text(json.dumps(found.info | {"format": 0}))
+    with pytest.raises(ValueError, match="expected an export of format 1, got 0; export the run again"):
+        ExportedPolicy(tmp_path / "onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match="an exported policy needs onnxruntime: pip install onnxruntime"):
+        ExportedPolicy(tmp_path / "onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"export needs onnx and onnxscript: pip install 'decisionllm\[onnx\]'"):
+        exported(tmp_path / "onnx", CONTINUOUS)
