@@ -319,7 +319,9 @@ class Backbone(nn.Module):
         """Whether the backward pass computes each block again, whose inner states are then not kept."""
         self.gradient_checkpointing = wanted
         if wanted and self.layout is None:
-            self.core.gradient_checkpointing_enable({"use_reentrant": False})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of a name that all supported versions have
+                self.core.gradient_checkpointing_enable({"use_reentrant": False})
 
     def shard(self) -> None:
         """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is read, by this forward too."""

@@ -85,7 +85,7 @@ class _Adapted(torch.autograd.Function):
 
 def _adapted(layer: Any) -> bool:
     """Whether this is a linear map with one plain LoRA adapter, in use and not merged."""
-    if not (hasattr(layer, "lora_A") and isinstance(layer.base_layer, nn.Linear) and len(layer.active_adapters) == 1):
+    if not (hasattr(layer, "lora_A") and type(layer.base_layer) is nn.Linear and len(layer.active_adapters) == 1):
         return False
     special = layer.merged or layer.disable_adapters or layer.lora_variant
     return not special and isinstance(layer.lora_dropout[layer.active_adapters[0]], nn.Identity)
