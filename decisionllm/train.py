@@ -74,19 +74,15 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             if reports() > 1:  # one of those that are left speaks
                 raise SystemExit(1) from error
             folder = checkpoint.find(c.run)
-            step = (
-                f"from step {checkpoint.content(folder / 'trainer.json')['step']:,}"
-                if folder
-                else "from the start: there is no checkpoint"
-            )
-            raise ConnectionError(f"a process of this run was lost ({error}); the same command continues {step}") from error
+            step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
+            raise ConnectionError(f"a process of this run was lost ({error}); the same command continues from step {step:,}") from error
 
 
 def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     """`train` in a run directory that is locked for this run. options: of the config."""
     run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
-    say = console.print if main else lambda *_: None
+    say: Any = console.print if main else lambda *_: None
     parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
 
     # -- data, model, optimiser --

@@ -17,7 +17,8 @@ import torch
 
 import decisionllm
 from decisionllm import distributed
-from tests.conftest import LOOP, NANO, PATIENCE, command, metrics
+from decisionllm.policy import checkpoint
+from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved
 
 pytestmark = pytest.mark.numeric
@@ -46,8 +47,11 @@ def near_one(one, two):
         assert "k_proj.bias" in name or torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-5), name
 
 
-@pytest.mark.parametrize("words", [("text=goal",), LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("given", [{}, SHARDED], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({}, ()), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, LORA)],
+    ids=["ddp, word embeddings unused", "ddp, lora", "fsdp2", "fsdp2, lora"],
+)
 def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
     script = """
 import os, signal, sys
@@ -92,31 +96,46 @@ os._exit(any(codes))
     assert decisionllm.load(tmp_path / "two").model.backbone.layout is not None
 
 
-def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(tmp_path, capsys):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(rank, tmp_path, monkeypatch):
     """By the command of the documentation, which starts two processes also where there is no GPU."""
-    words = [*LOOP, *NANO, f"cache_dir={tmp_path}/data", "steps=100000", "log.every=1", "log.save_every=1"]
+    words = [
+        *LOOP,
+        *NANO,
+        f"cache_dir={tmp_path}/data",
+        "steps=100000",
+        "log.every=1",
+        "log.save_every=1",
+        f"run={tmp_path}/run",
+    ]
     shown = (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml").read_text().splitlines()[0]
     start = shown.removeprefix("# ").removesuffix(" train ...").split()
-    path = Path(sys.executable).parent / start[0]
-    words_of_run = [str(path), *start[1:], "train", *words, f"run={tmp_path}/run"]
-    process = subprocess.Popen(words_of_run, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])  # fmt: skip
+    launcher = [str(Path(sys.executable).parent / start[0]), *start[1:], "train", *words]
+    process = subprocess.Popen(
+        launcher,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
     trainer, patience = tmp_path / "run" / "checkpoint" / "trainer.json", time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < patience and not trainer.is_file():
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = {re.search(rb"\0RANK=(\d)", Path(f"/proc/{child}/environ").read_bytes())[1]: int(child) for child in children}
-    assert set(ranks) == {b"0", b"1"}
-    os.kill(ranks[b"1"], signal.SIGKILL)
-    out, err = process.communicate(timeout=60)  # torch's own patience is half an hour
+    environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
+    ranks = {int(re.search(rb"\0RANK=(\d)", found)[1]): int(child) for child, found in environments.items()}
+    assert set(ranks) == {0, 1}
+    os.kill(ranks[rank], signal.SIGKILL)
+    out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
     assert process.returncode == 1 and "2 x cpu" in out
     said = [line for line in err.splitlines() if line.startswith("decisionllm:")]
-    step = json.loads(trainer.read_text())["step"]
+    step = json.loads((checkpoint.find(tmp_path / "run") / "trainer.json").read_text())["step"]
     assert len(said) == 1 and "a process of this run was lost" in said[0], err
     assert f"the same command continues from step {step:,}" in said[0]
-    changed = [word for word in words if not word.startswith("steps=")]
-    assert command("train", *changed, f"steps={step}", f"run={tmp_path}/run") == 1  # another run
-    assert "holds another run (steps was 100000" in capsys.readouterr().err
+    drawn = interrupt(monkeypatch, step + 2)
+    assert command("train", *words) == 130 and drawn[0] == step
+    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, step + 4))
 
 
 @pytest.mark.parametrize(("given", "message"), [

@@ -1,7 +1,6 @@
 """Training: a resumed run is the same run, every parameter and every step counts once, and what is learned can be told."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
