@@ -96,8 +96,8 @@ os._exit(any(codes))
     assert decisionllm.load(tmp_path / "two").model.backbone.layout is not None
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(rank, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rank", "world"), [(0, 2), (1, 3)])
+def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(rank, world, tmp_path, monkeypatch):
     """By the command of the documentation, which starts two processes also where there is no GPU."""
     words = [
         *LOOP,
@@ -107,9 +107,10 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         "log.every=1",
         "log.save_every=1",
         f"run={tmp_path}/run",
+        f"optim.batch_size={2 * world}",
     ]
     shown = (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml").read_text().splitlines()[0]
-    start = shown.removeprefix("# ").removesuffix(" train ...").split()
+    start = shown.removeprefix("# ").removesuffix(" train ...").replace("--num_processes 2", f"--num_processes {world}").split()
     launcher = [str(Path(sys.executable).parent / start[0]), *start[1:], "train", *words]
     process = subprocess.Popen(
         launcher,
@@ -125,10 +126,10 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
     ranks = {int(re.search(rb"\0RANK=(\d)", found)[1]): int(child) for child, found in environments.items()}
-    assert set(ranks) == {0, 1}
+    assert set(ranks) == {*range(world)}
     os.kill(ranks[rank], signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
-    assert process.returncode == 1 and "2 x cpu" in out
+    assert process.returncode == 1 and f"{world} x cpu" in out
     said = [line for line in err.splitlines() if line.startswith("decisionllm:")]
     step = json.loads((checkpoint.find(tmp_path / "run") / "trainer.json").read_text())["step"]
     assert len(said) == 1 and "a process of this run was lost" in said[0], err
