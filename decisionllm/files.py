@@ -1,5 +1,6 @@
 """Writing files and folders all or nothing, and the folder of what is made once."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -40,14 +41,18 @@ def atomic(path: str | Path) -> Iterator[Path]:
     partial, old = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}"), path.with_name(f"{path.name}.old")
     try:
         yield partial
-        if partial.is_dir():  # a rename replaces a file, not a folder
-            if path.is_dir():
-                shutil.rmtree(old, ignore_errors=True)
-                path.rename(old)
-            partial.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
+        if not partial.is_dir():
             partial.replace(path)
+        while partial.is_dir():  # a rename does not replace a folder
+            try:
+                if path.is_dir():
+                    shutil.rmtree(old, ignore_errors=True)
+                    path.rename(old)
+                partial.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT) or not partial.is_dir():
+                    raise  # else another process has replaced it in between
     finally:
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)

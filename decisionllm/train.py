@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
+from decisionllm import distributed
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
@@ -57,21 +57,32 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     Raises:
         ValueError: an option that cannot be, or a run directory that holds another run or is being trained in.
         FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is kept.
+        ConnectionError: another process of the run was lost; the first one left that notices raises it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
     """
     options = plain(config)
     c = train_config(options)
     check(c, flat(options))
     accelerator = processes(c)
+    reports = distributed.counter(accelerator)
     with checkpoint.locked(c.run) if accelerator.is_main_process else nullcontext():
-        return fit(c, options, accelerator)
+        try:
+            return fit(c, options, accelerator)
+        except RuntimeError as error:
+            if not distributed.lost(error):
+                raise
+            if reports() > 1:  # one of those that are left speaks
+                raise SystemExit(1) from error
+            folder = checkpoint.find(c.run)
+            step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
+            raise ConnectionError(f"a process of this run was lost ({error}); the same command continues from step {step:,}") from error
 
 
 def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     """`train` in a run directory that is locked for this run. options: of the config."""
     run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
     main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
-    say = console.print if main else lambda *_: None
+    say: Any = console.print if main else lambda *_: None
     parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
 
     # -- data, model, optimiser --
@@ -86,14 +97,16 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
     if begun:
-        info = checkpoint.same_run(run, options, stores)
-        loop.step, loop.elapsed = resume(run, model, optimizer, info)
+        checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
     elif main:
         checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
                             perplexity=perplexity(model.backbone))  # fmt: skip
-    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
-    model, wrapped = accelerator.prepare(model, optimizer)
+    alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
+    model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
+    if begun:
+        loop.step, loop.elapsed = resume(run, inner, optimizer)
+    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
@@ -114,8 +127,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
             over = progress >= 1 or stopped
             if loop.count and (over or loop.step % c.log.every == 0 or loop.step % c.log.save_every == 0):
                 values = measure(c, loop, model, inner, data, batch_of, accelerator)
-                if main:
-                    record(c, loop, values, inner, optimizer, progress, over=over, say=say, terminal=console.is_terminal)
+                record(c, loop, values, inner, optimizer, progress, over=over, main=main, console=console)
             if over:
                 break
             loop.rate = learning_rate(c, loop.step, progress)
@@ -137,8 +149,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
             loop.step, loop.count = loop.step + 1, loop.count + 1
-    if main and (before := checkpoint.read(run)[1].get("perplexity")):
-        console.print(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
+    if before := checkpoint.read(run)[1].get("perplexity"):
+        distributed.unshard(inner)
+        say(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
@@ -167,11 +180,9 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
 
 def processes(c: TrainConfig) -> Any:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
-    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process, not a precision or device
-    accelerator = Accelerator(
-        mixed_precision=checkpoint.precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
+    accelerator = distributed.begin(
+        checkpoint.precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],  # word embeddings, where there is no text
     )  # fmt: skip
     world = accelerator.num_processes
     if c.optim.batch_size % (world * c.optim.accumulate):
@@ -291,7 +302,7 @@ def measure(
     if validators and c.log.validation_batches:
         model.eval()
         found: dict[str, list[float]] = {}  # of each part
-        with torch.no_grad():
+        with torch.no_grad(), accelerator.autocast():
             for label, (name, draw) in validators.items():
                 batches = (batch_of[name](draw(i), slice(None)) for i in range(c.log.validation_batches))
                 terms = [inner(batch, name) if name else inner(batch) for batch in batches]
@@ -299,6 +310,7 @@ def measure(
                     found.setdefault(term, []).append(float(np.mean([float(t[term]) for t in terms])))
                 values |= {f"held_out_nll/{label}": found["nll"][-1]} if label else {}
         model.train()
+        distributed.reshard(inner)
         values |= {f"held_out_{term}": float(np.mean(parts)) for term, parts in found.items()}
     weights = (w for w in inner.parameters() if w.requires_grad)
     if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
@@ -314,23 +326,24 @@ def measure(
 
 
 def record(
-    c: TrainConfig, loop: Loop, values: dict[str, float], model: Any, optimizer: Any, progress: float, *, over: bool, say: Any,
-    terminal: bool,
+    c: TrainConfig, loop: Loop, values: dict[str, float], model: Any, optimizer: Any, progress: float, *, over: bool, main: bool,
+    console: Console,
 ) -> None:  # fmt: skip
-    """Write a log line; save the best weights and the checkpoint, print, when it is time."""
+    """Write a log line; save the best weights and the checkpoint, print, when it is time. The main process writes, all gather."""
     run = Path(c.run)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": loop.step} | values) + "\n")
-    if c.log.keep_best and values["held_out_nll"] < loop.lowest:
+    if main:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": loop.step} | values) + "\n")
+    if c.log.keep_best and broadcast_object_list([values["held_out_nll"] < loop.lowest])[0]:
         loop.lowest = values["held_out_nll"]
-        checkpoint.save(run / "best", model, {}, {"step": loop.step})
-    if over or terminal or loop.elapsed - loop.printed > 10:
+        checkpoint.save(run / "best", model, {}, {"step": loop.step}, write=main)
+    if main and (over or console.is_terminal or loop.elapsed - loop.printed > 10):
         loop.printed = loop.elapsed
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
-        say(f"{run.name}: step {loop.step:>7,}  {100 * min(progress, 1):3.0f} %  {loop.elapsed:6.0f} s  {shown}")
+        console.print(f"{run.name}: step {loop.step:>7,}  {100 * min(progress, 1):3.0f} %  {loop.elapsed:6.0f} s  {shown}")
     if over or loop.step % c.log.save_every == 0:
         trainer = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
-        checkpoint.save(run, model, trainer_state(model, optimizer), trainer)
+        checkpoint.save(run, model, trainer_state(model, optimizer), trainer, write=main)
 
 
 @contextmanager
@@ -376,17 +389,16 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
     names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     moments = ((weight, key, value) for weight, state in optimizer.state.items() for key, value in state.items())
-    return {f"{names[weight]}/{key}": value.detach().cpu() for weight, key, value in moments}
+    return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
 
 
-def resume(run: Path, model: Any, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> tuple[int, float]:
-    """Load weights and optimiser of the last checkpoint. Returns its step and the seconds spent."""
-    checkpoint.restore(run, model, info)
+def resume(run: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    """Load the optimiser of the last checkpoint. Returns its step and the seconds spent."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
-        optimizer.state[weights[weight]][key] = value
+        optimizer.state[weights[weight]][key] = distributed.placed(value, weights[weight])
     state = checkpoint.content(folder / "trainer.json")
     return state["step"], state["elapsed"]
 

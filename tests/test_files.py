@@ -1,5 +1,7 @@
 """atomic: a file or a folder is replaced as a whole, or not at all."""
 
+from pathlib import Path
+
 import pytest
 
 from decisionllm.files import atomic
@@ -38,3 +40,22 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
         first.write_text("first")
         second.write_text("second")
     assert (tmp_path / "x").read_text() == "first"
+
+
+@pytest.mark.parametrize("moment", ["before the old one is moved", "before the new one is"])
+def test_two_writers_of_one_folder_do_not_meet(moment, tmp_path, monkeypatch):
+    path, rename, others = tmp_path / "x", Path.rename, iter(range(1))
+
+    def overtaken(source, target):
+        if (source == path) == (moment == "before the old one is moved") and next(others, None) is not None:
+            with atomic(path) as partial:
+                partial.mkdir()
+                (partial / "theirs").touch()
+        return rename(source, target)
+
+    path.mkdir()
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with atomic(path) as partial:
+        partial.mkdir()
+        (partial / "ours").touch()
+    assert [file.name for file in path.iterdir()] == ["ours"] and list(tmp_path.iterdir()) == [path]

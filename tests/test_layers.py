@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "files"},
-    {"config", "protocols"},
+    {"config", "protocols", "distributed"},
     {"tokenizers", "envs"},
     {"baselines"},
     {"datasets", "backbones"},

@@ -1,13 +1,10 @@
 """Training: a resumed run is the same run, every parameter and every step counts once, and what is learned can be told."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from hashlib import blake2b
 
 import numpy as np
@@ -178,41 +175,6 @@ def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
     for parts in (2, 4):
         for row, expected in zip(metrics(runs[parts]), whole, strict=True):
             assert row == pytest.approx(expected, rel=1e-5)
-
-
-def free_port():
-    """A free port below those that Linux gives to connections, since it is bound only seconds later."""
-    for port in np.random.default_rng(os.getpid()).permutation(np.arange(20_000, 32_768)).tolist():
-        with socket.socket() as attempt, suppress(OSError):
-            attempt.bind(("127.0.0.1", port))
-            return port
-
-
-def test_two_processes_equal_one(tmp_path):
-    script = """
-import os, sys
-from decisionllm.__main__ import run
-path, *words = sys.argv[1:]
-assert run("train", [*words, f"run={path}/one"]) == 0
-child = os.fork()  # what torchrun does, but for importing torch again
-os.environ |= {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
-code = run("train", [*words, f"run={path}/two"])
-if child:
-    code = max(code, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-sys.stdout.flush()
-os._exit(code)
-"""
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", script, str(tmp_path), *LOOP, *NANO, "window=15", "optim.clip=0.5"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 2  # one of the two speaks
-    for row, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
-        assert row == pytest.approx(expected, rel=1e-5)
-    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
-    assert one.keys() == two.keys()
-    for name in one:  # softmax takes no notice of a key's bias: its gradient is rounding, which Adam blows up
-        assert "k_proj.bias" in name or torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-5), name
 
 
 @pytest.mark.parametrize("lr, kept", [(1e15, 1), (1e39, None)], ids=["the loss", "a weight, while the loss is still a number"])

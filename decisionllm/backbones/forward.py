@@ -6,6 +6,7 @@ an architecture whose blocks are not supported is read by `plain`.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from decisionllm.backbones.lora import linear
 from decisionllm.tokenizers import text
@@ -84,6 +87,8 @@ class Backbone(nn.Module):
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
         self.features: Any = None  # a text encoder in place of the word embeddings, see `readers.attach`
         self.numbers: Any = None  # the embedding of `[NUM]` tokens
+        self.gradient_checkpointing = False
+        self.sharded = False  # see `shard`
         self.config = self.core.config
         self.width: int = self.config.hidden_size
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)  # tokens that it can tell apart
@@ -168,7 +173,7 @@ class Backbone(nn.Module):
 
         padded = not bool(text_mask.all())
         text_mask, length = (cache.text_mask, cache.text_length) if padded else (cache.text_mask[:1], cache.text_length[:1])
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)[0]
 
     def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
@@ -197,16 +202,9 @@ class Backbone(nn.Module):
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
-        keys, values = [], []
-
-        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            keys.append(k)
-            values.append(v)
-            return k, v
-
         slots = torch.arange(text_ids.shape[1], device=text_ids.device)[None]
         visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
-        self._run(self.embed(text_ids), slots, visible, append, output_positions=slice(0, 0))
+        _, keys, values = self._run(self.embed(text_ids), slots, visible, _alone, output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def next_token_loss(self, text_ids: Tensor, text_mask: Tensor) -> Tensor:
@@ -228,7 +226,7 @@ class Backbone(nn.Module):
         words, given, real = self.core.get_input_embeddings(), text_ids[:, :-1], text_mask[:, 1:]
         slots = torch.arange(given.shape[1], device=text_ids.device)[None]
         visible = _visible(text_mask[:1, :0], slots, slots.shape[1])
-        hidden = self._run(words(given), slots, visible, lambda i, k, v: (k, v), ALL)[real]
+        hidden = self._run(words(given), slots, visible, _alone, ALL)[0][real]
         loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
         return loss / real.sum().clamp(min=1)
 
@@ -283,7 +281,7 @@ class Backbone(nn.Module):
         text_mask, length = cache.text_mask[rows], cache.text_length[rows]
         if together and bool(text_mask.all()):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)
+        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)[0]
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.
@@ -302,28 +300,65 @@ class Backbone(nn.Module):
             return both[i][0], both[i][1]
 
         visible = _visible(torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1])
-        hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))
+        hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
 
-    def _run(self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice) -> Tensor:
+    def _run(
+        self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
-        visible: (B or 1, n, M) bool. store(i, k, v) keeps the new keys and values of block i and returns all to attend to.
+        visible: (B or 1, n, M) bool. store(i, k, v) may keep the new keys and values of block i, and returns all to attend to.
+        Returns hidden states, and the new keys and values of each block.
         """
         assert self.layout is not None
         layout, blocks = self.layout, self.layout.blocks(self.core)
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
         bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
-        for i, block in enumerate(blocks):
-            out = output_positions if i == len(blocks) - 1 else ALL
+        keys, values = [], []
+
+        def step(i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            block, out = blocks[i], output_positions if i == len(blocks) - 1 else ALL
             q, k, v = layout.project(block, x, rope, out)
-            k, v = store(i, k, v)
-            x = x[:, out]
             if out == slice(0, 0):
-                return x
-            mixed = attend(q, k, v, bias[:, :, out], layout.attention_dropout(block) if self.model.training else 0.0)
-            x = layout.finish(block, x, mixed.transpose(1, 2).flatten(2))
-        return layout.norm(self.core, x)
+                return x[:, out], k, v
+            mixed = attend(q, *store(i, k, v), bias[:, :, out], layout.attention_dropout(block) if self.model.training else 0.0)
+            return layout.finish(block, x[:, out], mixed.transpose(1, 2).flatten(2)), k, v
+
+        for i, block in enumerate(blocks):
+            call = block.step if self.sharded else _call
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x, k, v = checkpoint(call, step, i, x, use_reentrant=False)
+            else:
+                x, k, v = call(step, i, x)
+            keys.append(k)
+            values.append(v)
+        return (x if output_positions == slice(0, 0) else layout.norm(self.core, x)), keys, values
+
+    def checkpoint_gradients(self, wanted: bool) -> None:
+        """Whether the backward pass computes each block again, whose inner states are then not kept."""
+        self.gradient_checkpointing = wanted
+        if wanted and self.layout is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of a name that all supported versions have
+                self.core.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def shard(self) -> None:
+        """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is read, by this forward too."""
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # which nothing here changes in place
+        for block in self.layout.blocks(self.core) if self.layout else ():
+            block.step = _call
+            register_fsdp_forward_method(block, "step")
+        self.sharded = True
+
+
+def _call(step: Callable[..., Any], *given: Any) -> Any:
+    return step(*given)
+
+
+def _alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token attends to the new ones alone."""
+    return k, v
 
 
 class _Rows(torch.autograd.Function):

@@ -86,7 +86,7 @@ class _Adapted(torch.autograd.Function):
 def _adapted(layer: Any) -> bool:
     """Whether this is a linear map with one plain LoRA adapter, in use and not merged."""
     if type(layer) is nn.Linear or not (
-        hasattr(layer, "lora_A") and isinstance(layer.base_layer, nn.Linear) and len(layer.active_adapters) == 1
+        hasattr(layer, "lora_A") and type(layer.base_layer) is nn.Linear and len(layer.active_adapters) == 1
     ):
         return False
     special = layer.merged or layer.disable_adapters or layer.lora_variant

@@ -1,19 +1,22 @@
 """Your own data: episodes made in Python, arrays in D4RL's layout, or a data store that exists already."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
+BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
 
 
@@ -22,7 +25,7 @@ def load(
     *, path: str, name: str = "", task: str = "", text: str = "none", horizon: int = 0, num_actions: int = 0,
     low: Sequence[float] = [], high: Sequence[float] = [],
 ) -> Source:  # fmt: skip
-    """The episodes of an .npz or HDF5 file in D4RL's layout, see `split`.
+    """The episodes of an .npz or HDF5 file in D4RL's layout, see `split`; the file is never held as a whole.
 
     Args:
         path: the file.
@@ -41,11 +44,11 @@ def load(
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
     words, file = constant_text("dataset", text, task), Path(path).expanduser()
-    columns = read_columns(file, {"observations": 0, "actions": 0, "next_observations": 0})
-    if not num_actions and columns["actions"].dtype.kind in "iu":
-        num_actions = int(columns["actions"].max()) + 1
-    episodes = split(columns, task=words)
-    spec = spec_of(episodes, horizon, num_actions, low, high)
+    widths = {"observations": 0, "actions": 0, "next_observations": 0}
+    if not num_actions and next(blocks(file, widths))["actions"].dtype.kind in "iu":
+        num_actions = 1 + int(max(block["actions"].max() for block in blocks(file, widths)))
+    spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
+    episodes = cut(blocks(file, widths), task=words)
     return Source(spec, episodes, {"name": name or file.stem, "text": text, "file": str(file)})
 
 
@@ -87,19 +90,34 @@ def split(columns: Mapping[str, np.ndarray], *, task: str = "") -> list[Episode]
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was truncated) is set, and with
     the last row. Its final observation is known where the optional `next_observations` are there.
     """
-    n, terminals = len(columns["rewards"]), np.asarray(columns["terminals"], bool)
-    last = np.flatnonzero(terminals | np.asarray(columns.get("timeouts", np.zeros(n)), bool) | (np.arange(n) == n - 1))
-    rows = [slice(a, b + 1) for a, b in zip([0, *last[:-1] + 1], last, strict=True)]
-    parts = {key: np.asarray(columns[key], np.float32).reshape(n, -1) for key in ("observations", "actions")}
-    final = columns.get("next_observations")
-    return [
-        Episode(
-            parts["observations"][r], parts["actions"][r], np.asarray(columns["rewards"][r], np.float32), group=e, task=task,
-            terminated=bool(terminals[end]), truncated=not terminals[end],
-            final_observation=None if final is None else np.asarray(final[end], np.float32),
-        )
-        for e, (r, end) in enumerate(zip(rows, last, strict=True))
-    ]  # fmt: skip
+    return list(cut([columns], task=task))
+
+
+def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterator[Episode]:
+    """The same of columns that come block by block: their episodes, as they come."""
+    left: Mapping[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
+    count = 0
+
+    def made(columns: Mapping[str, np.ndarray], rows: slice) -> Episode:
+        part = {key: np.asarray(column[rows]) for key, column in columns.items()}
+        ended = bool(part["terminals"][-1])
+        return Episode(
+            part["observations"].astype(np.float32).reshape(len(part["rewards"]), -1),
+            part["actions"].astype(np.float32).reshape(len(part["rewards"]), -1), part["rewards"].astype(np.float32),
+            group=count, task=task, terminated=ended, truncated=not ended,
+            final_observation=part["next_observations"][-1].astype(np.float32) if "next_observations" in part else None,
+        )  # fmt: skip
+
+    for block in blocks:
+        columns = {key: np.concatenate([left[key], x]) if left else np.asarray(x) for key, x in block.items()}
+        over = [columns[key].astype(bool) for key in ("terminals", "timeouts") if key in columns]
+        start = 0
+        for end in (np.flatnonzero(np.any(over, axis=0)) + 1).tolist():
+            yield made(columns, slice(start, end))
+            start, count = end, count + 1
+        left = {key: x[start:] for key, x in columns.items()}
+    if len(left.get("rewards", ())):
+        yield made(left, slice(None))
 
 
 def constant_text(group: str, text: str, task: str) -> str:
@@ -111,41 +129,92 @@ def constant_text(group: str, text: str, task: str) -> str:
 
 
 def spec_of(
-    episodes: Sequence[Episode], horizon: int = 0, num_actions: int = 0, low: Sequence[float] = (), high: Sequence[float] = ()
+    episodes: Iterable[Episode], horizon: int = 0, num_actions: int = 0, low: Sequence[float] = (), high: Sequence[float] = ()
 ) -> Spec:
     """The spec of these episodes; the horizon and bounds of continuous actions that are not given are those of the data."""
-    if not episodes:
+    sizes, longest, actions = None, 0, Moments()
+    for episode in episodes:
+        S, A = sizes = sizes or (episode.observations.shape[1], episode.actions.shape[1])
+        longest = max(longest, len(episode.rewards))
+        actions.add(episode.actions if episode.actions.shape[1] == A else episode.actions[:0])
+    if not sizes:
         raise ValueError("episodes: expected at least one, got none")
-    S, A = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
-    actions = np.concatenate([e.actions for e in episodes if e.actions.shape[1] == A])
     if not num_actions:
-        low, high = low or actions.min(0).tolist(), high or actions.max(0).tolist()
-    return Spec(S, A, horizon or max(len(e.rewards) for e in episodes), tuple(low), tuple(high), num_actions)
+        low, high = low or actions.low.tolist(), high or actions.high.tolist()
+    return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
 def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The checked columns of an .npz or HDF5 file in D4RL's layout. widths: numbers in a row of each further key, 0: any."""
+    """The checked columns of an .npz or HDF5 file as a whole, see `blocks`."""
+    parts = list(blocks(path, widths))
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
+    """The checked columns of an .npz or HDF5 file in D4RL's layout, rows by rows.
+
+    Args:
+        path: the file.
+        widths: numbers in a row of each further key, 0: any.
+    """
     import h5py
 
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
     kind = "npz" if path.suffix == ".npz" else "HDF5"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
+    with ExitStack() as stack:
+        with readable(path, kind):
+            file: Any = stack.enter_context(ZipFile(path) if kind == "npz" else h5py.File(path))
+            found = [name.removesuffix(".npy") for name in file.namelist()] if kind == "npz" else list(file)
+            columns = {
+                key: Member(file, key) if kind == "npz" else file[key]
+                for key in (*KEYS, *widths)
+                if key in (found if kind == "npz" else file)
+            }
+        if lacking := [key for key in KEYS if key not in columns]:
+            raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}")
+        sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
+        if len(set(sizes.values())) > 1 or not sizes["rewards"]:
+            raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
+        for key, x in columns.items():
+            numbers = int(np.prod(x.shape[1:]))
+            if len(x.shape) not in (1, 2) or x.dtype.kind not in "biuf" or not numbers or numbers != (widths[key] or numbers):
+                raise ValueError(f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {x.shape}, {x.dtype}")
+        rows = max(BLOCK // max(int(np.prod(x.shape[1:])) for x in columns.values()), 1)
+        for start in range(0, sizes["rewards"], rows):
+            with readable(path, kind):
+                block = {key: column[start : start + rows] for key, column in columns.items()}
+            for key, x in block.items():
+                if not (finite := np.isfinite(x)).all():
+                    row = start + np.argwhere(~finite)[0, 0]
+                    raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {row}")
+            yield block | {key: block[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in block}
+
+
+@contextmanager
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Give an error of reading the file."""
     try:
-        with path.open("rb") as raw, np.load(raw) if kind == "npz" else h5py.File(path) as file:
-            found = list(file)
-            columns = {key: file[key][()] for key in (*KEYS, *widths) if key in file}
+        yield
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: not a readable {kind} file, perhaps truncated ({error}); fetch it again") from error
-    if lacking := [key for key in KEYS if key not in columns]:
-        raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}")
-    sizes = {key: len(np.atleast_1d(column)) for key, column in columns.items()}
-    if len(set(sizes.values())) > 1 or not sizes["rewards"]:
-        raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
-    for key, x in columns.items():
-        numbers = int(np.prod(x.shape[1:]))
-        if x.ndim not in (1, 2) or x.dtype.kind not in "biuf" or not numbers or numbers != (widths[key] or numbers):
-            raise ValueError(f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {x.shape}, {x.dtype}")
-        if not (finite := np.isfinite(x)).all():
-            raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {np.argwhere(~finite)[0, 0]}")
-    return columns | {key: columns[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in columns}
+
+
+class Member:
+    """A column of an .npz file, whose rows are read in their order."""
+
+    def __init__(self, file: ZipFile, key: str) -> None:
+        self.file = file.open(f"{key}.npy")
+        version = np.lib.format.read_magic(self.file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self.shape, by_columns, self.dtype = header(self.file)
+        self.whole = self._next(self.shape[::-1]).T if by_columns else None
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        if self.whole is not None:
+            return self.whole[rows]
+        return self._next((min(rows.stop, self.shape[0]) - rows.start, *self.shape[1:]))
+
+    def _next(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.frombuffer(self.file.read(int(np.prod(shape)) * self.dtype.itemsize), self.dtype).reshape(shape)

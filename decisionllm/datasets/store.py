@@ -4,6 +4,7 @@ A store is a folder: one .npy file per field with the rows of all episodes end t
 space, horizon), the distinct task texts, the origin, and a fingerprint of every byte.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -24,6 +25,7 @@ from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepC
 
 FORMAT = 1
 REMEDY = "delete the folder to make it again"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,19 @@ def write(path: str | Path, source: Source) -> Store:
 
     Raises:
         ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
+        OSError: the disk is full; what was there before is kept.
     """
-    path, spec, tasks = Path(path), source.spec, dict[str, int]()
+    try:
+        return _write(Path(path), source)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = "nothing of it is left. Make room, or choose another folder (cache_dir=...)"
+        raise OSError(f"{path}: the store could not be written ({error.strerror}); {kept}") from error
+
+
+def _write(path: Path, source: Source) -> Store:
+    spec, tasks = source.spec, dict[str, int]()
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as files:

@@ -53,6 +53,7 @@ class DecisionLLM(nn.Module):
             )
         width = backbone.width
         self.spec, self.backbone = spec, backbone
+        backbone.checkpoint_gradients(o.gradient_checkpointing)
         self.normalizer = Normalizer(spec, o.hide_observations)
         self.tokenizer = TrajectoryTokenizer(
             spec, width, embedding=o.embedding, timesteps=o.timesteps, return_conditioned=returns, null_return=bool(expectile),

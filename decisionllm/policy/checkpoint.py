@@ -32,6 +32,7 @@ from decisionllm.backbones.readers import attach
 from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
+from decisionllm.distributed import whole
 from decisionllm.files import atomic
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.generalist import Generalist, members
@@ -41,7 +42,17 @@ from decisionllm.schema import Spec
 
 FORMAT = 2  # of run.json, config.yaml and the names of weights
 UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
-MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "log.tracker", "log.every", "log.save_every")  # when a run is continued
+MAY_DIFFER = (
+    "run",
+    "device",
+    "cache_dir",
+    "fresh",
+    "model.gradient_checkpointing",
+    "log.tracker",
+    "log.every",
+    "log.save_every",
+)
+# when a run is continued
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -169,18 +180,24 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def save(
-    path: Path, model: DecisionLLM | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any]
-) -> None:
-    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete."""
-    folder = path / "checkpoint"
+    path: Path, model: DecisionLLM | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any], *,
+    write: bool = True,
+) -> None:  # fmt: skip
+    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete.
+
+    Of sharded weights every process calls this, and one of them has `write`.
+    """
+    folder, own, adapters = path / "checkpoint", _own_state(model), _adapter_state(model)
+    if not write:
+        return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
     try:
         with atomic(folder) as partial:
             partial.mkdir()
-            save_file(_own_state(model), partial / "model.safetensors")
-            if model.backbone.tune == "lora":
-                model.backbone.model.save_pretrained(partial / "adapter", save_embedding_layers=False)
+            save_file(own, partial / "model.safetensors")
+            if adapters:
+                model.backbone.model.save_pretrained(partial / "adapter", state_dict=adapters, save_embedding_layers=False)
             save_file(trainer_tensors, partial / "trainer.safetensors")
             (partial / "trainer.json").write_text(json.dumps(trainer_state))
     except (OSError, SafetensorError) as error:
@@ -209,10 +226,13 @@ def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
 def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, Any]) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
     folder = checkpoint_folder(path)
-    own, adapter = content(folder / "model.safetensors"), {}
+    expected, own, adapter = _own_state(model), content(folder / "model.safetensors"), {}
     if model.backbone.tune == "lora":
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
         adapter = content(folder / "adapter" / "adapter_model.safetensors")
-    expected, saved = _own_state(model) | _adapter_state(model), own | adapter
+        expected |= get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+    saved = own | adapter
     missing, unknown = sorted(set(expected) - set(saved)), sorted(set(saved) - set(expected))
     if missing or unknown:
         raise ValueError(f"{folder}: not this model's weights; {_names('missing', missing)}{_names('unknown', unknown)}"
@@ -224,8 +244,6 @@ def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, A
     if info["frozen"] != fingerprint(model.backbone):
         raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
     if adapter:
-        from peft import set_peft_model_state_dict
-
         set_peft_model_state_dict(model.backbone.model, adapter)
     model.load_state_dict(own, strict=False)
 
@@ -421,17 +439,13 @@ def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
         name: tensor for name, tensor in model.state_dict().items()
         if name in trained or "normalizer." in name or "imagined." in name or name.startswith("backbone.features.")
     }  # fmt: skip
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    return {name: whole(tensor) for name, tensor in state.items()}
 
 
 def _adapter_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
-    """The adapters, as peft names them."""
-    if model.backbone.tune != "lora":
-        return {}
-    from peft import get_peft_model_state_dict
-
-    state: dict[str, Tensor] = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
-    return state
+    """The adapters, as their modules name them."""
+    named = model.backbone.model.named_parameters()
+    return {name: whole(weight) for name, weight in named if "lora_" in name}
 
 
 def _names(word: str, names: list[str]) -> str:

@@ -399,3 +399,58 @@ def test_sizes_that_do_not_fit_are_an_error_at_once():
 def test_an_unknown_tune_is_refused():
     with pytest.raises(ValueError, match="backbone.tune: expected lora, full or frozen, got 'half'"):
         build(node("backbone", "nano", tune="half"), 0)
+
+
+@both
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(backbone, tune):
+    found = {}
+    for wanted in (False, True):
+        model = build(node("backbone", BACKBONES[backbone][0], **SMALL[backbone], dropout=0.1, tune=tune), 0).train()
+        model.checkpoint_gradients(wanted)
+        given, kept = inputs(model.width, n=30), []
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
+            out = model(*given, output_positions=READS)
+        out.square().sum().backward()
+        grads = {name: w.grad for name, w in model.named_parameters() if w.requires_grad}
+        found[wanted] = {"out": out.detach()} | grads, sum(kept)
+    for name, value in found[False][0].items():
+        assert value is None or torch.equal(value, found[True][0][name]), name
+    assert found[True][1] < 0.3 * found[False][1]
+
+
+def test_the_librarys_blocks_are_computed_again_too(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path, "Gemma3Text")), tune="full").train()
+    assert model.layout is None
+    grads = []
+    for wanted in (False, True):
+        model.checkpoint_gradients(wanted)
+        assert model.core.layers[0].gradient_checkpointing == wanted
+        model.zero_grad()
+        model(*inputs(model.width)).square().sum().backward()
+        grads.append([None if w.grad is None else w.grad.clone() for w in model.parameters()])
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16").train()
+    kinds = {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name}
+    adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
+    assert kinds == {torch.bfloat16} and all(w.dtype == torch.float32 and w.requires_grad for w in adapters)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(*inputs(model.width)).float().square().sum().backward()
+    assert all(w.grad.dtype == torch.float32 for w in adapters) and any(w.grad.any() for w in adapters)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"quantize": "2bit"}, "backbone.quantize: expected one of none, 4bit, 8bit, got '2bit'"),
+    ({"quantize": "4bit", "tune": "full"}, "quantize=4bit: expected weights=pretrained with tune=lora or frozen, got pretrained, full"),
+    ({"quantize": "8bit", "weights": "random"}, "got random, lora"),
+    ({"quantize": "4bit"}, r"backbone.quantize=4bit: needs a GPU and bitsandbytes \(pip install 'decisionllm\[quantize\]'\)"),
+])  # fmt: skip
+def test_a_quantisation_that_cannot_be_is_refused(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("decisionllm.backbones.build.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=message):
+        pretrained(0, folder=str(write(tmp_path)), **options)

@@ -1,11 +1,13 @@
 """Your own data: D4RL's arrays by hand, episodes made in Python, stores as they are."""
 
+import tracemalloc
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from decisionllm.datasets import arrays
 from decisionllm.datasets.arrays import from_episodes, load, split
 from decisionllm.datasets.store import open_store, prepare
 from decisionllm.schema import Spec
@@ -31,21 +33,22 @@ def put(path, **changed):
 
 def test_episodes_end_at_terminals_timeouts_and_the_last_row(tmp_path):
     source = load(path=put(tmp_path / "mine.npz"))
-    assert [e.rewards.tolist() for e in source.episodes] == [[1, 2], [3, 4], [5]]
-    assert [e.observations.tolist() for e in source.episodes] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
-    assert [(e.terminated, e.truncated, e.group) for e in source.episodes] == [
+    episodes = list(source.episodes)
+    assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4], [5]]
+    assert [e.observations.tolist() for e in episodes] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert [(e.terminated, e.truncated, e.group) for e in episodes] == [
         (True, False, 0),
         (False, True, 1),
         (False, True, 2),
     ]
     assert (source.spec.observation_dim, source.spec.action_dim, source.spec.horizon) == (2, 1, 2)
     assert (source.spec.low, source.spec.high) == ((np.float32(-0.3),), (0.5,)) and source.info["name"] == "mine"
-    assert all(e.final_observation is None and e.task == "" for e in source.episodes)
+    assert all(e.final_observation is None and e.task == "" for e in episodes)
 
 
 def test_next_observations_give_the_final_ones(tmp_path):
     path = put(tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None)
-    episodes = load(path=path).episodes
+    episodes = list(load(path=path).episodes)
     assert [e.final_observation.tolist() for e in episodes] == [[102, 103], [108, 109]]
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4, 5]]
 
@@ -53,12 +56,12 @@ def test_next_observations_give_the_final_ones(tmp_path):
 def test_integer_actions_are_discrete(tmp_path):
     path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]), rewards=np.ones((5, 1)))
     assert load(path=path).spec.num_actions == 3 and load(path=path, num_actions=7).spec.num_actions == 7
-    assert load(path=path).episodes[0].actions.tolist() == [[0], [2]]
+    assert next(load(path=path).episodes).actions.tolist() == [[0], [2]]
 
 
 def test_options_name_the_data_the_task_and_the_space(tmp_path):
     source = load(path=put(tmp_path / "a.npz"), name="pump", task="Fill.", text="constant", low=[-2], high=[2], horizon=9)
-    assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and source.episodes[0].task == "Fill."
+    assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and next(source.episodes).task == "Fill."
 
 
 def test_a_constant_text_needs_a_task(tmp_path):
@@ -97,6 +100,43 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         (tmp_path / "mine.npz").write_bytes(damaged)
         with pytest.raises(ValueError, match="mine.npz: not a readable npz file, perhaps truncated"):
             load(path=str(tmp_path / "mine.npz"))
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 100])
+def test_blocks_of_any_size_give_the_same_episodes(block, tmp_path, monkeypatch):
+    by_columns = {"observations": np.asfortranarray(columns()["observations"])}
+    paths = [put(tmp_path / "a.npz", next_observations=np.arange(10.0).reshape(5, 2)), put(tmp_path / "b.npz", **by_columns)]
+    whole = [list(load(path=path).episodes) for path in paths]
+    monkeypatch.setattr(arrays, "BLOCK", block)
+    for path, expected in zip(paths, whole, strict=True):
+        for e, wanted in zip(load(path=path).episodes, expected, strict=True):
+            assert all(np.array_equal(value, vars(wanted)[name]) for name, value in vars(e).items())
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_a_file_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "BLOCK", 10_000)
+    n = 100_000  # rows, 17 MB
+    log = {
+        "observations": np.ones((n, 20)),
+        "actions": np.zeros((n, 1)),
+        "rewards": np.ones(n),
+        "terminals": np.arange(1, n + 1) % 50 == 0,
+    }
+    if kind == "npz":
+        np.savez(tmp_path / "log.npz", **log)
+    else:
+        with h5py.File(tmp_path / "log.hdf5", "w") as file:
+            for key, column in log.items():
+                file[key] = column
+    del log
+    tracemalloc.start()
+    source = load(path=str(tmp_path / f"log.{kind}"), low=[-1], high=[1])
+    steps = sum(len(e.rewards) for e in source.episodes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert steps == n and source.spec.horizon == 50
+    assert peak < 3e6  # bytes; a column of observations alone is 16e6
 
 
 def test_a_changed_file_is_read_again(tmp_path):

@@ -299,6 +299,24 @@ def test_blocks_do_not_change_a_log_or_its_row_numbers(tmp_path, monkeypatch):
             auctionnet.read(put(b, changed(trajectories(tmp_path), name, 80, value)))
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_log_is_not_held_as_a_whole(kind, tmp_path, monkeypatch):
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    table = pa.concat_tables([arrow_csv.read_csv(TRAFFIC_LOG)] * 8)  # 143,000 rows, 20 MB
+    path, size = tmp_path / f"log.{kind}", table.nbytes
+    arrow_csv.write_csv(table, path) if kind == "csv" else parquet.write_table(table, path, row_group_size=5000)
+    del table
+    monkeypatch.setattr(auctionnet, "BLOCK", 1 << 18)
+    before, held = pa.total_allocated_bytes(), []
+    for _, columns in auctionnet.batches(path, TRAFFIC, missing=True):
+        held.append(pa.total_allocated_bytes() - before)
+        del columns
+    assert len(held) > 20 and max(held) < size / 2
+
+
 def test_an_opportunity_without_a_number_is_left_out_and_counted(tmp_path):
     columns = traffic()
     row = next(i for i in range(144) if columns["timeStepIndex"][i] == 1 and columns["pvIndex"][i] == 1)

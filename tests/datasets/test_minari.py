@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import tracemalloc
 import warnings
 
+import h5py
 import minari
 import numpy as np
 import pytest
@@ -270,4 +272,22 @@ def test_a_damaged_dataset_is_refused(tmp_path):
     load(minari_id="mine/test-v0")
     (data / "metadata.json").unlink()
     with pytest.raises(ValueError, match="not a readable Minari dataset"):
+        load(minari_id="mine/test-v0")
+
+
+def test_a_dataset_is_not_held_as_a_whole(tmp_path):
+    many = [episode([1.0] * 100, S=100) for _ in range(50)]  # 2 MB, 40 kB each
+    save("mine/long-v0", make_store(tmp_path / "s", many, horizon=100))
+    source = load(minari_id="mine/long-v0")
+    tracemalloc.start()
+    assert sum(len(e.rewards) for e in source.episodes) == 5000
+    assert tracemalloc.get_traced_memory()[1] < 5e5  # bytes
+    tracemalloc.stop()
+
+
+def test_an_episode_that_is_missing_is_named(tmp_path):
+    data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2]), episode([3])])).storage.data_path
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        del file["episode_1"]
+    with pytest.raises(ValueError, match="mine/test-v0: not a readable Minari dataset .*episode_1"):
         load(minari_id="mine/test-v0")

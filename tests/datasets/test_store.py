@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import resource
 import shutil
 import signal
 import time
@@ -330,3 +331,28 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)))
     assert len(made) == 1 and found[0].fingerprint == found[1].fingerprint and found[1].rewards.sum() == 3000
+
+
+@pytest.mark.parametrize("room", [200_000, 30])
+def test_a_full_disk_is_one_clear_error_and_leaves_the_old_store(room, tmp_path):
+    """By the limit of this process on the size of a file: within the rows, and within a file's header."""
+    old = write(tmp_path / "s", Source(WIDE, endless(2)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"/s: the store could not be written \(File too large\); nothing of it is left. Make room"
+        ):
+            write(tmp_path / "s", Source(WIDE, endless(20)))
+        with pytest.raises(OSError, match="t: the store could not be written"):
+            write(tmp_path / "t", Source(WIDE, endless(20)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert folders(tmp_path) == ["s"] and verify(open_store(tmp_path / "s")).fingerprint == old.fingerprint
+
+
+def test_a_store_without_one_of_its_files_is_refused(tmp_path):
+    path = write(tmp_path / "s", Source(WIDE, endless(2))).path
+    (path / "rewards.npy").unlink()
+    with pytest.raises(ValueError, match=r"rewards.npy is damaged or missing \(.*\); delete the folder to make it again"):
+        open_store(path)

@@ -1,0 +1,80 @@
+"""A raw traffic log of one AuctionNet period, 24 million rows of text: seconds and memory of reading it.
+
+    python -m benchmarks.raw_traffic [--rows 24_000_000] [--folder ...]
+
+The log is made, 3.4 GB of it, and deleted. A row appended to raw_traffic.jsonl holds wall and CPU seconds of reading it and the peak of
+resident memory beside the page cache.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.large_log import resident_mb, watched
+from decisionllm.datasets.formats import auctionnet
+from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.policy import checkpoint
+
+RESULTS = Path(__file__).with_suffix(".jsonl")
+ADVERTISERS, LIMIT_MB, LIMIT_SECONDS = 48, 2000, 60
+NAMES = [*auctionnet.CAMPAIGN, *auctionnet.FIXED, "timeStepIndex", "remainingBudget", "isEnd", "pvIndex", "pValue", "pValueSigma", "bid",
+         "xi", "adSlot", "cost", "isExposed", "conversionAction", "leastWinningCost"]  # fmt: skip
+
+
+def write(path, rows):
+    """A log of so many rows, as many for each advertiser and step, and the sum of its bids."""
+    rng, n = np.random.default_rng(0), rows // (ADVERTISERS * STEPS)
+    value, bid, price = rng.uniform(0, 0.002, n), rng.uniform(0, 0.2, n), rng.uniform(0, 0.2, n)
+    won = bid > price
+    columns = (
+        range(n),
+        value,
+        value / 5,
+        bid,
+        won.astype(int),
+        won.astype(int),
+        price * won,
+        won.astype(int),
+        rng.random(n) < value,
+        price,
+    )
+    ends = [",".join(str(int(x) if isinstance(x, np.bool_) else x) for x in row) for row in zip(*columns, strict=True)]
+    with path.open("w") as file:
+        file.write(",".join(NAMES))
+        for advertiser in range(ADVERTISERS):
+            budget = 2000 + 10 * advertiser
+            for step in range(STEPS):
+                left = budget - step * float((price * won).sum())
+                begin = f"\n7,{advertiser},{advertiser // 8},{budget},{60 + advertiser},{step},{left + 1e6},{int(step == STEPS - 1)},"
+                file.write(begin + begin.join(ends))
+        file.write("\n")
+    return n, float(bid.sum())
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.raw_traffic", description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=24_000_000)
+    parser.add_argument("--folder", default=None, help="where the log is written for the time of the benchmark")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path = Path(folder) / "period-7.csv"
+        n, bids = write(path, options.rows)
+        row = {"rows": n * ADVERTISERS * STEPS, "gb": path.stat().st_size / 1e9, "imports_mb": resident_mb()}
+        cpu = time.process_time()
+        with watched() as reading:
+            sums, _ = auctionnet.summed(path)
+        row |= reading | {"cpu_seconds": time.process_time() - cpu}
+    assert len(sums["bid"]) == ADVERTISERS * STEPS and np.allclose(sums["bid"], bids) and (sums["volume"] == n).all()
+    row |= {"met": row["mb"] <= LIMIT_MB and row["seconds"] <= LIMIT_SECONDS, "versions": checkpoint.versions()}
+    with options.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()

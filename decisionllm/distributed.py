@@ -1,0 +1,129 @@
+"""Several processes of one training, as accelerate or torchrun starts them: they divide each batch (DDP), or the weights too (FSDP2)."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState
+from accelerate.utils import str_to_bool
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+CONFIG = "accelerate launch --config_file configs/accelerate/ddp.yaml (or fsdp.yaml) --num_processes N -m decisionllm train ..."
+REFUSED = {  # what accelerate can set and a training here does not do: the remedy
+    "ACCELERATE_USE_DEEPSPEED": "shard by FSDP2, configs/accelerate/fsdp.yaml",
+    "ACCELERATE_USE_MEGATRON_LM": "shard by FSDP2, configs/accelerate/fsdp.yaml",
+    "FSDP_ACTIVATION_CHECKPOINTING": "take model.gradient_checkpointing=true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "every process loads the weights; set fsdp_cpu_ram_efficient_loading: false",
+}
+
+
+def check(precision: str) -> bool:
+    """Whether the environment asks for FSDP2; a ValueError for what accelerate or torchrun may set and this training would not do."""
+    given = os.environ
+
+    def on(name: str) -> bool:
+        return bool(str_to_bool(given.get(name, "false")))
+
+    if name := next((name for name in REFUSED if on(name)), None):
+        raise ValueError(f"{name}={given[name]}: expected false; {REFUSED[name]}")
+    if (parts := int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))) > 1:
+        raise ValueError(f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take optim.accumulate={parts}")
+    if (mixed := given.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
+        raise ValueError(f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; got {mixed}")
+    alone = "RANK" not in given
+    if alone and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
+        raise ValueError(
+            f"accelerate launch started one process where several were meant, as it does on CPUs; start them by {CONFIG}"
+        )
+    if sharded := on("ACCELERATE_USE_FSDP"):
+        if alone:
+            raise ValueError(
+                f"ACCELERATE_USE_FSDP: expected processes to shard the weights among, got one; start them by {CONFIG}"
+            )
+        if (version := given.get("FSDP_VERSION", "1")) != "2":
+            raise ValueError(f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see configs/accelerate/fsdp.yaml")
+    return sharded
+
+
+def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
+    """The accelerator of a run.
+
+    Args:
+        precision: no or bf16.
+        cpu: whether to stay on CPUs.
+        options: of `Accelerator`.
+
+    Raises:
+        ValueError: see `check`.
+    """
+    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process, not a precision or device
+    sharded = check(precision)
+    accelerator = Accelerator(mixed_precision=precision, cpu=cpu, **options)
+    if sharded:
+        if cpu and torch.cuda.is_available():
+            raise ValueError("FSDP2 on CPUs: expected no GPU in sight, since torch shards on it; set CUDA_VISIBLE_DEVICES=")
+        accelerator.state.distributed_type = DistributedType.FSDP  # accelerate reads its own variables on GPUs alone
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()  # without casts: autocast has them
+    return accelerator
+
+
+def prepare(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool) -> tuple[Any, Any]:
+    """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered while it is read.
+
+    alike: every step uses the same parameters; then DDP learns from the first one which these are.
+    """
+    if not accelerator.is_fsdp2:
+        accelerator.ddp_handler = DistributedDataParallelKwargs(static_graph=alike, find_unused_parameters=not alike)
+        wrapped: tuple[Any, Any] = accelerator.prepare(model, optimizer)
+        return wrapped
+    plugin = accelerator.state.fsdp_plugin
+    plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [*model.backbone.core._no_split_modules]
+    model, optimizer = accelerator.prepare(model, optimizer)
+    model.backbone.shard()
+    return model, optimizer
+
+
+def unshard(model: Any) -> None:
+    """Gather the weights of a sharded model that are in no block, such as word embeddings, to read them outside its forward."""
+    if isinstance(model, FSDPModule):
+        model.unshard()
+
+
+def reshard(model: Any) -> None:
+    """Divide them again, which a forward without a backward pass leaves gathered."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor on the CPU, gathered from all processes if it is sharded: then all of them must call this."""
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu().contiguous()
+
+
+def placed(x: Tensor, weight: Tensor) -> Tensor:
+    """A tensor of the optimiser's state where its weight is: on its device, and divided as it is."""
+    if isinstance(weight, DTensor) and x.ndim:
+        return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)
+    return x.to(weight.device)
+
+
+def lost(error: RuntimeError) -> bool:
+    """Whether this is how torch says that another process of the run cannot be reached."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+def counter(accelerator: Any) -> Callable[[], int]:
+    """What counts its calls over all processes of a run, also once their connection is lost."""
+    store = torch.distributed.distributed_c10d._get_default_store() if accelerator.num_processes > 1 else None
+
+    def count() -> int:
+        try:
+            return int(store.add("calls", 1)) if store else 1
+        except RuntimeError:  # the process that kept the count is the lost one
+            return 1
+
+    return count

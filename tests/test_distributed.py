@@ -1,0 +1,156 @@
+"""Two processes on CPUs: equal to one, sharded or not, and lost without harm."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import decisionllm
+from decisionllm import distributed
+from decisionllm.policy import checkpoint
+from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
+from tests.test_train import same_bits, saved
+
+pytestmark = pytest.mark.numeric
+SHARDED = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+}
+LORA = ("backbone.tune=lora", "text=goal", "model.gradient_checkpointing=true", "log.keep_best=true", "data.held_out=0.1")
+
+
+def free_port():
+    """A free port below those that Linux gives to connections, since it is bound only seconds later."""
+    for port in np.random.default_rng(os.getpid()).permutation(np.arange(20_000, 32_768)).tolist():
+        with socket.socket() as attempt, suppress(OSError):
+            attempt.bind(("127.0.0.1", port))
+            return port
+
+
+def near_one(one, two):
+    for row, expected in zip(metrics(two), metrics(one), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    one, two = saved(one), saved(two)
+    assert one.keys() == two.keys()
+    for name in one:  # softmax takes no notice of a key's bias: its gradient is rounding, which Adam blows up
+        assert "k_proj.bias" in name or torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({}, ()), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, LORA)],
+    ids=["ddp, word embeddings unused", "ddp, lora", "fsdp2", "fsdp2, lora"],
+)
+def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
+    script = """
+import os, signal, sys
+import decisionllm.train
+from decisionllm.__main__ import run
+from decisionllm.datasets import windows
+path, given, *words = sys.argv[1:]
+alone, child = dict(os.environ), os.fork()  # what torchrun does, but for importing torch again
+os.environ |= eval(given) | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
+port = int(os.environ["MASTER_PORT"])
+def train(name, start):
+    os.environ["MASTER_PORT"] = str(port + start)  # a process that is early would connect to the group before
+    return run("train", [*words, f"run={path}/{name}"])
+codes = [train("two", 0)]
+draw = windows.Sampler.__call__
+def stopped(sampler, step):
+    if sampler.seed == 7 and step == 1:
+        signal.raise_signal(signal.SIGINT)
+    return draw(sampler, step)
+windows.Sampler.__call__ = stopped
+codes.append(train("again", 1) - 130)
+windows.Sampler.__call__ = draw
+codes.append(train("again", 2))
+if child:
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os.environ.clear()
+    os.environ |= alone
+    codes.append(run("train", [*words, f"run={path}/one"]))
+sys.stdout.flush()
+os._exit(any(codes))
+"""
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    words = [sys.executable, "-c", script, str(tmp_path), str(given), *LOOP, *NANO, "window=15", "optim.clip=0.5", *words]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 4  # one of the two speaks
+    assert "find_unused_parameters" not in done.stderr and "Warning" not in done.stderr
+    near_one(tmp_path / "one", tmp_path / "two")
+    assert metrics(tmp_path / "two") == metrics(tmp_path / "again")
+    assert same_bits(saved(tmp_path / "two"), saved(tmp_path / "again"))
+    assert decisionllm.load(tmp_path / "two").model.backbone.layout is not None
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 2), (1, 3)])
+def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(rank, world, tmp_path, monkeypatch):
+    """By the command of the documentation, which starts two processes also where there is no GPU."""
+    words = [
+        *LOOP,
+        *NANO,
+        f"cache_dir={tmp_path}/data",
+        "steps=100000",
+        "log.every=1",
+        "log.save_every=1",
+        f"run={tmp_path}/run",
+        f"optim.batch_size={2 * world}",
+    ]
+    shown = (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml").read_text().splitlines()[0]
+    start = shown.removeprefix("# ").removesuffix(" train ...").replace("--num_processes 2", f"--num_processes {world}").split()
+    launcher = [str(Path(sys.executable).parent / start[0]), *start[1:], "train", *words]
+    process = subprocess.Popen(
+        launcher,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    trainer, patience = tmp_path / "run" / "checkpoint" / "trainer.json", time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < patience and not trainer.is_file():
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
+    ranks = {int(re.search(rb"\0RANK=(\d)", found)[1]): int(child) for child, found in environments.items()}
+    assert set(ranks) == {*range(world)}
+    os.kill(ranks[rank], signal.SIGKILL)
+    out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
+    assert process.returncode == 1 and f"{world} x cpu" in out
+    said = [line for line in err.splitlines() if line.startswith("decisionllm:")]
+    step = json.loads((checkpoint.find(tmp_path / "run") / "trainer.json").read_text())["step"]
+    assert len(said) == 1 and "a process of this run was lost" in said[0], err
+    assert f"the same command continues from step {step:,}" in said[0]
+    drawn = interrupt(monkeypatch, step + 2)
+    assert command("train", *words) == 130 and drawn[0] == step
+    assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, step + 4))
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP: expected processes to shard the weights among, got one"),
+    (SHARDED | {"RANK": "0", "FSDP_VERSION": "1"}, "expected fsdp_version: 2, got 1"),
+    (SHARDED | {"RANK": "0", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "take model.gradient_checkpointing=true"),
+    (SHARDED | {"RANK": "0", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "set fsdp_cpu_ram_efficient_loading: false"),
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "shard by FSDP2"),
+    ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "take optim.accumulate=4"),
+    ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "expected no, or that of optim.precision, no; got bf16"),
+    ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}, "accelerate launch started one process"),
+])  # fmt: skip
+def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        distributed.check("no")
