@@ -233,7 +233,3 @@ class Planner:
         arrived = ~solved & (np.linalg.norm(position - target, axis=1) < 0.1)
         self.leg = np.minimum(self.leg + arrived, self.waypoints.shape[1] - 1)
         return np.clip(10 * (target - position) - velocity, -1, 1), solved
-
-    def select(self, rows: np.ndarray) -> None:
-        """Continue with these balls alone."""
-        self.goals, self.waypoints, self.leg = self.goals[rows], self.waypoints[rows], self.leg[rows]

@@ -81,7 +81,7 @@ class GymnasiumEnv(Env):
             space = deepcopy(self.space)
             space.seed(seed)
             start = space.start if "num_actions" in self.action else 0
-            return ScriptedPlayer(lambda seen: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]))
+            return ScriptedPlayer(lambda seen, rows: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]), tasks)
 
         return {"random": sample}
 
