@@ -21,7 +21,7 @@ from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.datasets.formats.auctionnet_days import read_days
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
-from decisionllm.envs.auction.days import Day, day_files, play, read_all
+from decisionllm.envs.auction.days import Day, day_files, play, read
 from decisionllm.envs.auction.market import PUBLISHED, Market, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
 from decisionllm.protocols import Source
@@ -96,7 +96,7 @@ def load(
 def read_log(path: str, *, periods: str, behaviour: str = "reference", num_campaigns: int = 4000, seed: int = 0) -> Log:
     """The log of these files; without a path, of our own market; with a teacher, of it on the days of a folder."""
     if behaviour in TEACHERS:
-        curves = teacher.Curves(read_all(path, parse_periods(periods)))
+        curves = teacher.Curves(map(read, day_files(path, parse_periods(periods)).values()))
         return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path:
         return auctionnet.read(path, periods=periods)
