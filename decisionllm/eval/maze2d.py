@@ -25,14 +25,10 @@ from decisionllm.schema import Episode
 # Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`; of `open`, which has
 # no second version there, our own of 4,000 episodes.
 REFERENCE = {
-    ("open", False): (8.05, 104.1),
-    ("umaze", False): (23.85, 161.86),
-    ("medium", False): (13.13, 277.39),
-    ("large", False): (6.7, 273.99),
-    ("umaze", True): (68.537689, 193.66285642381482),
-    ("medium", True): (44.264742, 297.4552547777125),
+    ("open", False): (8.05, 104.1), ("umaze", False): (23.85, 161.86), ("medium", False): (13.13, 277.39), ("large", False): (6.7, 273.99),
+    ("umaze", True): (68.537689, 193.66285642381482), ("medium", True): (44.264742, 297.4552547777125),
     ("large", True): (30.569041, 303.4857382709002),
-}
+}  # fmt: skip
 
 # Normalised scores on D4RL's own data, for context: CORL's README, last checkpoint, 4 seeds x 100 episodes, and QDT's values.
 PUBLISHED = {
