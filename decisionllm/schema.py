@@ -153,9 +153,7 @@ class Episode(StepColumns[np.ndarray]):
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
     return_after_exit: float | None = stored(np.float32, None)  # reward of the team after it left; part of every return-to-go
     part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
-    outcome: dict[str, Any] = field(
-        default_factory=dict, kw_only=True
-    )  # of a rollout: what happened beside the rewards; not stored
+    outcome: dict[str, Any] = field(default_factory=dict, kw_only=True)  # of a rollout, beside the rewards; not stored
 
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:

@@ -161,9 +161,8 @@ def goal_facts(maze: str) -> dict[str, dict[str, Any]]:
             "side": side, "region": f"{('upper', 'mid', 'lower')[i]} {('left', 'middle', 'right')[j]}",
             "path": simulator.distance(simulator.goal, cell), "spot": place,
         }  # fmt: skip
-    shared = [
-        name for name in ("spot", "side", "region", "path") if len({known[name] for known in found.values()}) < len(found)
-    ]
+    places = ("spot", "side", "region", "path")
+    shared = [name for name in places if len({known[name] for known in found.values()}) < len(found)]
     return {task: {name: fact for name, fact in known.items() if name not in shared} for task, known in found.items()}
 
 

@@ -42,10 +42,7 @@ def canonical(
     """
     lead = observations.shape[:-1]
     made = np.zeros((*lead, sum(width * count for _, width, count in entity_schema)), np.float32)
-    room = {
-        kind: made[..., at : at + width * count].reshape(*lead, count, width)
-        for kind, at, width, count in placed(entity_schema)
-    }
+    room = {kind: made[..., at : at + w * count].reshape(*lead, count, w) for kind, at, w, count in placed(entity_schema)}
     used = dict.fromkeys(room, 0)  # the rooms are views
     for kind, at, width, count in placed(blocks):
         part = observations[..., at : at + width * count]

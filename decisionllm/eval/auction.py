@@ -109,9 +109,8 @@ class Auction(Env):
         self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[advertiser]
         self.category = industries(48)[advertiser]
         campaigns, held_out = (self.budgets, self.target_cpa, self.category), is_held_out(wordings, text)
-        blocks = (
-            np.split(x, len(self.factors) * times) for x in (*campaigns, period)
-        )  # texts are shuffled within a budget and a repeat
+        # texts are shuffled within a budget and a repeat
+        blocks = (np.split(x, len(self.factors) * times) for x in (*campaigns, period))
         self.tasks = [task for block in zip(*blocks, strict=True) for task in texts(self.spec, *block)]
         self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
         if text == "paraphrased":

@@ -105,10 +105,8 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
         pictures["learning.png"] = draw_curves(curves)
     tables: dict[str, Any] = {}
     for row in rows:
-        for name, table in row.items():
-            if (
-                isinstance(table, dict) and "shares" in table and table not in tables.values()
-            ):  # a probe is in all rows of its run
+        for name, table in row.items():  # a probe is in all rows of its run
+            if isinstance(table, dict) and "shares" in table and table not in tables.values():
                 tables[f"{row['policy']}, {row['protocol']}, seed {row['seed']}: {name}"] = table
     if tables:
         pictures["tables.png"] = draw_tables(tables)

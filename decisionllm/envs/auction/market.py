@@ -88,9 +88,7 @@ def scaled_traffic(period: int, total: int) -> Traffic:
     return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
 
 
-def with_prices(
-    period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def with_prices(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
     """Values, standard deviations and market prices (n,) of each step; a ValueError unless there is a price for each opportunity."""
     for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
         if len(prices) != len(values):
