@@ -60,7 +60,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     published: dict[str, dict[str, float]] = {}  # by dataset
     units: dict[str, str] = {}
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "results.jsonl").open("a") as file:
+    with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
             own, given = run_config["env"], of_run(run_config, config["env"])
             if own["_target_"] == "none" and not given:
@@ -69,25 +69,22 @@ def evaluate(config: dict[str, Any]) -> Path:
             same = given.get("_target_", own["_target_"]) == own["_target_"]
             emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
             env: Env = build(merged(own if same else {}, given) | emptied, config["episodes"])
-            if "policy" in run_config and (
-                ignored := [key for key, value in (config["act"] | config["team"]).items() if value is not None]
-            ):
-                console.print(
-                    f"{run}: a baseline acts by its network's mean; {', '.join(ignored)} of act and team have no effect on it"
-                )
-            dataset = info["dataset"]["name"]
+            ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
+            if "policy" in run_config and ignored:
+                console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
+            dataset, part_label = info["dataset"]["name"], run_config.get("part", "")  # part: of a mixture
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
             if config["baselines"] and dataset not in drawn:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
-            shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
-                      "perplexity": perplexities(policy, info),
-                      "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
-            if words := shared["perplexity"]:
+            words = None  # perplexity of plain sentences, where it has a meaning, see `readers.perplexity`
+            if before := info.get("perplexity"):
+                words = {"before": before, "after": perplexity(policy.model.backbone)}
                 console.print("{}: perplexity of plain sentences {before:.1f} before, {after:.1f} after".format(run, **words))
+            shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon, "perplexity": words,
+                      "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             shared |= {} if "policy" in run_config else env.probe(policy)
-            part_label = run_config.get("part", "")  # of a mixture
             shared |= {"part": part_label} if part_label else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
@@ -104,13 +101,9 @@ def evaluate(config: dict[str, Any]) -> Path:
                         extra={"env_seed": config["seed"]} | ({} if contender.scripted else shared) | env.metrics(part),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
-                    file.flush()
                     console.print(line(row))
-                    label = re.sub(
-                        r"[^\w.+-]+",
-                        "-",
-                        f"{contender.name}-{protocol}-{row.seed}" + f"-{part_label}" * bool(part_label),
-                    )
+                    label = "-".join(filter(None, (contender.name, protocol, str(row.seed), part_label)))
+                    label = re.sub(r"[^\w.+-]+", "-", label)
                     if config["report"] and label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
                         pictures = {"rollout": env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")}
@@ -124,12 +117,6 @@ def evaluate(config: dict[str, Any]) -> Path:
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
-
-
-def perplexities(policy: Any, info: dict[str, Any]) -> dict[str, float | None] | None:
-    """Perplexity of plain sentences before training and now; None where it has no meaning, see `readers.perplexity`."""
-    before = info.get("perplexity")
-    return {"before": before, "after": perplexity(policy.model.backbone)} if before else None
 
 
 def headline(policy: Any) -> float | None:

@@ -37,9 +37,8 @@ def discover() -> dict[str, dict[str, dict[str, Any]]]:
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
                     group, name = (ast.literal_eval(a) for a in mark.args)
-                    made = _choice(
-                        f"{module}.{node.name}", node, {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
-                    )
+                    defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
+                    made = _choice(f"{module}.{node.name}", node, defaults)
                     taken = found.setdefault(group, {}).setdefault(name, made)
                     if taken is not made:
                         raise ValueError(f"{group}={name} is registered twice: by {taken['_target_']} and {made['_target_']}")
@@ -59,12 +58,10 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> dict[str, Any]:
     inner = [node] if isinstance(node, ast.FunctionDef) else [f for f in node.body if isinstance(f, ast.FunctionDef)]
-    function = next((f for f in inner if f is node or f.name == "__init__"), None)
-    names = [a.arg for a in function.args.kwonlyargs] if function else []
-    options = dict(zip(names, function.args.kw_defaults, strict=True)) if function else {}
-    unknown = sorted(set(defaults) - set(names))
-    if unknown:
-        raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(names) or 'none'}")
+    given = [f.args for f in inner if f is node or f.name == "__init__"]
+    options = {a.arg: value for args in given for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
+    if unknown := sorted(defaults.keys() - options.keys()):
+        raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(options) or 'none'}")
     values = {name: "???" if value is None else ast.literal_eval(value) for name, value in options.items()}
     return {"_target_": target, **values, **defaults}
 
@@ -92,8 +89,7 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
     """Call what a config node names: `_target_` with the supplied positional arguments and the node's keys."""
     path, _, name = node["_target_"].rpartition(".")
     options = {key: value for key, value in node.items() if key != "_target_"}
-    missing = sorted(key for key, value in options.items() if value == "???")
-    if missing:
+    if missing := sorted(key for key, value in options.items() if value == "???"):
         raise ValueError(f"{node['_target_']}: give a value to {', '.join(missing)}")
     module = import_module(path)
     try:

@@ -40,7 +40,6 @@ def check_record(record: Any) -> None:
     """Raise a ValueError if an array of a record has another shape than its field says, or a number that is not finite."""
     sizes: dict[str, int] = {}
     kind: Any = type(record)
-    name = kind.__name__
     for key, letters, optional in _shapes(kind):
         value = vars(record)[key]
         if value is None and optional:
@@ -51,11 +50,11 @@ def check_record(record: Any) -> None:
             words = (letter + "+1" * more for letter, more in letters)
             wanted = ", ".join(w if e is None else f"{w}={e}" for e, w in zip(expected, words, strict=True))
             came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(f"{name}.{key}: expected shape ({wanted}), got {came}")
+            raise ValueError(f"{kind.__name__}.{key}: expected shape ({wanted}), got {came}")
         sizes.update((letter, size - more) for (letter, more), size in zip(letters, got, strict=True))
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
             row = np.argwhere(~np.isfinite(value))[0]
-            raise ValueError(f"{name}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
+            raise ValueError(f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
 
 
 def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
@@ -77,10 +76,9 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
 def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
     """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""
     found = []
-    for f in fields(record):
-        if "shape" in f.metadata:
-            shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]
-            found.append((f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None))
+    for f in (f for f in fields(record) if "shape" in f.metadata):
+        shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]
+        found.append((f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None))
     return found
 
 
@@ -98,26 +96,23 @@ class Spec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     num_actions: int = 0
-    entity_schema: tuple[
-        tuple[str, int, int], ...
-    ] = ()  # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of
-    # which begins with 1 if it is there and is zeros if not; (): one vector with no inner order
+    # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of which begins with 1 if it is
+    # there and is zeros if not; (): one vector with no inner order
+    entity_schema: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "entity_schema", tuple((str(kind), int(width), int(count)) for kind, width, count in self.entity_schema)
-        )
-        if self.entity_schema and sum(width * count for _, width, count in self.entity_schema) != self.observation_dim:
-            raise ValueError(
-                f"Spec.entity_schema: expected blocks of {self.observation_dim} numbers in all, the size of an observation, got {self.entity_schema}"
-            )
-        if self.num_actions and self.action_dim != 1:
-            raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
-        if not self.num_actions and not (len(self.low) == len(self.high) == self.action_dim):
-            raise ValueError(
-                f"Spec.low, high: expected {self.action_dim} bounds each, got {len(self.low)} and {len(self.high)}"
-            )
-        if not self.num_actions and not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
+        blocks = tuple((str(kind), int(width), int(count)) for kind, width, count in self.entity_schema)
+        object.__setattr__(self, "entity_schema", blocks)
+        if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
+            wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
+            raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
+        if self.num_actions:
+            if self.action_dim != 1:
+                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
+        elif not len(self.low) == len(self.high) == self.action_dim:
+            got = f"{len(self.low)} and {len(self.high)}"
+            raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
+        elif not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
             raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
 
     @classmethod
@@ -138,6 +133,11 @@ class StepColumns(Generic[Array]):
     action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)  # True where a discrete action is allowed
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)  # False where the action is no training target
 
+    def __post_init__(self) -> None:
+        check_record(self)
+        if self.loss_mask is None and "mask" in vars(self):  # of a window or a batch
+            object.__setattr__(self, "loss_mask", vars(self)["mask"])
+
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
 OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None)
@@ -157,19 +157,16 @@ class Episode(StepColumns[np.ndarray]):
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
     return_after_exit: float | None = stored(np.float32, None)  # reward of the team after it left; part of every return-to-go
     part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
-    outcome: dict[str, Any] = field(
-        default_factory=dict, kw_only=True
-    )  # of a rollout: what happened beside the rewards; not stored
+    outcome: dict[str, Any] = field(default_factory=dict, kw_only=True)  # of a rollout, beside the rewards; not stored
 
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
-        check_record(self)
+        super().__post_init__()
 
 
-EPISODE_FIELDS = {
-    f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata
-}  # name -> dtype in a store
+# name -> dtype in a store
+EPISODE_FIELDS = {f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata}
 
 
 @dataclass(frozen=True)
@@ -201,11 +198,6 @@ class Window(StepColumns[np.ndarray]):
     identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
     text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
 
-    def __post_init__(self) -> None:
-        check_record(self)
-        if self.loss_mask is None:
-            object.__setattr__(self, "loss_mask", self.mask)
-
 
 @dataclass(frozen=True)
 class Batch(StepColumns["torch.Tensor"]):
@@ -221,11 +213,6 @@ class Batch(StepColumns["torch.Tensor"]):
     loss_mask: torch.Tensor = column("", np.bool_, optional=True, kw_only=True)
     team: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
     identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_record(self)
-        if self.loss_mask is None:
-            object.__setattr__(self, "loss_mask", self.mask)
 
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""
@@ -261,5 +248,5 @@ class Report:
 
     def row(self) -> dict[str, Any]:
         """The line of results.jsonl, as a dict."""
-        names = {f.name: "return" if f.name == "mean_return" else f.name for f in fields(self) if f.name != "extra"}
-        return {name: vars(self)[field] for field, name in names.items()} | self.extra
+        own = {"return" if name == "mean_return" else name: value for name, value in vars(self).items() if name != "extra"}
+        return own | self.extra

@@ -108,7 +108,7 @@ class TrainedBidder(Bidder):
 
 def roster() -> Roster:
     """The bidders of AuctionNet's 48 advertisers. BCQ, whose weights are not published, bids 95; see `auctionnet/README.md`."""
-    return _seated(_kinds())
+    return behaviour_roster("reference", 0)
 
 
 def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
@@ -123,7 +123,8 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
         seed: of the positions and multipliers.
     """
     one_of("behaviour", behaviour, BEHAVIOURS)
-    kinds, rng = _kinds(), np.random.default_rng((seed, period))
+    kinds = [kind for category in range(CATEGORIES) for kind in PUBLISHED["roster"][category % 2]]
+    rng = np.random.default_rng((seed, period))
     if behaviour == "reference":
         return _seated(kinds)
     pairs = _seated([kinds[i] for i in rng.permutation(len(kinds))])
@@ -132,10 +133,6 @@ def behaviour_roster(behaviour: str, period: int, *, seed: int = 0) -> Roster:
         others = rng.permutation(len(kinds))[: len(kinds) // 2]
         pairs += [([i], Constant(float(mean * np.exp(rng.uniform(np.log(0.4), np.log(2)))))) for i in others]
     return pairs
-
-
-def _kinds() -> list[str]:
-    return [kind for category in range(CATEGORIES) for kind in PUBLISHED["roster"][category % 2]]
 
 
 def _seated(kinds: list[str]) -> list[tuple[list[int], Bidder]]:

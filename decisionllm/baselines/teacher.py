@@ -21,9 +21,7 @@ from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING
 
 LOW, STRIDE = float(np.log(GRID[0])), float(np.log(GRID[1] / GRID[0]))
-CLOCK = torch.tensor(
-    np.array(PUBLISHED["clock"]) / np.sum(PUBLISHED["clock"]) * PUBLISHED["opportunities"], dtype=torch.float32
-)
+CLOCK = torch.tensor(PUBLISHED["clock"] / np.sum(PUBLISHED["clock"]) * PUBLISHED["opportunities"], dtype=torch.float32)
 
 
 class Curves:
@@ -31,13 +29,8 @@ class Curves:
 
     def __init__(self, days: Iterable[Day]) -> None:
         self.days = list(days)
-        totals = []
-        for day in self.days:
-            steps = np.stack([day.cost, day.value, day.won])
-            totals.append(
-                np.concatenate([np.zeros_like(steps[:, :1]), steps.cumsum(1, dtype=np.float64)], 1).astype(np.float32)
-            )
-        self.sums = torch.from_numpy(np.stack(totals, 1))
+        totals = [np.cumsum([day.cost, day.value, day.won], 1, np.float64).astype(np.float32) for day in self.days]
+        self.sums = nn.functional.pad(torch.from_numpy(np.stack(totals, 1)), (0, 0, 0, 0, 1, 0))
         self.volume = torch.tensor(np.stack([day.volume for day in self.days]), dtype=torch.float32)
         self.mean_value = torch.tensor(np.stack([day.mean_value for day in self.days]), dtype=torch.float32)
         share = self.volume.sum(1, keepdim=True) / PUBLISHED["opportunities"]  # a day of fewer, each worth more

@@ -4,7 +4,6 @@ An episode ends with the first step that began without budget, that step include
 last step.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.datasets.formats.auctionnet_days import read_days
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
-from decisionllm.envs.auction.days import Day, day_files, play, read_all
+from decisionllm.envs.auction.days import Day, day_files, play, read
 from decisionllm.envs.auction.market import PUBLISHED, Market, industries
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
 from decisionllm.protocols import Source
@@ -60,9 +59,8 @@ def load(
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
     if relabel and behaviour in TEACHERS:
-        raise ValueError(
-            f"dataset.relabel: expected 0 with behaviour={behaviour}, whose campaigns have drawn budgets, got {relabel}"
-        )
+        why = f"behaviour={behaviour}, whose campaigns have drawn budgets"
+        raise ValueError(f"dataset.relabel: expected 0 with {why}, got {relabel}")
     log = read_log(path, periods=periods, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     origin = (stem(path) if path else "market") + f"-{behaviour}" * (behaviour in TEACHERS or not path)
     origin += f"-seed{seed}" * bool(seed and not path)
@@ -96,7 +94,7 @@ def load(
 def read_log(path: str, *, periods: str, behaviour: str = "reference", num_campaigns: int = 4000, seed: int = 0) -> Log:
     """The log of these files; without a path, of our own market; with a teacher, of it on the days of a folder."""
     if behaviour in TEACHERS:
-        curves = teacher.Curves(read_all(path, parse_periods(periods)))
+        curves = teacher.Curves(map(read, day_files(path, parse_periods(periods)).values()))
         return taught(curves, behaviour=behaviour, num_campaigns=num_campaigns, seed=seed)
     if path:
         return auctionnet.read(path, periods=periods)
@@ -119,7 +117,7 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
     drawn = teacher.draw(curves, num_campaigns, generator)
     factor = torch.exp(spread * torch.randn(num_campaigns, generator=generator))
     day, advertiser = drawn.day.numpy(), drawn.advertiser.numpy()
-    log, columns = Campaigns(drawn.budget.numpy(), drawn.limit.numpy()), defaultdict(list)
+    log, columns = Campaigns(drawn.budget.numpy(), drawn.limit.numpy()), []
     price = np.array([[p.sum() / max(len(p), 1) for p in d.by_step(d.market_price)] for d in curves.days])
     volumes, means = (np.stack([vars(d)[name] for d in curves.days]) for name in ("volume", "mean_value"))
     for t in range(STEPS):
@@ -132,11 +130,8 @@ def taught(curves: teacher.Curves, *, behaviour: str, num_campaigns: int, seed: 
             bid=(multiplier * factor).numpy() * value, market_price=price[day, t], value=value, conversion=made / np.maximum(volume, 1),
             won=won / np.maximum(volume, 1), volume=volume, spend=spend, conversions=made, exposed_value=exposed,
         )  # fmt: skip
-        for name, x in (
-            before | {"multiplier": multiplier.double().numpy(), "conversions": made, "exposed_value": exposed}
-        ).items():
-            columns[name].append(x)
-    steps = {name: np.stack(x, 1) for name, x in columns.items()}
+        columns.append(before | {"multiplier": multiplier.double().numpy(), "conversions": made, "exposed_value": exposed})
+    steps = {name: np.stack([step[name] for step in columns], 1) for name in columns[0]}
     done = (steps["remaining"] < MIN_REMAINING) | (np.arange(STEPS) == STEPS - 1)
     return Log(
         period=np.array([d.period for d in curves.days])[day], advertiser=advertiser, category=industries(48)[advertiser],
@@ -248,14 +243,12 @@ def texts(
     spec: ObservationSpec, budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray, period: np.ndarray
 ) -> list[str]:
     """The task text of each campaign, (K,) each. text=shuffled exchanges them among the campaigns of a period."""
-    tasks = [spec.task(*campaign) for campaign in zip(budget, target_cpa, category, strict=True)]
+    order = np.arange(len(period))
     if spec.text == "shuffled":
         for number in np.unique(period):
-            rows = np.flatnonzero(period == number)
-            shuffled = [tasks[k] for k in np.random.default_rng(int(number)).permutation(rows)]
-            for k, task in zip(rows, shuffled, strict=True):
-                tasks[k] = task
-    return tasks
+            order[period == number] = np.random.default_rng(int(number)).permutation(np.flatnonzero(period == number))
+    campaigns = (x[order] for x in (budget, target_cpa, category))
+    return [spec.task(*campaign) for campaign in zip(*campaigns, strict=True)]
 
 
 def facts(tasks: Sequence[str], budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> dict[str, dict[str, Any]]:

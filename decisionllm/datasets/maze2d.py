@@ -37,20 +37,9 @@ Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n,
 @register("dataset", "maze2d-medium-dense", maze="medium", dense=True, text="${text}")
 @register("dataset", "maze2d-large-dense", maze="large", dense=True, text="${text}")
 def load(
-    *,
-    maze: str,
-    dense: bool = False,
-    text: str = "none",
-    cut: str = "timeouts",
-    source: str = "auto",
-    piece: int = 1000,
-    steps_after_goal: int = 0,
-    path: str = "",
-    steps: int = 0,
-    noise: float = 0.5,
-    without_goals: str = "",
-    seed: int = 0,
-) -> Source:
+    *, maze: str, dense: bool = False, text: str = "none", cut: str = "timeouts", source: str = "auto", piece: int = 1000,
+    steps_after_goal: int = 0, path: str = "", steps: int = 0, noise: float = 0.5, without_goals: str = "", seed: int = 0,
+) -> Source:  # fmt: skip
     """One Maze2D log as episodes.
 
     Args:
@@ -164,21 +153,17 @@ def goal_facts(maze: str) -> dict[str, dict[str, Any]]:
         straight = free in ([True, True, False, False], [False, False, True, True])
         compass = "-".join(word for word in (("north", "", "south")[i], ("west", "", "east")[j]) if word)
         side = f"{compass} corner" if "-" in compass else f"middle of the {compass} side" if compass else "very centre"
+        place = f"{('top', 'middle', 'bottom')[i]} {('left', 'centre', 'right')[j]}"
         found[task_text(maze, cell)] = {
             "library": "maze2d", "maze": maze, "rows": rows, "columns": columns, "row": row, "column": column,
             "up": rows - row, "down": row - 1, "left": columns - column, "right": column - 1,
-            "place": f"{('top', 'middle', 'bottom')[i]} {('left', 'centre', 'right')[j]}",
-            "kind": "corridor" if straight else ("dead end", "corner", "junction", "crossing")[sum(free) - 1],
+            "place": place, "kind": "corridor" if straight else ("dead end", "corner", "junction", "crossing")[sum(free) - 1],
             "side": side, "region": f"{('upper', 'mid', 'lower')[i]} {('left', 'middle', 'right')[j]}",
-            "path": simulator.distance(simulator.goal, cell),
+            "path": simulator.distance(simulator.goal, cell), "spot": place,
         }  # fmt: skip
-    for name in ("spot", "side", "region", "path"):
-        values = [facts.get(name, facts["place"]) for facts in found.values()]
-        for facts, value in zip(found.values(), values, strict=True):
-            facts[name] = value
-            if len({*values}) < len(values):
-                del facts[name]
-    return found
+    places = ("spot", "side", "region", "path")
+    shared = [name for name in places if len({known[name] for known in found.values()}) < len(found)]
+    return {task: {name: fact for name, fact in known.items() if name not in shared} for task, known in found.items()}
 
 
 def cut_points(log: Log, cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray]:
@@ -217,16 +202,13 @@ def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 30
     Source: D4RL `scripts/generation/generate_maze2d_datasets.py`. Left out: its loop shows the old observation once more
     after each goal, which repeats a row.
     """
-    rng = np.random.default_rng(seed)
-    chains = max(1, min(chains, steps // 2000))
+    rng, chains = np.random.default_rng(seed), max(1, min(chains, steps // 2000))
+    states, planner = simulator.reset(chains, rng), Planner(simulator, chains, rng)
     length = -(-steps // chains)
-    states = simulator.reset(chains, rng)
-    planner = Planner(simulator, chains, rng)
     shape = (chains, length)
     log = {"observations": np.empty((*shape, 4), np.float32), "actions": np.empty((*shape, 2), np.float32),
            "goals": np.empty((*shape, 2), np.float32), "ends": np.zeros(shape, bool)}  # fmt: skip
-    age, goals = np.zeros(chains, int), np.zeros((chains, 2))
-    fresh = np.ones(chains, bool)
+    age, goals, fresh = np.zeros(chains, int), np.zeros((chains, 2)), np.ones(chains, bool)
     for t in range(length):
         rows = np.flatnonzero(fresh)
         if len(rows):
@@ -299,20 +281,14 @@ def read_hdf5(path: Path) -> tuple[Log, str]:
 
 
 def files(*, maze: str, dense: bool = False, path: str = "", source: str = "auto", **options: Any) -> list[Path]:
-    """What `load` would read with these options: one file, or none where it regenerates."""
-    file = None if source == "regenerate" else find_file(maze, dense, path)
-    return [file] if file else []
+    """What `load` would read with these options: one file, the given one or where a D4RL user has it, $D4RL_DATASET_DIR or
+    ~/.d4rl/datasets; none where it regenerates."""
+    folders = filter(None, (os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"))
+    places = [path] if path else [f"{folder}/{name}" for folder in folders for name in file_names(maze, dense)]
+    found = [place for place in (Path(place).expanduser() for place in places) if place.is_file()]
+    return [] if source == "regenerate" else found[:1]
 
 
 def file_names(maze: str, dense: bool) -> list[str]:
     kind = "dense" if dense else "sparse"
     return [f"maze2d-{maze}-{kind}-v1.hdf5", f"maze2d-{maze}-{kind}.hdf5"]
-
-
-def find_file(maze: str, dense: bool, path: str = "") -> Path | None:
-    """Where a D4RL user has the file: the given path, $D4RL_DATASET_DIR, ~/.d4rl/datasets; None if nowhere."""
-    if path:
-        return Path(path).expanduser() if Path(path).expanduser().is_file() else None
-    folders = [os.environ.get("D4RL_DATASET_DIR"), "~/.d4rl/datasets"]
-    places = [Path(folder).expanduser() / name for folder in folders if folder for name in file_names(maze, dense)]
-    return next((place for place in places if place.is_file()), None)

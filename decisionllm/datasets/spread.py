@@ -16,11 +16,8 @@ from decisionllm.registry import register
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
 SEEDS = 1_000_000  # log `seed` starts its worlds as mpe2's reset(seed=...) does with seeds from (seed + 1) times this on
-WORDS = {
-    "name": "simple_spread",
-    "task": "Cover every landmark, each with one agent, without touching another",
-    "reward_rule": "half the distance of each landmark to its nearest agent is lost at every step, and half a point for each touch",
-}
+TASK = "Cover every landmark, each with one agent, without touching another"
+REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step, and half a point for each touch"
 
 
 @register("dataset", "spread", text="${text}")
@@ -97,7 +94,7 @@ def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]
     pushed = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
     action: dict[str, Any] = {"num_actions": len(PUSHES)} if actions == "discrete" else pushed
     return {
-        **WORDS, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
+        "name": "simple_spread", "task": TASK, "reward_rule": REWARD_RULE, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
         "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},
         "types": {"agent": {"role": ""} | action | {"observations": {str(s): blocks(*known[s]) for s in sizes}}},
         "generator": generator,

@@ -16,6 +16,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
+from decisionllm.tokenizers.entities import blocks as placed
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
@@ -41,13 +42,10 @@ def canonical(
     """
     lead = observations.shape[:-1]
     made = np.zeros((*lead, sum(width * count for _, width, count in entity_schema)), np.float32)
-    room, used, at, column = {}, {}, 0, 0
-    for kind, width, count in entity_schema:
-        room[kind], used[kind] = made[..., at : at + width * count].reshape(*lead, count, width), 0  # a view
-        at += width * count
-    for kind, width, count in blocks:
-        part = observations[..., column : column + width * count]
-        column += width * count
+    room = {kind: made[..., at : at + w * count].reshape(*lead, count, w) for kind, at, w, count in placed(entity_schema)}
+    used = dict.fromkeys(room, 0)  # the rooms are views
+    for kind, at, width, count in placed(blocks):
+        part = observations[..., at : at + width * count]
         if kind == "own":
             room[kind][..., 0, used[kind] : used[kind] + width * count] = part
             used[kind] += width * count
@@ -78,8 +76,7 @@ def canonical_rows(
     made = np.zeros((len(kinds), sum(width * count for _, width, count in shape)), np.float32)
     for k, each in enumerate(types.values()):
         for length, blocks in each["observations"].items():
-            rows = np.flatnonzero((kinds == k) & (lengths == int(length)))
-            if len(rows):
+            if len(rows := np.flatnonzero((kinds == k) & (lengths == int(length)))):
                 raw = np.lib.stride_tricks.sliding_window_view(flat, int(length))[starts[rows]]
                 made[rows] = canonical(raw, blocks, shape, agent_type=k, types=len(types))
     return made
@@ -127,13 +124,8 @@ def team_facts(meta: Meta, n: int, agent_type: str) -> dict[str, Any]:
     """The facts of a task for `wordings`, as in `task_text`; the role is the name of the type, `agent` where there is one type."""
     said = {"name": meta.get("name", ""), "goal": meta.get("task", ""), "reward": meta.get("reward_rule", "")}
     known = {name: words.strip().rstrip(".") for name, words in said.items() if words}
-    return {
-        "library": "teams",
-        "size": n,
-        "role": agent_type if len(meta["types"]) > 1 else "agent",
-        "steps": meta["horizon"],
-        **known,
-    }
+    role = agent_type if len(meta["types"]) > 1 else "agent"
+    return {"library": "teams", "size": n, "role": role, "steps": meta["horizon"], **known}
 
 
 @register("dataset", "team", text="${text}")
@@ -235,11 +227,10 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     actions, masks, loss_mask = _decisions(log, order, kind)
     rewards, later, rewarded = _rewards(log, returns, clock, offsets, order, moment, world, size)
     ended = (died > 0) | log.steps["terminated"][clock][moment]
-    names = list(meta["types"])
-    tasks = [task_text(meta, n, names[k], text) for n, k in zip(size[world[start]].tolist(), kind[start].tolist(), strict=True)]
+    named = [*zip(size[world[start]].tolist(), np.array([*meta["types"]])[kind[start]].tolist(), strict=True)]
+    tasks = [task_text(meta, n, name, text) for n, name in named]
     if text == "paraphrased":
-        of_whom = zip(tasks, size[world[start]].tolist(), kind[start].tolist(), strict=True)
-        info["wordings"] = {task: team_facts(meta, n, names[k]) for task, n, k in of_whom}
+        info["wordings"] = {task: team_facts(meta, *who) for task, who in zip(tasks, named, strict=True)}
     if text == "shuffled":
         tasks = [tasks[k] for k in np.random.default_rng(0).permutation(len(tasks))]
 
@@ -250,7 +241,7 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
             group=int(group[a]), action_masks=None if masks is None else masks[a:b], loss_mask=loss_mask[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
         )  # fmt: skip
 
-    bounds: Meta = {} if "num_actions" in types[0] else {name: tuple(types[0][name]) for name in ("low", "high")}
+    bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
     bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
     spec = Spec(observations.shape[1], actions.shape[1], int(meta["horizon"]), entity_schema=shape, **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}

@@ -5,13 +5,12 @@ from functools import cache
 
 import numpy as np
 
+from decisionllm.config import one_of
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Steps, cut, draw
 from decisionllm.schema import Window
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team
-
-ORDERS = ("random", "given", "reverse")
 
 
 class TeamSampler:
@@ -40,8 +39,7 @@ class TeamSampler:
         self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
         drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        if order not in ORDERS:
-            raise ValueError(f"order: expected {', '.join(ORDERS)}, got {order!r}")
+        one_of("order", order, ("random", "given", "reverse"))
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.alone, self.drop_agents, self.order = alone, drop_agents, order
         self.length = steps.end - steps.first
@@ -65,13 +63,13 @@ class TeamSampler:
         self.task, self.team_text = store.task, np.array([index[text] for text in texts])
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
-            raise ValueError(
-                f"group {groups[self.group[e]]}: expected at most {POOL} agents (the identities there are), got {self.number[e] + 1}; train with team.execution=per_agent"
-            )
+            wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
+            raise ValueError(f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent")
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
+            wanted = f"within the horizon of {store.spec.horizon} steps of its world"
             raise ValueError(
-                f"episode {e}: expected it to end within the horizon of {store.spec.horizon} steps of its world, it begins at step {self.start[e]} and has {self.length[e]}"
+                f"episode {e}: expected it to end {wanted}, it begins at step {self.start[e]} and has {self.length[e]}"
             )
 
     def __call__(self, step: int) -> Window:
@@ -98,10 +96,7 @@ class TeamSampler:
         split = window < round(self.alone * B)
         made = cut(self.steps, member, offset, self.T)
         return replace(
-            made,
-            timesteps=(made.timesteps + self.start[member, None]) * made.mask,
-            loss_mask=made.loss_mask & self.chosen[member, None],
-            team=np.cumsum(new | split) - 1,
-            identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
+            made, timesteps=(made.timesteps + self.start[member, None]) * made.mask, loss_mask=made.loss_mask & self.chosen[member, None],
+            team=np.cumsum(new | split) - 1, identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
             text_index=np.where(split, self.task[member], self.team_text[self.group[member]]),
-        )
+        )  # fmt: skip

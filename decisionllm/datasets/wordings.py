@@ -7,10 +7,10 @@ A field `other_x` is the fact x of another task, for contrasts: "not row {other_
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,45 +23,19 @@ OTHER = "other_"
 VARIETY = 8  # frames that the rows of a batch share; more cost time: each distinct text of a batch is read once
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-ORDINALS = [
-    "zeroth",
-    "first",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-    "eleventh",
-    "twelfth",
-]
+ORDINALS = ["zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]  # fmt: skip
 Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the values of its fields
 
 
-@dataclass(frozen=True)
-class Library:
-    """The sentence frames of one domain. held_out: by kind, see KINDS."""
-
-    trained: tuple[str, ...]
-    held_out: Mapping[str, tuple[str, ...]]
-
-    def frames(self, kind: str) -> tuple[str, ...]:
-        """kind: `trained`, or one of KINDS."""
-        return self.trained if kind == "trained" else self.held_out[kind]
-
-
 @cache
-def library(name: str) -> Library:
-    """The library in frames/NAME.yaml; see `read`."""
+def library(name: str) -> dict[str, list[str]]:
+    """The sentence frames in frames/NAME.yaml; see `read`."""
     one_of("wordings", name, sorted(path.stem for path in FOLDER.glob("*.yaml")))
     return read(FOLDER / f"{name}.yaml")
 
 
-def read(path: Path) -> Library:
-    """A library file.
+def read(path: Path) -> dict[str, list[str]]:
+    """The sentence frames of a library file, by kind: `trained`, and the held-out ones of each of KINDS.
 
     Raises:
         ValueError: a key or a frame is missing or unknown; a frame names an unknown field, identifies no task, or is there twice.
@@ -76,8 +50,8 @@ def read(path: Path) -> Library:
     if not isinstance(given, dict) or sorted(given) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
         raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")
     known, seen = given["fields"].split(), set()
-    groups = {"trained": given["trained"]} | given["held_out"]
-    for kind, frame in ((kind, frame) for kind, frames in groups.items() for frame in frames or [""]):
+    found: dict[str, list[str]] = {"trained": given["trained"]} | given["held_out"]
+    for kind, frame in ((kind, frame) for kind, frames in found.items() for frame in frames or [""]):
         where = f"{path}: {kind} frame {frame!r}"
         if not isinstance(frame, str) or not frame:
             raise ValueError(f"{where}: expected a sentence with fields")
@@ -89,7 +63,7 @@ def read(path: Path) -> Library:
         if (same := " ".join(frame.casefold().split())) in seen:
             raise ValueError(f"{where}: is there twice; a held-out frame must not be trained")
         seen.add(same)
-    return Library(tuple(given["trained"]), {kind: tuple(given["held_out"][kind]) for kind in KINDS})
+    return found
 
 
 @cache
@@ -183,11 +157,8 @@ class Wordings(Sequence[str]):
         for i, own in enumerate(kinds):
             same.setdefault(own, []).append(i)
         self.others = [same[own] for own in kinds]
-        self.place = {task: k for members in same.values() for k, task in enumerate(members)}  # of a task among them
         self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
-        self.counts = np.array(
-            [[len(own), max(len(others) - 1, 1)] for own, others in zip(self.frames, self.others, strict=True)]
-        )
+        self.counts = np.array([[len(f), max(len(o) - 1, 1)] for f, o in zip(self.frames, self.others, strict=True)])
         self.most = int(self.counts[:, 0].max())
         self.text = lru_cache(100_000)(self._text)
         self.contrasts = np.array([
@@ -200,7 +171,7 @@ class Wordings(Sequence[str]):
         if not known:
             return ["{task}"]
         names = set(known) | {OTHER + name for name in known if len(self.others[task]) > 1}
-        usable = [frame for frame in library(known["library"]).frames(kind) if fields_of(frame) <= names]
+        usable = [frame for frame in library(known["library"])[kind] if fields_of(frame) <= names]
         if len(usable) < max(count, 1):
             raise ValueError(f"text_wordings={count}: {len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}")
         return usable[: count or None]
@@ -208,18 +179,15 @@ class Wordings(Sequence[str]):
     def __len__(self) -> int:
         return len(self.tasks) ** 2 * self.most
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[str]: ...
     def __getitem__(self, number: Any) -> Any:
-        return [self[i] for i in range(*number.indices(len(self)))] if isinstance(number, slice) else self.text(int(number))
+        return self.text(int(number))
 
     def _text(self, number: int) -> str:
         rest, turn = divmod(number, len(self.tasks))
         task, frame = divmod(rest, self.most)
         members, own, sentence = self.others[task], self.facts[task], self.frames[task][frame]
-        turned = (self.facts[members[(self.place[task] + 1 + turn + k) % len(members)]] for k in range(len(members) - 1))
+        first = members.index(task) + 1 + turn
+        turned = (self.facts[members[(first + k) % len(members)]] for k in range(len(members) - 1))
         names = [name.removeprefix(OTHER) for name in fields_of(sentence) if name.startswith(OTHER)]
         other = next((other for other in turned if any(other[name] != own[name] for name in names)), own)
         return render(sentence, {**own, "task": self.tasks[task]}, other)

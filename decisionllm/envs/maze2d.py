@@ -65,8 +65,9 @@ class Maze:
         return goal
 
     @cached_property
-    def _steps_to(self) -> np.ndarray:
-        """The next cell of a shortest path, for every start (walls too) and goal: (rows, columns, goals, 2) int.
+    def _paths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The next cell of a shortest path, for every start (walls too) and goal, and its moves: (rows, columns, goals, 2) int,
+        (rows, columns, goals).
 
         D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals; with one rewarded cell
         that is the first move that shortens the distance.
@@ -74,15 +75,14 @@ class Maze:
         cells = np.arange(self.walls.size).reshape(self.walls.shape)
         moves = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)])
         starts = np.argwhere(cells >= 0)  # (cells, 2)
-        after = starts[:, None] + moves  # (cells, 5, 2)
-        inside = ((after >= 0) & (after < self.walls.shape)).all(-1, keepdims=True)
-        after = np.where(inside, after, starts[:, None])
+        after = np.clip(starts[:, None] + moves, 0, np.array(self.walls.shape) - 1)  # (cells, 5, 2)
         after = np.where(self.walls[*np.moveaxis(after, -1, 0)][..., None], starts[:, None], after)
         target = cells[*np.moveaxis(after, -1, 0)]  # (cells, 5)
         graph = csr_array((np.ones(target.size), (np.repeat(cells, 5), target.ravel())), (cells.size, cells.size))
         distance = shortest_path(graph, unweighted=True)[:, cells[*self.free_cells.T]]  # (cells, goals)
         best = distance[target].argmin(1)  # (cells, goals)
-        return np.take_along_axis(after, best[..., None], 1).reshape(*self.walls.shape, -1, 2)
+        steps = np.take_along_axis(after, best[..., None], 1)
+        return steps.reshape(*self.walls.shape, -1, 2), distance.reshape(*self.walls.shape, -1)
 
     @cached_property
     def _goal_index(self) -> np.ndarray:
@@ -101,11 +101,7 @@ class Maze:
 
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
         """Moves of a shortest path between two free cells."""
-        index = self._goal_index[*goal]
-        cell, moves = start, 0
-        while (cell != goal).any():
-            cell, moves = self._steps_to[*cell, index], moves + 1
-        return moves
+        return int(self._paths[1][*start, self._goal_index[*goal]])
 
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, at rest but for noise."""
@@ -156,9 +152,8 @@ class Maze:
         rows_touching = touching.any(1)
         if not rows_touching.any():
             return
-        rows, side, towards, distance, gap, touching = (
-            x[rows_touching] for x in (rows, side, towards, distance, gap, touching)
-        )
+        found = (rows, side, towards, distance, gap, touching)
+        rows, side, towards, distance, gap, touching = (x[rows_touching] for x in found)
         normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]  # from the wall to the ball
 
         # MuJoCo's defaults: solref (0.02, 1), solimp (0.9, 0.95, 0.001, 0.5, 2)
@@ -215,7 +210,7 @@ class Planner:
         if (target < 0).any():
             raise ValueError(f"goal: expected free cells of the maze, got {goals[target < 0][0].tolist()}")
         for leg in range(self.waypoints.shape[1]):
-            cells = maze._steps_to[cells[:, 0], cells[:, 1], target]
+            cells = maze._paths[0][cells[:, 0], cells[:, 1], target]
             at_goal = (cells == goals).all(1, keepdims=True)
             self.waypoints[rows, leg] = cells - np.where(at_goal, 0, self.rng.uniform(0, 0.2, cells.shape))
             if at_goal.all():
@@ -233,7 +228,3 @@ class Planner:
         arrived = ~solved & (np.linalg.norm(position - target, axis=1) < 0.1)
         self.leg = np.minimum(self.leg + arrived, self.waypoints.shape[1] - 1)
         return np.clip(10 * (target - position) - velocity, -1, 1), solved
-
-    def select(self, rows: np.ndarray) -> None:
-        """Continue with these balls alone."""
-        self.goals, self.waypoints, self.leg = self.goals[rows], self.waypoints[rows], self.leg[rows]

@@ -156,12 +156,8 @@ class Teacher:
         goal = np.take_along_axis(world.landmarks, self.targets(world)[..., None], 1)
         actions = steer(goal - world.positions, world.velocities, discrete=self.discrete)
         random = self.rng.random((E, N, 1)) < self.noise[:, None, None]
-        return np.where(random, uniform(self.rng, (E, N), discrete=self.discrete), actions)
-
-
-def uniform(rng: np.random.Generator, shape: tuple[int, ...], *, discrete: bool) -> np.ndarray:
-    """Uniform random actions: indices (*shape, 1) or pushes (*shape, 2)."""
-    return rng.integers(len(PUSHES), size=(*shape, 1)).astype(float) if discrete else rng.uniform(-1, 1, (*shape, 2))
+        uniform = self.rng.integers(len(PUSHES), size=(E, N, 1)) if self.discrete else self.rng.uniform(-1, 1, (E, N, 2))
+        return np.where(random, uniform, actions)
 
 
 def pushes(actions: np.ndarray) -> np.ndarray:

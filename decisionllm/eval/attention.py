@@ -42,8 +42,7 @@ def draw(policy: Any, episodes: Sequence[Episode], title: str) -> Any:
     found = [] if policy.model.team is not None else attention(policy, episodes)
     if not found:
         return None
-    made = figure(2 + 0.22 * max(len(words) for words, _ in found), 1 + 1.3 * len(found))
-    made.suptitle(title, fontsize=9)
+    made = figure(2 + 0.22 * max(len(words) for words, _ in found), 1 + 1.3 * len(found), title)
     for axis, (words, weights) in zip(made.subplots(len(found), squeeze=False)[:, 0], found, strict=True):
         axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
         axis.set_xticks(range(len(words)), words, rotation=60, ha="right", fontsize=6)

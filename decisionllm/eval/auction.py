@@ -7,6 +7,7 @@ Source: AuctionNet (arXiv 2412.10798), `offline_eval` and `run_test.py`, each fo
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from decisionllm.envs.auction.market import CATEGORIES, PUBLISHED, Bidder, Bidde
 from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec
 from decisionllm.envs.auction.simulation import Entries, MarketSimulation, PriceReplay, found_day
 from decisionllm.eval.report import figure
+from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -85,10 +87,9 @@ class Auction(Env):
         self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
         self.text, self.draws = text, draws
         self.days = days = sorted(ranges("env.periods", periods))
-        try:
+        self.factors: list[float] = []
+        with suppress(ValueError):
             self.factors = [float(x) for x in listed(budgets)]
-        except ValueError:
-            self.factors = []
         if not self.factors or not all(0 < x < np.inf for x in self.factors) or len({*self.factors}) < len(self.factors):
             raise ValueError(f"env.budgets: expected factors above 0, such as 0.5,1 and each once, got {budgets!r}")
         given = positions or ("all" if protocol == "replay" else "0,8,16,24,32,40")
@@ -96,30 +97,28 @@ class Auction(Env):
         if path:
             day_files(path, days, option="env.path")
         self.table_days = list(day_files(table_days, option="env.table_days").values()) if table_days else []
-        find = partial(found_day, path=path, total=opportunities, roster=roster)
-        self.day = find if protocol == "replay" else None
+        self.day, self.replayed = partial(found_day, path=path, total=opportunities, roster=roster), protocol == "replay"
         self.protocol = f"{protocol} {format_periods(days)}" + ", expected" * (draws == "expected")
-        if self.day:
-            self.protocol += f", {find(days[0]).prices if path else 'own market'} prices"
-        times = repeats or (-(-num_episodes // (len(days) * len(advertisers))) if protocol == "replay" else 1)
+        if self.replayed:
+            self.protocol += f", {self.day(days[0]).prices if path else 'own market'} prices"
+        times = repeats or (-(-num_episodes // (len(days) * len(advertisers))) if self.replayed else 1)
         grid = np.meshgrid(self.factors, range(times), days, advertisers, indexing="ij")
         factor, repeat, period, advertiser = (x.ravel() for x in grid)
         self.entries = Entries(period=period, advertiser=advertiser, budget_factor=factor, repeat=repeat)
         self.budgets = factor * np.array(PUBLISHED["budgets"])[advertiser]
         self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[advertiser]
         self.category = industries(48)[advertiser]
-        columns = (self.budgets, self.target_cpa, self.category, period)
-        blocks = (np.split(x, len(self.factors) * times) for x in columns)  # texts are shuffled within a budget and a repeat
+        campaigns, held_out = (self.budgets, self.target_cpa, self.category), is_held_out(wordings, text)
+        # texts are shuffled within a budget and a repeat
+        blocks = (np.split(x, len(self.factors) * times) for x in (*campaigns, period))
         self.tasks = [task for block in zip(*blocks, strict=True) for task in texts(self.spec, *block)]
-        held_out = is_held_out(wordings, text)
         self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
         if text == "paraphrased":
-            known = facts(self.tasks, self.budgets, self.target_cpa, self.category)
-            chosen = turns(self.tasks, known, held_out=held_out, frames=frames)
+            chosen = turns(self.tasks, facts(self.tasks, *campaigns), held_out=held_out, frames=frames)
             self.tasks, self.kinds = [words for _, words in chosen], {words: kind for kind, words in chosen if held_out}
         self.protocol += ", held-out wordings" * held_out
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}
-        simulation: Any = PriceReplay if protocol == "replay" else MarketSimulation
+        simulation: Any = PriceReplay if self.replayed else MarketSimulation
         self.simulate = partial(simulation, self.entries, roster=roster, path=path, total=opportunities)
 
     def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray:
@@ -177,11 +176,12 @@ class Auction(Env):
         return score(*outcome(episodes, "conversions", "spend", "target_cpa"))
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """Conversions, CPA and spend, and the mean score by category, published budget and period."""
-        scores, budget = self.score(episodes), outcome(episodes, "budget")[0]
-        conversions, spend, limit = outcome(episodes, "conversions", "spend", "target_cpa")
+        """Conversions, CPA and spend, the mean score by category, published budget and period, and in a replay its share of that of the
+        best constant multipliers in hindsight."""
+        conversions, spend, limit, budget = outcome(episodes, "conversions", "spend", "target_cpa", "budget")
         category, advertiser, period = outcome(episodes, "category", "advertiser", "period")
-        some = conversions > 0
+        scores, some = self.score(episodes), conversions > 0
+        best = self.best_constant(period, advertiser, budget, limit)[1] if self.replayed else np.zeros(1)
         kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]  # of held-out wordings
         size = np.digitize(np.array(PUBLISHED["budgets"])[advertiser], (2500, 3500))
 
@@ -194,7 +194,7 @@ class Auction(Env):
         return {
             "conversions": mean(conversions), "cpa_ratio": mean((spend / limit)[some] / conversions[some]) if some.any() else None,
             "budget_used": mean(spend / budget), "over_limit": mean(spend > limit * conversions),
-            **self.share_of_best_constant(episodes),
+            **({"share_of_best_constant": round(float(scores.mean() / best.mean()), 4)} if best.any() else {}),
             "by_category": by(category, map(str, range(CATEGORIES))),
             "by_budget": by(size, ("small", "medium", "large")),
             "by_period": {str(p): mean(scores[period == p]) for p in np.unique(period)},
@@ -203,19 +203,11 @@ class Auction(Env):
     @cached_property
     def curves(self) -> Curves:
         """Of the replayed days."""
-        assert self.day is not None
         return Curves(map(self.day, self.days))
 
     def best_constant(self, period: np.ndarray, *campaigns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `teacher.best_constant`; all (M,), campaigns: advertiser, budget, target CPA."""
         return best_constant(self.curves, np.searchsorted(self.days, period), *campaigns)
-
-    def share_of_best_constant(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """In a replay, the mean score as a share of that of the best constant multipliers in hindsight."""
-        if not self.day:
-            return {}
-        _, best = self.best_constant(*outcome(episodes, "period", "advertiser", "budget", "target_cpa"))
-        return {"share_of_best_constant": round(float(self.score(episodes).mean() / best.mean()), 4)} if best.any() else {}
 
     def draw(self, episodes: Sequence[Episode], title: str, count: int = 4) -> Any:
         """Spend, bid multiplier and CPA by step: a coloured line for each of `count` campaigns, a black one for all of them."""
@@ -231,17 +223,15 @@ class Auction(Env):
             "bid multiplier": (bids, ratio(np.nansum(bids, 1), np.isfinite(bids).sum(1).astype(float))),
             "CPA / target CPA, so far": (ratio(spend, limit * conversions), ratio(spend.sum(1), conversions @ limit)),
         }
-        made, hour = figure(11, 3.2), np.arange(1, len(spend) + 1) / 2
+        made, hour = figure(11, 3.2, title), np.arange(1, len(spend) + 1) / 2
         for axis, (name, (lines, mean)) in zip(made.subplots(1, 3), panels.items(), strict=True):
             axis.plot(hour, lines[:, :: max(len(limit) // count, 1)], linewidth=0.8, alpha=0.5)
             axis.plot(hour, mean, color="black")
             axis.set_title(name, fontsize=9)
-            axis.set_xlabel("hour")
-            axis.set_ylim(bottom=0)
+            axis.set(xlabel="hour", ylim=(0, None))
         made.axes[0].plot([0, 24], [0, 1], color="grey", linestyle=":", linewidth=0.8)
         made.axes[2].axhline(1, color="grey", linestyle=":", linewidth=0.8)
         made.axes[2].set_ylim(0, 3)
-        made.suptitle(title, fontsize=9)
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
@@ -253,30 +243,22 @@ class Auction(Env):
         del found["Constant"]
         if self.table_days:
             found["OnlineLP, pooled"] = pooled_online_lp(map(read, self.table_days))
-        if self.day:
+        if self.replayed:
             e = self.entries
-            found["best constant, hindsight"] = Constant(
-                self.best_constant(e.period, e.advertiser, self.budgets, self.target_cpa)[0]
-            )
-        return {name: partial(BidderPlayer, self, bidder) for name, bidder in found.items()}
+            best, _ = self.best_constant(e.period, e.advertiser, self.budgets, self.target_cpa)
+            found["best constant, hindsight"] = Constant(best)
+        return {name: partial(self.player, bidder) for name, bidder in found.items()}
 
+    def player(self, bidder: Bidder, tasks: Sequence[str]) -> ScriptedPlayer:
+        """A bidder of the market as the player of all campaigns. It receives its own features, not the policy's observations."""
 
-class BidderPlayer:
-    """A bidder of the market as the player of all campaigns. It receives its own features, not the policy's observations."""
+        def bid(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            c = self.campaigns
+            context = BidderContext(c.now, self.category, c.budgets, c.target_cpa, c.remaining, c.conversions)
+            return np.asarray(bidder.act(self.states(bidder.features), context))[rows, None]
 
-    def __init__(self, env: Auction, bidder: Bidder, tasks: Sequence[str]) -> None:
-        self.env, self.bidder, self.rows = env, bidder, np.arange(len(tasks))
         bidder.reset()
-
-    def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> np.ndarray:
-        c = self.env.campaigns
-        context = BidderContext(c.now, self.env.category, c.budgets, c.target_cpa, c.remaining, c.conversions)
-        return np.asarray(self.bidder.act(self.env.states(self.bidder.features), context))[self.rows, None]
-
-    def select(self, rows: np.ndarray) -> None:
-        self.rows = self.rows[rows]
+        return ScriptedPlayer(bid, tasks)
 
 
 def outcome(episodes: Sequence[Episode], *names: str) -> list[np.ndarray]:

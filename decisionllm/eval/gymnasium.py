@@ -43,8 +43,7 @@ class GymnasiumEnv(Env):
             raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
         self.reference = (reference[0], reference[1]) if reference else None
-        self.unit, self.tasks = "" if reference else "return", [task] * len(envs)
-        self.action = minari.action_spec(self.space)
+        self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), minari.action_spec(self.space)
         self.flatten = flatten or (lambda observations: minari.flatten(observations, space))
 
     def reset(self, seed: int) -> np.ndarray:
@@ -55,12 +54,10 @@ class GymnasiumEnv(Env):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
-        if actions.shape[1] != self.action["action_dim"]:
-            wanted = f"{self.action['action_dim']} numbers, as {self.space} takes"
-            raise ValueError(f"actions: expected {wanted}, got {actions.shape[1]}")
+        if actions.shape[1] != (A := self.action["action_dim"]):
+            raise ValueError(f"actions: expected {A} numbers, as {self.space} takes, got {actions.shape[1]}")
         for i in np.flatnonzero(~self.ended).tolist():
-            step = self.envs[i].step(self.decode(actions[i]))
-            self.observations[i], rewards[i], terminated[i], truncated[i], _ = step
+            self.observations[i], rewards[i], terminated[i], truncated[i], _ = self.envs[i].step(self.decode(actions[i]))
         self.ended |= terminated | truncated
         return self.flatten(stack(self.observations)), rewards, terminated, truncated
 
@@ -81,7 +78,7 @@ class GymnasiumEnv(Env):
             space = deepcopy(self.space)
             space.seed(seed)
             start = space.start if "num_actions" in self.action else 0
-            return ScriptedPlayer(lambda seen: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]))
+            return ScriptedPlayer(lambda seen, rows: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]), tasks)
 
         return {"random": sample}
 

@@ -25,14 +25,10 @@ from decisionllm.schema import Episode
 # Return of a random policy and of the reference controller: D4RL `d4rl/infos.py` and `d4rl/pointmaze/__init__.py`; of `open`, which has
 # no second version there, our own of 4,000 episodes.
 REFERENCE = {
-    ("open", False): (8.05, 104.1),
-    ("umaze", False): (23.85, 161.86),
-    ("medium", False): (13.13, 277.39),
-    ("large", False): (6.7, 273.99),
-    ("umaze", True): (68.537689, 193.66285642381482),
-    ("medium", True): (44.264742, 297.4552547777125),
+    ("open", False): (8.05, 104.1), ("umaze", False): (23.85, 161.86), ("medium", False): (13.13, 277.39), ("large", False): (6.7, 273.99),
+    ("umaze", True): (68.537689, 193.66285642381482), ("medium", True): (44.264742, 297.4552547777125),
     ("large", True): (30.569041, 303.4857382709002),
-}
+}  # fmt: skip
 
 # Normalised scores on D4RL's own data, for context: CORL's README, last checkpoint, 4 seeds x 100 episodes, and QDT's values.
 PUBLISHED = {
@@ -75,17 +71,14 @@ class Maze2D(Env):
         one_of("env.goal", goal, ("fixed", "random"))
         self.random = goal == "random"
         if self.random and (instructed_goal or not by_goal):
-            raise ValueError(
-                f"env.goal=random: needs text=goal and no env.instructed_goal, got text={text} and {instructed_goal!r}"
-            )
-        if self.random:
+            given = f"got text={text} and {instructed_goal!r}"
+            raise ValueError(f"env.goal=random: needs text=goal and no env.instructed_goal, {given}")
+        if instructed_goal and not by_goal:
+            raise ValueError(f"env.instructed_goal: needs text=goal, so that the text names it; got text={text}")
+        if self.random or instructed_goal == "all":
             cells = self.maze.free_cells
-        if instructed_goal:
-            cells = (
-                self.maze.free_cells if instructed_goal == "all" else self.maze.cells(instructed_goal, "env.instructed_goal")
-            )
-            if not by_goal:
-                raise ValueError(f"env.instructed_goal: needs text=goal, so that the text names it; got text={text}")
+        elif instructed_goal:
+            cells = self.maze.cells(instructed_goal, "env.instructed_goal")
         goals = {task_text(maze, cell): cell for cell in cells} if by_goal else {"": cells[0]}
         self.cells, self.texts = cells, [[("", task_text(maze) if text == "constant" else task)] for task in goals]
         if text == "paraphrased":
@@ -145,12 +138,10 @@ class Maze2D(Env):
         found |= {name: float(x.mean()) for name, x in shares.items()}
         names, ends = (np.array([f"{r},{c}" for r, c in cells]) for cells in (goals, np.rint(places[:, -1]).astype(int)))
         for by, labels in {"by_kind": kinds, "by_goal": names}.items():
-            if len({*labels}) > 1:
-                found[by] = {
-                    str(k): {name: float(x[labels == k].mean()) for name, x in shares.items()} for k in np.unique(labels)
-                }
+            if len(several := np.unique(labels).tolist()) > 1:
+                found[by] = {k: {name: float(x[labels == k].mean()) for name, x in shares.items()} for k in several}
         if "by_goal" in found:
-            rows, columns = ([str(name) for name in np.unique(x)] for x in (names, [*names, *ends]))
+            rows, columns = (np.unique(x).tolist() for x in (names, [*names, *ends]))
             table = [[float((ends[names == r] == c).mean()) for c in columns] for r in rows]
             found["final_cell"] = {"rows": rows, "columns": columns, "shares": table}
         return found
@@ -182,31 +173,19 @@ class Maze2D(Env):
             axis.plot(y, x, linewidth=0.8, alpha=0.8)
             axis.plot(y[0], x[0], "k.", markersize=4)
         axis.set_title(title, fontsize=9)
-        axis.set_xlabel("y")
-        axis.set_ylabel("x")
+        axis.set(xlabel="y", ylabel="x")
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
+        """Uniform actions; D4RL's controller, which plans once an episode and knows the walls and the goal."""
+
         def uniform(tasks: Sequence[str]) -> ScriptedPlayer:
             rng = np.random.default_rng(seed)
-            return ScriptedPlayer(lambda seen: rng.uniform(-1, 1, (len(seen), 2)))
+            return ScriptedPlayer(lambda seen, rows: rng.uniform(-1, 1, (len(seen), 2)), tasks)
 
-        return {"random": uniform, "planner": lambda tasks: PlannerPlayer(self.maze, self.goals, seed)}
+        def planner(tasks: Sequence[str]) -> ScriptedPlayer:
+            planner = Planner(self.maze, len(tasks), np.random.default_rng(seed))
+            planner.aim(np.arange(len(tasks)), self.states[:, :2].astype(np.float32), self.goals)
+            return ScriptedPlayer(lambda seen, rows: planner.act(seen)[0], tasks)
 
-
-class PlannerPlayer:
-    """D4RL's controller, which plans once an episode and knows the walls and the goal."""
-
-    def __init__(self, maze: Maze, goals: np.ndarray, seed: int) -> None:
-        self.planner, self.planned, self.goals = Planner(maze, len(goals), np.random.default_rng(seed)), False, goals
-
-    def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> np.ndarray:
-        if not self.planned:
-            self.planner.aim(np.arange(len(observations)), observations[:, :2], self.goals)
-            self.planned = True
-        return self.planner.act(observations)[0]
-
-    def select(self, rows: np.ndarray) -> None:
-        self.planner.select(rows)
+        return {"random": uniform, "planner": planner}

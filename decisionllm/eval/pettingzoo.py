@@ -105,8 +105,7 @@ class PettingZooTeams(TeamEnv):
         self.sizes = np.array([len(self.members & {*env.agents}) for env in self.envs])
         names = [self.named[agent] for _, agent in self.rows]
         self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
-        sizes = self.sizes[self.groups].tolist()
-        self.tasks = self.texts(self.meta, sizes, names)
+        self.tasks = self.texts(self.meta, self.sizes[self.groups].tolist(), names)
         self.running = np.ones(len(self.rows), bool)
         self.team_returns, self.steps = np.zeros(E), np.zeros(E, int)
         self.raw, self.masks = [np.zeros(0, np.float32)] * len(self.rows), np.ones((len(self.rows), self.num_actions), bool)
@@ -177,10 +176,11 @@ class PettingZooTeams(TeamEnv):
         return {"team_return": self.team_returns, "reference": reference, "agents": self.sizes, "steps": self.steps}
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        def action(row: int) -> np.ndarray:
-            return scripted(self.spaces[self.rows[row][1]], self.masks[row], rng)
+        def act() -> np.ndarray:
+            running = np.flatnonzero(self.running).tolist()
+            return np.stack([scripted(self.spaces[self.rows[row][1]], self.masks[row], rng) for row in running])
 
-        return lambda: np.stack([action(row) for row in np.flatnonzero(self.running).tolist()])
+        return act
 
 
 def resolve(option: str, path: str) -> Any:

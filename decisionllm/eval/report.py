@@ -1,7 +1,6 @@
 """Scores with intervals, a table over seeds, and one HTML file with its pictures that needs no other file."""
 
 import base64
-import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from scipy import stats
 from decisionllm.schema import Episode
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
@@ -24,6 +22,7 @@ Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode")
 COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
 LINE = "{:34s} {:36s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
+TITLES = ("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
@@ -42,11 +41,6 @@ def normalised(episodes: Sequence[Episode], reference: tuple[float, float]) -> n
     return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of the middle half: one lucky seed moves it less than the mean, one bad seed less than the median."""
-    return float(stats.trim_mean(values, 0.25))
-
-
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of results.jsonl; of rows about the same run and protocol, the last."""
     rows = {}
@@ -57,7 +51,8 @@ def read_rows(folder: str | Path) -> list[Row]:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One result for the rows of several seeds: mean, interquartile mean, interval over seeds, or over the episodes of one seed."""
+    """One result for the rows of several seeds: mean, interquartile mean (one lucky seed moves it less than the mean, one bad seed less
+    than the median), interval over seeds, or over the episodes of one seed."""
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[tuple(str(row.get(key)) for key in KEYS)].append(row)
@@ -68,7 +63,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
         results.append({
             "latched": float(np.mean(latched)) if latched else None,
-            **{key: first.get(key) for key in KEYS}, "score": float(np.mean(scores)), "iqm": interquartile_mean(scores),
+            **{key: first.get(key) for key in KEYS}, "score": float(np.mean(scores)), "iqm": float(stats.trim_mean(scores, 0.25)),
             "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
             "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),
         })  # fmt: skip
@@ -77,11 +72,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 def table(results: Sequence[Row]) -> str:
     """Results as text, one line for each."""
-    lines = [
-        LINE.format(
-            "dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes"
-        )
-    ]
+    lines = [LINE.format(*TITLES)]
     for r in results:
         latched = "-" if r["latched"] is None else f"{r['latched']:.1f}"
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
@@ -113,11 +104,10 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     if curves:
         pictures["learning.png"] = draw_curves(curves)
     tables: dict[str, Any] = {}
-    for title, table in (
-        (f"{row['policy']}, {row['protocol']}, seed {row['seed']}: {name}", row[name]) for row in rows for name in row
-    ):
-        if isinstance(table, dict) and "shares" in table and table not in tables.values():  # a probe is in all rows of its run
-            tables[title] = table
+    for row in rows:
+        for name, table in row.items():  # a probe is in all rows of its run
+            if isinstance(table, dict) and "shares" in table and table not in tables.values():
+                tables[f"{row['policy']}, {row['protocol']}, seed {row['seed']}: {name}"] = table
     if tables:
         pictures["tables.png"] = draw_tables(tables)
     for name, made in pictures.items():
@@ -139,28 +129,21 @@ def write_page(folder: Path, template: Path, images: Sequence[str], **values: An
     return page
 
 
-def figure(width: float = 7.0, height: float = 4.0) -> "Figure":
-    """A figure that needs no display and changes no global state."""
+def figure(width: float, height: float, title: str = "") -> "Figure":
+    """A figure that needs no display and changes no global state. width, height: inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        made.suptitle(title, fontsize=9)
     FigureCanvasAgg(made)
     return made
 
 
 def save(path: Path, made: "Figure") -> None:
     """Write a figure as PNG."""
-    buffer = io.BytesIO()
-    made.savefig(buffer, format="png", dpi=110)
-    path.write_bytes(buffer.getvalue())
-
-
-def draw_conditions(axis: "Axes", scores: Mapping[str, float], title: str) -> None:
-    """Scores by the condition of the environment: {label: score}, in their order."""
-    axis.plot(list(scores.values()), "o-", color="black", markersize=3)
-    axis.set_xticks(range(len(scores)), list(scores), rotation=60, ha="right", fontsize=6)
-    axis.set_title(title, fontsize=8)
+    made.savefig(path, dpi=110)
 
 
 def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[str, str]) -> "Figure":

@@ -1,6 +1,6 @@
 """N episodes played in lock-step by one player."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,12 +65,15 @@ def rollout(
 
 
 class ScriptedPlayer(Player):
-    """A player without memory. choose: observations (M, S) of the running episodes -> actions (M, A)."""
+    """A player without memory. choose: observations (M, S) of the running episodes, and their numbers (M,) -> actions (M, A)."""
 
-    def __init__(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.choose = choose
+    def __init__(self, choose: Callable[[np.ndarray, np.ndarray], np.ndarray], tasks: Sequence[str]) -> None:
+        self.choose, self.rows = choose, np.arange(len(tasks))
 
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
-        return self.choose(observations)
+        return self.choose(observations, self.rows)
+
+    def select(self, rows: np.ndarray) -> None:
+        self.rows = self.rows[rows]

@@ -48,9 +48,8 @@ class SmaxTeams(TeamEnv):
         self.meta = describe(self.map, world.facts)
         self.entity_schema = entity_schema(self.meta, world.facts.allies)
         self.kinds = np.searchsorted(world.facts.kinds, world.kinds).ravel()
-        E, N = world.alive.shape
-        names = list(self.meta["types"])
-        self.tasks = self.texts(self.meta, [N] * len(self.kinds), [names[k] for k in self.kinds])
+        (E, N), names = world.alive.shape, np.array([*self.meta["types"]])
+        self.tasks = self.texts(self.meta, [N] * len(self.kinds), names[self.kinds].tolist())
         drawn = np.random.default_rng(seed).integers(N, size=int((self.condition == 0).sum()))
         self.struck = np.tile(drawn, len(self.labels))  # the unit that stands still in a crash
         self.returns, self.decisions, self.illegal, self.deaths, self.length = np.zeros((5, E))
@@ -59,9 +58,8 @@ class SmaxTeams(TeamEnv):
 
     def observe(self) -> np.ndarray:
         """(rows, S) float32"""
-        world = self.world
-        raw = world.observations.reshape(len(self.kinds), -1)
-        return canonical(raw, blocks(world.facts), self.entity_schema, agent_type=self.kinds, types=len(world.facts.kinds))
+        raw, facts = self.world.observations.reshape(len(self.kinds), -1), self.world.facts
+        return canonical(raw, blocks(facts), self.entity_schema, agent_type=self.kinds, types=len(facts.kinds))
 
     @property
     def action_masks(self) -> np.ndarray:

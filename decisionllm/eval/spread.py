@@ -26,15 +26,8 @@ REFERENCE = {
 }  # fmt: skip
 
 
-@register(
-    "env",
-    "spread",
-    text="${text}",
-    agents="${dataset.agents}",
-    actions="${dataset.actions}",
-    capacity="${dataset.capacity}",
-    frames="${text_wordings}",
-)
+@register("env", "spread", text="${text}", agents="${dataset.agents}", actions="${dataset.actions}", capacity="${dataset.capacity}",
+          frames="${text_wordings}")  # fmt: skip
 class SpreadTeams(TeamEnv):
     """num_episodes worlds under each condition: every number of agents, undisturbed, then with each crash and each partner.
 

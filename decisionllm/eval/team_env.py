@@ -8,9 +8,9 @@ import numpy as np
 
 from decisionllm.datasets.team import Meta, task_text, team_facts
 from decisionllm.datasets.wordings import is_held_out, turns
-from decisionllm.eval.report import draw_conditions, figure
+from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
-from decisionllm.protocols import Begin, Env, Player
+from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
 
@@ -95,7 +95,7 @@ class TeamEnv(Env):
         world, several = episodes[0].group, len(self.labels) > 1
         if not (steps := self.frames(world)):
             return None
-        made = figure(2.1 * len(steps) + 3 * several, 2.6)
+        made = figure(2.1 * len(steps) + 3 * several, 2.6, title)
         axes = made.subplots(1, len(steps) + several, width_ratios=[2] * len(steps) + [3] * several)
         for axis, step in zip(axes, steps, strict=False):
             self.draw_world(axis, world, step)
@@ -104,14 +104,16 @@ class TeamEnv(Env):
         if several:
             scores = self.world_scores(self.world_outcomes())
             means = {label or "undisturbed": scores[self.condition == c].mean() for c, label in enumerate(self.labels)}
-            draw_conditions(axes[-1], means, self.unit or "normalised score")
-        made.suptitle(title, fontsize=9)
+            axes[-1].plot(list(means.values()), "o-", color="black", markersize=3)
+            axes[-1].set_xticks(range(len(means)), list(means), rotation=60, ha="right", fontsize=6)
+            axes[-1].set_title(self.unit or "normalised score", fontsize=8)
         return made
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         """Each teacher as the player of all agents."""
-        return {name: partial(self._begin, name, seed) for name in self.teachers}
 
-    def _begin(self, name: str, seed: int, tasks: Sequence[str]) -> Player:
-        choose = self.controller(name, np.random.default_rng((seed, self.teachers.index(name))))
-        return ScriptedPlayer(lambda observations: choose())
+        def begin(name: str, tasks: Sequence[str]) -> ScriptedPlayer:
+            choose = self.controller(name, np.random.default_rng((seed, self.teachers.index(name))))
+            return ScriptedPlayer(lambda observations, rows: choose(), tasks)
+
+        return {name: partial(begin, name) for name in self.teachers}

@@ -30,10 +30,8 @@ def candidate_actions(spec: Spec) -> Tensor:
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
-        raise ValueError(
-            "act.planning_horizon: expected at most two action dimensions, or discrete actions, "
-            f"got {spec.action_dim}; take act.planning_horizon=0"
-        )
+        wanted = "at most two action dimensions, or discrete actions"
+        raise ValueError(f"act.planning_horizon: expected {wanted}, got {spec.action_dim}; take act.planning_horizon=0")
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
@@ -50,9 +48,8 @@ class FourierMLP(nn.Module):
 
     def set_frequencies(self, change: Tensor) -> None:
         """Draw them log-uniformly between 1 and 1 / change. change: (S,) deviation of a step's change, in the model's units."""
-        share = (torch.arange(len(self.frequencies), device=change.device)[:, None] + torch.rand_like(self.frequencies)) / len(
-            self.frequencies
-        )
+        count = len(self.frequencies)
+        share = (torch.arange(count, device=change.device)[:, None] + torch.rand_like(self.frequencies)) / count
         self.frequencies.copy_((1 / change).clamp(min=2.0) ** share)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,10 +101,8 @@ class ImaginedValue(nn.Module):
         S, A = spec.observation_dim, spec.num_actions or spec.action_dim
         self.spec, self.discount = spec, discount
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
-        self.reward, self.value = (
-            FourierMLP(S, S + A, 2, inner=128),
-            FourierMLP(S, S, 1),
-        )  # reward, and whether the episode ends
+        self.reward = FourierMLP(S, S + A, 2, inner=128)  # and whether the episode ends
+        self.value = FourierMLP(S, S, 1)
         for name, start in {"change_mean": torch.zeros(S), "change_scale": torch.ones(S),
                             "reward_low": torch.zeros(()), "reward_span": torch.ones(())}.items():  # fmt: skip
             self.register_buffer(name, start)
@@ -122,8 +117,8 @@ class ImaginedValue(nn.Module):
 
     def step(self, member: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
         """The next observations (..., S), in the model's units, as this member predicts them."""
-        after: Tensor = observations + self.change_mean + self.change_scale * member(self.encode(observations, actions))
-        return after
+        change: Tensor = member(self.encode(observations, actions))
+        return observations + self.change_mean + self.change_scale * change
 
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
         """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number: (...) bool."""
@@ -160,11 +155,10 @@ class ImaginedValue(nn.Module):
             and whether the members agree about the end (N, C).
         """
         N, C = len(observations), len(self.candidates)
-        actions = self.candidates.repeat(N, 1)
-        device = observations.device
-        gains, alive, ends = torch.zeros(N * C, device=device), torch.ones(N * C, device=device), []
+        actions, ends = self.candidates.repeat(N, 1), []
+        gains, alive = torch.zeros_like(actions[:, 0]), torch.ones_like(actions[:, 0])
         for member in self.members:
-            x, going = observations.repeat_interleave(C, 0), torch.ones(N * C, device=device)
+            x, going = observations.repeat_interleave(C, 0), torch.ones_like(alive)
             for i in range(steps):
                 paid, over = self.pay(x, actions)
                 gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
@@ -179,8 +173,7 @@ class ImaginedValue(nn.Module):
         """Value of each imagined sequence (N, C), within 0 .. 1; -1 where the members disagree."""
         ends, gains, alive, known = imagined
         after = alive * self.value(ends)[..., 0].sigmoid() + (1 - alive) * self.zero
-        values: Tensor = torch.where(known, gains + self.discount**steps * after, -1.0)
-        return values
+        return torch.where(known, gains + self.discount**steps * after, -1.0)
 
     @torch.no_grad()
     def plan(self, observations: Tensor, steps: int) -> Tensor:
@@ -207,9 +200,8 @@ class ImaginedValue(nn.Module):
             for i, member in enumerate(self.members):
                 self._fit_member(member, data, steps, off=(-1) ** i * OFF)
             self._fit_reward(data, steps)
-            self._fit_value(
-                self._states(data, steps * BATCH // 100, planning_horizon), planning_horizon, rounds=max(1, steps // 50)
-            )
+            states = self._states(data, steps * BATCH // 100, planning_horizon)
+            self._fit_value(states, planning_horizon, rounds=max(1, steps // 50))
 
     def _fit_member(self, member: nn.Module, data: Transitions, steps: int, *, off: float) -> None:
         """Fit a member to transitions, more to those that it predicts badly, and to another change than the other members' off the data,
@@ -218,8 +210,7 @@ class ImaginedValue(nn.Module):
 
         def errors(rows: Tensor) -> Tensor:
             change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale
-            found: Tensor = (member(self.encode(x[rows], a[rows])) - change).square().mean(-1)
-            return found
+            return F.mse_loss(member(self.encode(x[rows], a[rows])), change, reduction="none").mean(-1)
 
         hard = pairs
 
@@ -233,9 +224,8 @@ class ImaginedValue(nn.Module):
             rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
             alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
             action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
-            apart = (member(self.encode(alone, action)) - off).square().mean(-1)
-            total: Tensor = errors(rows).mean() + OFF_WEIGHT * apart.mean()
-            return total
+            apart: Tensor = member(self.encode(alone, action)) - off
+            return errors(rows).mean() + OFF_WEIGHT * apart.square().mean(-1).mean()
 
         fitted(member, loss, steps)
 

@@ -49,22 +49,21 @@ def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0
         columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
         observations = (after * units.observation_scale + units.observation_mean).numpy()
     seen, taken, received, ended, supported = (np.stack(column, 1) for column in zip(*columns, strict=True))  # (E, steps, ...)
+    seen, taken, received = (x.astype(np.float32) for x in (seen, taken, received))
     lengths = np.where(ended.any(1), ended.argmax(1) + 1, steps)
     known = np.logical_and.accumulate(supported, 1)
     made = [
         Episode(
-            seen[i, :n].astype(np.float32), taken[i, :n].astype(np.float32), received[i, :n].astype(np.float32), task=tasks[i], group=i,
-            terminated=bool(ended[i, n - 1]), truncated=not ended[i, n - 1], loss_mask=known[i, :n],
+            seen[i, :n], taken[i, :n], received[i, :n], task=tasks[i], group=i, terminated=bool(ended[i, n - 1]),
+            truncated=not ended[i, n - 1], loss_mask=known[i, :n],
         )
         for i, n in enumerate(lengths.tolist())
     ]  # fmt: skip
     inside = np.arange(steps) < lengths[:, None]
     outside = round(float((~known & inside).sum() / inside.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
-    spec = replace(store.spec, horizon=max(steps, store.spec.horizon))
-    return Source(
-        spec, made, {"name": name, "env": "imagined", "run": run, "noise": noise, "outside_support": outside, "seed": seed}
-    )
+    given = {"name": name, "env": "imagined", "run": run, "noise": noise, "outside_support": outside, "seed": seed}
+    return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given)
 
 
 def files(*, run: str, **options: object) -> list[Path]:

@@ -65,9 +65,8 @@ def plan_to_value(session: "Session", hidden: Tensor, each: np.ndarray) -> np.nd
     policy, model = session.policy, session.policy.model
     observations, masks = session.observations[each, session.now[each]], session.allowed(each)
     assert model.imagined is not None
-    values = model.imagined.plan(
-        model.normalizer.observations(torch.from_numpy(observations).to(policy.device)), policy.planning_horizon
-    )
+    standard = model.normalizer.observations(torch.from_numpy(observations).to(policy.device))
+    values = model.imagined.plan(standard, policy.planning_horizon)
     if masks is not None:
         values = torch.where(masks, values, -1.0)
     own = policy.choose(hidden, masks, observations)

@@ -44,14 +44,13 @@ def write(path: Path, flops: float, say: Callable[[str], object] = print) -> Pat
         study = report.read(path)
         grid = report.finished(study)
         fits = report.fitted(grid)
-    found, fit = advise(grid, fits, flops), fits["law"]
+    found, out = advise(grid, fits, flops), path.with_name("advice.json")
     if edge := report.at_edge(study):
         found["warnings"].append(f"The learning rate of {', '.join(edge)} is at the edge of the values tried.")
-    out = path.with_name("advice.json")
     out.write_text(json.dumps(found, indent=1))
     made = figure(7, 4.2)
     axes = made.subplots()
-    figures.isoflop(axes, grid, fit, found["cost"], (flops,))
+    figures.isoflop(axes, grid, fits["law"], found["cost"], (flops,))
     axes.set(xlabel=figures.PARAMETERS, ylabel=figures.LOSS, xscale="log", yscale="log")
     save(out.with_suffix(".png"), made)
     say("\n".join(sentences(found)))
@@ -87,8 +86,8 @@ def advise(grid: pd.DataFrame, fits: dict[str, Any], flops: float) -> dict[str, 
         low, high = np.percentile(sample, [2.5, 97.5])
         found[name] = {"value": float(value), "low": float(low), "high": float(high)}
     found["warnings"] = [
-        f"{what} = {found[name]['value']:.3g} is outside of the runs, {grid[column].min():.3g} .. {grid[column].max():.3g}."
-        for name, column, what in (("N", "non_embedding", "N"), ("D", "data_steps", "D"))
+        f"{name} = {found[name]['value']:.3g} is outside of the runs, {grid[column].min():.3g} .. {grid[column].max():.3g}."
+        for name, column in (("N", "non_embedding"), ("D", "data_steps"))
         if not grid[column].min() <= found[name]["value"] <= grid[column].max()
     ]
     each = grid["flops"] / grid["non_embedding"] / grid["data_steps"]
@@ -128,8 +127,7 @@ def next_run(
     removed = shared**2 / ((logs.var(0) + noise**2) * target.var())
     good = np.flatnonzero(removed >= 0.9 * removed.max())
     best = good[np.argmin(n[good] * d[good])]
-    found = {"N": float(n[best]), "D": float(d[best]), "flops": float(k * n[best] * d[best])}
-    hours = None
+    found, hours = {"N": float(n[best]), "D": float(d[best]), "flops": float(k * n[best] * d[best])}, None
     if "train_seconds" in grid:  # at the speed of the nearest size
         near = grid.assign(away=abs(np.log(N / found["N"]))).nsmallest(1, "away", keep="all")
         hours = found["flops"] * float((near["train_seconds"] / near["flops"]).median()) / 3600

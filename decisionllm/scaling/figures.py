@@ -51,12 +51,8 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])
     compute(axis("compute", "training compute, FLOPs"), grid, fits["frontier"])
     if fits["law"] and fits["law"].A and fits["law"].B:
-        isoflop(
-            axis("isoflop", PARAMETERS),
-            base,
-            fits["law"],
-            cost(*(base[name] for name in ("non_embedding", "data_steps", "flops"))),
-        )
+        k = cost(*(base[name] for name in ("non_embedding", "data_steps", "flops")))
+        isoflop(axis("isoflop", PARAMETERS), base, fits["law"], k)
     if grid["score"].notna().any():
         axes = axis("intrinsic", "training compute, FLOPs", "score", log="x")
         sns.scatterplot(grid, x="flops", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
@@ -75,7 +71,8 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
         axes = axis("quality", "quality: mean return of the data, 1: that of the whole log", what, log="")
         means(axes, full, "quality", metric)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
-    shares = values[(values["fraction"] == grid["fraction"].max()) & values.groupby("metric")["value"].transform(is_share)]
+    within = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
+    shares = values[(values["fraction"] == grid["fraction"].max()) & within]
     if len(shares):
         bars: dict[str, Any] = {"errorbar": ("pi", 100), "capsize": 0.2, "err_kws": {"linewidth": 1}, "palette": PALETTE}
         sns.barplot(shares, x="value", y="metric", hue="size", ax=axis("shares", "share", "", log=""), **bars)
@@ -85,11 +82,6 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
     return made
-
-
-def is_share(values: pd.Series) -> bool:
-    """Whether all values are within 0 .. 1."""
-    return bool(values.between(0, 1).all())
 
 
 def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:

@@ -51,10 +51,10 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     drawn = {f"{name}.png": figure for name, figure in figures.draw(grid, fits, values).items()}
     for name, figure in drawn.items():
         save(folder / name, figure)
-    page_values = {"sentences": sentences, "columns": COLUMNS, "counts": Counter(run["state"] for run in found["runs"])}
     page = write_page(
-        folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, **page_values
-    )
+        folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, sentences=sentences,
+        columns=COLUMNS, counts=Counter(run["state"] for run in found["runs"]),
+    )  # fmt: skip
     say("\n".join([*sentences["laws"], *sentences["findings"], f"report: {page}"]))
     return page
 
@@ -88,9 +88,8 @@ def intrinsic(scored: pd.DataFrame) -> list[tuple[float, float]]:
     """The steps (score, least FLOPs that reach it), of means over seeds; each costs more than the one before."""
     if scored.empty:
         return []
-    cells = scored.groupby([name for name in AXES if name != "seed"]).agg(
-        score=("score", "mean"), flops=("flops", "mean"), runs=("run", "size")
-    )
+    keys = [name for name in AXES if name != "seed"]
+    cells = scored.groupby(keys).agg(score=("score", "mean"), flops=("flops", "mean"), runs=("run", "size"))
     cells = cells[cells["runs"] == cells["runs"].max()]  # the mean of fewer seeds is luckier
     cells["least"] = law.intrinsic(cells["flops"], cells["score"])
     return [(float(score), float(flops)) for flops, score in cells.groupby("least")["score"].max().reset_index().to_numpy()]
@@ -189,12 +188,8 @@ def verdict(what: str, pairs: np.ndarray, sign: int) -> list[str]:
 
 def at_edge(found: dict[str, Any]) -> list[str]:
     """The sizes whose learning rate is the least or the largest that was tried."""
-    sweeps = {size: {float(rate): loss for rate, loss in rates.items()} for size, rates in found["tuned"].items()}
-    return [
-        size
-        for size, sweep in sweeps.items()
-        if len(sweep) > 1 and min(sweep, key=lambda lr: sweep[lr]) in (min(sweep), max(sweep))
-    ]
+    tuned = {size: pd.Series(rates).rename(float) for size, rates in found["tuned"].items() if len(rates) > 1}
+    return [size for size, sweep in tuned.items() if sweep.idxmin() in (min(sweep.index), max(sweep.index))]
 
 
 def tuning(found: dict[str, Any]) -> list[str]:

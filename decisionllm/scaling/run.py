@@ -85,12 +85,8 @@ def execute(
         last = {row.get("part"): row for row in rows if row["headline"]}.values()  # of each part of a mixture
         score = {key: float(np.mean([row[key] for row in last])) for key in score}
         if not parts:  # what else the env measures, such as the share of wordings that are understood
-            own = {
-                key: value
-                for key, value in next(iter(last)).items()
-                if key not in {"return", *(f.name for f in fields(Report))}
-            }
-            metrics = {key: value for key, value in flat(own).items() if isinstance(value, float)}
+            further, known = flat(next(iter(last))), {"return", *(f.name for f in fields(Report))}
+            metrics = {key: x for key, x in further.items() if isinstance(x, float) and key.partition(".")[0] not in known}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if not keep:
         for path in (*folder.glob("run-*/checkpoint*"), *folder.glob("run-*/best")):
@@ -120,8 +116,7 @@ def launch(config: dict[str, Any], processes: int, threads: int) -> Path:
     options = LaunchConfig(1, 1, processes, run_id=config["run"], rdzv_backend="c10d", rdzv_endpoint="localhost:0")
     options.max_restarts = 0  # the ledger tries again
     try:
-        run: Path = elastic_launch(options, rank)(config, max(threads // processes, 1))[0]
-        return run
+        return Path(elastic_launch(options, rank)(config, max(threads // processes, 1))[0])
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         raise RuntimeError(f"process {number} of {processes}: {failure.message}") from error
@@ -174,11 +169,7 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
         each = -distribution.log_prob(actions)[real], difference.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
     loss, error = (sums[:2] / sums[2]).tolist()
-    return {
-        "held_out": loss,
-        "floor": model.head.loss_floor,
-        "action_error": error if store.spec.num_actions else error**0.5,
-    }
+    return {"held_out": loss, "floor": model.head.loss_floor, "action_error": error if store.spec.num_actions else error**0.5}
 
 
 def data_quality(store: Store, kept: np.ndarray, reference: Store, usual: np.ndarray) -> float:

@@ -7,6 +7,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decisionllm.config import one_of
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.entities import EntityEncoder
 
@@ -34,10 +35,8 @@ class TrajectoryTokenizer(nn.Module):
         hide_actions: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        if embedding not in ("linear", "mlp"):
-            raise ValueError(f"embedding: expected linear or mlp, got {embedding!r}")
-        if timesteps not in ("learned", "none"):
-            raise ValueError(f"timesteps: expected learned or none, got {timesteps!r}")
+        one_of("embedding", embedding, ("linear", "mlp"))
+        one_of("timesteps", timesteps, ("learned", "none"))
         if not 0 <= hide_actions <= 1:
             raise ValueError(f"model.hide_actions: expected a share within 0 .. 1, got {hide_actions}")
 
@@ -50,11 +49,9 @@ class TrajectoryTokenizer(nn.Module):
         self.tokens = 3 if return_conditioned else 2  # per step
         self.returns = stream(1) if return_conditioned else None
         self.null_return = nn.Parameter(torch.zeros(width)) if null_return else None
-        self.observations: Any = (
-            EntityEncoder(spec.entity_schema, width, embedding=embedding, layers=entity_layers)
-            if spec.entity_schema
-            else stream(spec.observation_dim)
-        )
+        self.observations: Any = stream(spec.observation_dim) if not spec.entity_schema else EntityEncoder(
+            spec.entity_schema, width, embedding=embedding, layers=entity_layers
+        )  # fmt: skip
         self.actions = stream(spec.num_actions or spec.action_dim)
         self.hide_actions = hide_actions
         self.hidden_action = nn.Parameter(torch.zeros(width)) if hide_actions else None

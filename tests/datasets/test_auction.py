@@ -17,7 +17,7 @@ from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
-from decisionllm.envs.auction.days import read_all
+from decisionllm.envs.auction.days import day_files, read
 from decisionllm.envs.auction.market import PUBLISHED, Market, scaled_traffic
 from decisionllm.envs.auction.observation import ObservationSpec, task_text
 from tests.conftest import episode, make_store, near, node
@@ -508,7 +508,7 @@ def full_traffic(period=3):
 def export(tmp_path, path, **options):
     config = {"dataset": node("dataset", "auction", path=str(path), **options), "export": f"replay:{tmp_path / 'days'}"}
     assert data(config | {"cache_dir": str(tmp_path / "home"), "model": {"return_horizon": 0}, "window": 4, "seed": 0}) is None
-    return {day.period: day for day in read_all(tmp_path / "days")}
+    return {day.period: day for day in map(read, day_files(tmp_path / "days").values())}
 
 
 def test_traffic_logs_become_replayable_days(tmp_path, capsys):

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from decisionllm.envs import spread
-from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, TIME_STEP, TOUCH, Spread, Teacher, assignment, pushes, uniform
+from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, TIME_STEP, TOUCH, Spread, Teacher, assignment, pushes
 
 
 def play(world, kind, *, seed=1, **options):
@@ -34,7 +34,9 @@ def test_steps_observations_and_rewards_equal_mpe2_to_the_last_bit(agents, discr
     touched = 0
     for step in range(HORIZON):
         assert (world.observe() == np.concatenate([list(s.values()) for s in seen])).all()
-        actions = uniform(rng, (len(seeds), agents), discrete=discrete) if step < 10 else towards_first(world, discrete)
+        size = (len(seeds), agents)
+        drawn = rng.integers(len(PUSHES), size=(*size, 1)).astype(float) if discrete else rng.uniform(-1, 1, (*size, 2))
+        actions = drawn if step < 10 else towards_first(world, discrete)
         actions = actions.astype(np.float32)
         gains = world.step(pushes(actions))
         touched += (world.distance[world.both] < spread.TOUCH).sum()

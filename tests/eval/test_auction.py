@@ -16,7 +16,7 @@ from decisionllm.envs.auction.observation import ObservationSpec, task_text
 from decisionllm.envs.auction.replay import price_period
 from decisionllm.envs.auction.simulation import priced
 from decisionllm.eval import report
-from decisionllm.eval.auction import Auction, BidderPlayer
+from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
 from tests.conftest import NANO, command, near
 from tests.datasets.test_auction import put
@@ -141,11 +141,11 @@ def test_spend_stays_within_the_budget():
 def test_a_batch_of_campaigns_equals_each_campaign_alone():
     options = {"periods": "0-1", **SMALL}
     whole = Auction(1, budgets="0.5,1", repeats=2, **options)
-    _, together = played(whole, lambda tasks: BidderPlayer(whole, TargetCPA(), tasks), seed=5)
+    _, together = played(whole, lambda tasks: whole.player(TargetCPA(), tasks), seed=5)
     assert len({tuple(row) for row in together.tolist()}) > 300, "repeats and budgets differ"
     for i in (3, 47):
         alone = Auction(1, positions=str(i), repeats=2, **options)
-        _, one = played(alone, lambda tasks, env=alone: BidderPlayer(env, TargetCPA(), tasks), seed=5)
+        _, one = played(alone, lambda tasks, env=alone: env.player(TargetCPA(), tasks), seed=5)
         rows = np.flatnonzero((whole.entries.advertiser == i) & (whole.entries.budget_factor == 1))
         assert together[rows].tolist() == one.tolist()
     assert played(whole, always(80.0), seed=6)[1].tolist() != played(whole, always(80.0), seed=7)[1].tolist()
@@ -238,7 +238,7 @@ def test_a_bidder_receives_its_own_features():
             calls.append((states, context))
             return np.full(len(states), 100.0)
 
-    episodes, _ = played(env, lambda tasks: BidderPlayer(env, Watched(), tasks))
+    episodes, _ = played(env, lambda tasks: env.player(Watched(), tasks))
     states, context = calls[6]
     own = Campaigns(PUBLISHED["budgets"], PUBLISHED["target_cpa"])
     own.means, own.volumes, own.now = env.campaigns.means, env.campaigns.volumes, 6

@@ -37,9 +37,9 @@ def test_an_interval_holds_the_mean_of_coin_tosses():
 
 
 def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
-    assert report.interquartile_mean([100, 1, 3, 2]) == 2.5
-    assert report.interquartile_mean([4]) == 4
-    assert report.interquartile_mean([1, 2, 3, 4, 5, 6, 7, 800]) == 4.5
+    for scores, mean in (([100, 1, 3, 2], 2.5), ([4], 4), ([1, 2, 3, 4, 5, 6, 7, 800], 4.5)):
+        (result,) = report.summarise([row(score, seed=seed) for seed, score in enumerate(scores)])
+        assert result["iqm"] == mean
 
 
 def test_rows_of_several_seeds_are_one_result():
@@ -121,7 +121,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     (tmp_path / "run").mkdir()
     losses = [{"step": 1, "nll": 2.0}, {"step": 2, "nll": 1.0, "held_out_nll": 1.5}]
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(loss) + "\n" for loss in losses))
-    report.save(tmp_path / "rollout-p.png", report.figure())
+    report.save(tmp_path / "rollout-p.png", report.figure(7, 4))
     source = report.write_report(tmp_path, {"d": {"DT (a paper)": 31.5}}, {"d": ""}).read_text()
     page = Page(source)
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)

@@ -150,7 +150,7 @@ def test_teams_that_do_not_fit_are_refused(tmp_path):
         ValueError, match="episode 1: expected it to end within the horizon of 12 steps.*begins at step 9 and has 4"
     ):
         sampler(tmp_path / "b", DISCRETE, [[(0, 2), (9, 13)]])
-    with pytest.raises(ValueError, match="order: expected random, given, reverse, got 'up'"):
+    with pytest.raises(ValueError, match="order: expected one of random, given, reverse, got 'up'"):
         sampler(tmp_path / "c", DISCRETE, STAYS, order="up")
 
 

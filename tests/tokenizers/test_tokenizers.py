@@ -130,7 +130,7 @@ def test_a_discrete_action_has_a_vector_of_its_own():
 
 
 def test_unknown_choices_are_refused_by_name():
-    with pytest.raises(ValueError, match="embedding: expected linear or mlp, got 'cnn'"):
+    with pytest.raises(ValueError, match="embedding: expected one of linear, mlp, got 'cnn'"):
         TrajectoryTokenizer(SPEC, 8, embedding="cnn")
-    with pytest.raises(ValueError, match="timesteps: expected learned or none, got 'sine'"):
+    with pytest.raises(ValueError, match="timesteps: expected one of learned, none, got 'sine'"):
         TrajectoryTokenizer(SPEC, 8, timesteps="sine")

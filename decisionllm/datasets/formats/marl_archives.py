@@ -44,10 +44,8 @@ def read_vault(folder: Path) -> Log:
     written = [column.reshape(*column.shape[:2], -1).any(2) for column in numbers]
     if (blank := ~np.any(written, axis=0)).any() or not length:
         lane, at = np.argwhere(blank)[0] if length else (0, 0)
-        raise ValueError(
-            f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), got nothing from here; it was cut while "
-            "it was written: fetch it again"
-        )
+        why = "got nothing from here; it was cut while it was written: fetch it again"
+        raise ValueError(f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), {why}")
     over = (columns["terminals"] != 0) | (columns["truncations"] != 0)
     whole = over.all(2)  # (B, T)
     kept = whole[:, ::-1].cumsum(1)[:, ::-1] > 0
@@ -153,8 +151,7 @@ def joint(
     agents |= {} if shared else {"reward": rewards[alive]}
     steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
     found = {what: count for what, count in (repairs or {}).items() if count}
-    meta = {"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": found}
-    return Log(meta, steps, agents, str(path))
+    return Log({"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": found}, steps, agents, str(path))
 
 
 def kind_of(path: str | Path) -> str:

@@ -224,12 +224,12 @@ def action_limits(env: Any) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for agent, kind in agent_types(env).items():
         space = env.action_space(agent)
-        if not isinstance(space, Box | Discrete):
-            raise ValueError(f"{env}, {agent}: expected a Discrete or a Box action space, got {space}")
         if isinstance(space, Discrete):
             found[kind] = {"num_actions": int(space.n)}
-        else:
+        elif isinstance(space, Box):
             found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
+        else:
+            raise ValueError(f"{env}, {agent}: expected a Discrete or a Box action space, got {space}")
     return found
 
 
@@ -272,9 +272,8 @@ def collect(
     steps: list[dict[str, Any]] = []
     agents: list[dict[str, Any]] = []
     for group in range(episodes):
-        observations, infos = env.reset(seed=seed + group)
+        (observations, infos), step = env.reset(seed=seed + group), 0
         sizes = Counter(team_of[agent] for agent in env.agents)
-        step = 0
         while env.agents:
             present, actions = list(env.agents), act(observations, infos)
             views = {agent: split_observation(x, infos.get(agent, {})) for agent, x in observations.items()}
@@ -289,9 +288,9 @@ def collect(
                     "available": np.ones(limits[kind].get("num_actions", 0), bool) if mask is None else mask,
                 })  # fmt: skip
             over, by_clock = not env.agents, any(truncated.values())
+            ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
             for team, size in sizes.items():
                 mean = sum(rewards[agent] for agent in present if team_of[agent] == team) / size
-                ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
                 steps.append({"group": group, "step": step, "team": team, "reward": mean, **ends})
             step += 1
     raw, masks = ([row.pop(name) for row in agents] for name in ("observation", "available"))

@@ -4,14 +4,14 @@ A folder holds one file for each day, `period_7.npz`, with the fields of Day. Tr
 opportunities of the published traffic are made again from the day's number; those of another traffic log are in the file.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, scaled_traffic
+from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, scaled_traffic, with_prices
 from decisionllm.files import atomic
 
 FORMAT = "decisionllm-replay-1"
@@ -74,13 +74,10 @@ def make(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, 
         ValueError: the prices are not as many as the opportunities.
     """
     steps, found = [], []
-    for t, ((values, sigmas), price) in enumerate(zip(traffic, market_prices, strict=True)):
-        if len(price) != len(values):
-            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(price)}")
-        steps.append((values, sigmas.astype(np.float32), np.asarray(price, np.float64)))
-        found.append(curves(values, steps[-1][2]))
-        if total:
-            steps[-1] = (values[:0], sigmas[:0].astype(np.float32), steps[-1][2])
+    for values, sigmas, price in with_prices(period, traffic, market_prices):
+        kept = slice(0) if total else slice(None)
+        steps.append((values[kept], sigmas[kept].astype(np.float32), price))
+        found.append(curves(values, price))
     values, sigmas, price = (np.concatenate(x) for x in zip(*steps, strict=True))
     cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
     volume = np.array([len(p) for _, _, p in steps])
@@ -112,8 +109,7 @@ def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
 
 def play(period: int, roster: Callable[[], Roster], *, total: int = PUBLISHED["opportunities"], seed: int = 0) -> Day:
     """A day of our own market with these bidders."""
-    market = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed)
-    played = market.play(period)
+    played = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed).play(period)
     return make(period, scaled_traffic(period, total), played.market_prices, prices="own market", total=total)
 
 
@@ -155,8 +151,3 @@ def read(file: str | Path) -> Day:
         raise ValueError(f"{file}: expected format {FORMAT}, got {got}; make it again: {MAKE}")
     scalars = {"period": int(kept["period"]), "prices": str(kept["prices"]), "total": int(kept["total"])}
     return Day(**kept | scalars)
-
-
-def read_all(folder: str | Path, periods: Sequence[int] = ()) -> Iterator[Day]:
-    """The days of a folder, by period."""
-    return map(read, day_files(folder, periods).values())

@@ -24,10 +24,8 @@ SCHEMA = (
     "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL, request TEXT NOT NULL,"
     " answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
-CAMPAIGN = "SELECT id, opened, ended, facts FROM campaigns"
-WITH_LAST = (
-    "SELECT id, opened, ended, facts, (SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1) FROM campaigns"
-)
+LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
+Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
 
 
 class Journal:
@@ -104,18 +102,16 @@ class Journal:
 
     def campaigns(self) -> list[dict[str, Any]]:
         """Every campaign in the order of opening: id, opened (seconds since 1970), ended (how, or None) and its settings."""
-        return [_campaign(*row) for row in self._read(f"{CAMPAIGN} ORDER BY number")]
+        return [campaign for campaign, _ in self._found("ORDER BY number")]
 
     def campaign(self, id: str) -> dict[str, Any] | None:
-        return next((_campaign(*row) for row in self._read(f"{CAMPAIGN} WHERE id = ?", id)), None)
+        return next((campaign for campaign, _ in self._found("WHERE id = ?", id)), None)
 
     def keyed(self, key: str) -> dict[str, Any] | None:
         """The campaign opened with this key."""
-        return next((_campaign(*row) for row in self._read(f"{CAMPAIGN} WHERE key = ?", key)), None)
+        return next((campaign for campaign, _ in self._found("WHERE key = ?", key)), None)
 
-    def latest(
-        self, count: int, *, search: str = "", before: str | None = None
-    ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def latest(self, count: int, *, search: str = "", before: str | None = None) -> list[Row]:
         """The campaigns opened last, newest first, each with the answer to its last tick.
 
         Args:
@@ -126,15 +122,16 @@ class Journal:
             "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?)) OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
             " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?)) ORDER BY number DESC LIMIT ?"
         )
-        return self._with_last(where, *(search,) * 4, before, before, count)
+        return self._found(where, *(search,) * 4, before, before, count, answer=LAST)
 
-    def last(self, id: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+    def last(self, id: str) -> Row | None:
         """A campaign with the answer to its last tick."""
-        return next(iter(self._with_last("WHERE id = ?", id)), None)
+        return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
 
-    def _with_last(self, which: str, *values: Any) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-        rows = self._read(f"{WITH_LAST} {which}", *values)
-        return [(_campaign(*row), answer and json.loads(answer)) for *row, answer in rows]
+    def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
+        rows = self._read(f"SELECT id, opened, ended, facts, {answer} FROM campaigns {which}", *values)
+        return [({"id": id, "opened": opened, "ended": ended, **json.loads(settings)}, last and json.loads(last))
+                for id, opened, ended, settings, last in rows]  # fmt: skip
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
@@ -166,11 +163,7 @@ class Journal:
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails."""
         with self._writing:
-            for statement in (
-                "CREATE TABLE IF NOT EXISTS room (x)",
-                "INSERT INTO room VALUES (zeroblob(100000))",
-                "DROP TABLE room",
-            ):
+            for statement in ("CREATE TABLE IF NOT EXISTS room (x)", "INSERT INTO room VALUES (zeroblob(100000))", "DROP TABLE room"):  # fmt: skip
                 self._writer.execute(statement)
 
     def backup(self, to: str | Path) -> None:
@@ -201,16 +194,10 @@ def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:
 
 def ticked(id: str, step: int, request: str, answer: str) -> Entry:
     """The entry of a tick of a campaign that has not ended; request and answer are JSON and read back unchanged."""
-    return (
-        "INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)",
-        (id, step, request, answer, id),
-    )
+    still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)"
+    return f"INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE {still_open}", (id, step, request, answer, id)
 
 
 def ended(id: str, how: str) -> Entry:
     """The entry of the end of a campaign."""
     return "UPDATE campaigns SET ended = ? WHERE id = ? AND ended IS NULL", (how, id)
-
-
-def _campaign(id: str, opened: float, ended: str | None, settings: str) -> dict[str, Any]:
-    return {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}

@@ -88,6 +88,14 @@ def scaled_traffic(period: int, total: int) -> Traffic:
     return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
 
 
+def with_prices(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Values, standard deviations and market prices (n,) of each step; a ValueError unless there is a price for each opportunity."""
+    for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
+        if len(prices) != len(values):
+            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(prices)}")
+        yield values, sigmas, np.asarray(prices, np.float64)
+
+
 def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
     """Uniform draws, each repeated for `width` steps: (T,)"""
     return np.repeat(np.random.default_rng(seed).uniform(low, high, STEPS // width), width)
@@ -178,9 +186,8 @@ def settle(
         ValueError: arrays of different shapes.
     """
     n, N = np.shape(values)
-    for name, x, shape in (
-        ("bids", bids, (n, N)), ("sigmas", sigmas, (n, N)), ("noise", noise, (N, 2)), ("remaining", remaining, (N,)),
-    ):  # fmt: skip
+    given = {"bids": (bids, (n, N)), "sigmas": (sigmas, (n, N)), "noise": (noise, (N, 2)), "remaining": (remaining, (N,))}
+    for name, (x, shape) in given.items():
         if np.shape(x) != shape:
             raise ValueError(f"{name}: expected {shape} as values are {(n, N)}, got {np.shape(x)}")
     bids = np.maximum(bids, 0.0)  # a copy
@@ -366,7 +373,7 @@ class Market:
 
     def choose(self, multipliers: Any = None, positions: Any = slice(None)) -> np.ndarray:
         """(N,) multipliers: those given for these positions, the roster's for the rest; 0 where too little is left."""
-        chosen, given = np.full(len(self.budgets), np.nan), np.zeros(len(self.budgets), bool)
+        chosen, given, c = np.full(len(self.budgets), np.nan), np.zeros(len(self.budgets), bool), self.campaigns
         given[positions] = multipliers is not None
         for own, bidder in self.roster:
             if not given[own].all():
@@ -375,11 +382,9 @@ class Market:
             chosen[positions] = multipliers
         if not np.isfinite(chosen).all():
             i = int(np.argmin(np.isfinite(chosen)))
-            raise ValueError(
-                f"step {self.campaigns.now}: expected a multiplier for every advertiser, got {chosen[i]} for {i}; "
-                "give one, or put a bidder in its position in the roster"
-            )
-        chosen[self.campaigns.remaining < MIN_REMAINING] = 0
+            got = f"got {chosen[i]} for {i}; give one, or put a bidder in its position in the roster"
+            raise ValueError(f"step {c.now}: expected a multiplier for every advertiser, {got}")
+        chosen[c.remaining < MIN_REMAINING] = 0
         return chosen
 
     def step(self, multipliers: Any = None, positions: Any = slice(None)) -> MarketStep:

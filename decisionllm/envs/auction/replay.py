@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from decisionllm.envs.auction.market import Traffic
+from decisionllm.envs.auction.market import Traffic, with_prices
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarr
     """A period with these market prices, (n,) currency for each step."""
     volume: list[int] = []
     value, market_price, steps = [], [], []
-    for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
-        if len(prices) != len(values):
-            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(prices)}")
+    for values, sigmas, prices in with_prices(period, traffic, market_prices):
         n = max(len(values), 1)
         volume.append(len(values))
         value.append(values.sum(0) / n)
@@ -100,5 +98,5 @@ def price_period(period: int, traffic: Traffic, market_prices: Iterable[np.ndarr
         values = np.ascontiguousarray(values.T)
         with np.errstate(divide="ignore"):
             order = np.argsort(prices / values, axis=1).astype(np.min_scalar_type(n))
-        steps.append((np.asarray(prices, np.float64), values, sigmas.T.astype(np.float32, order="C"), order))
+        steps.append((prices, values, sigmas.T.astype(np.float32, order="C"), order))
     return PricedPeriod(period, np.array(volume), np.stack(value), np.array(market_price), steps)
