@@ -75,7 +75,9 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
                 raise SystemExit(1) from error
             folder = checkpoint.find(c.run)
             step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
-            raise ConnectionError(f"a process of this run was lost ({error}); the same command continues from step {step:,}") from error
+            raise ConnectionError(
+                f"a process of this run was lost ({error}); the same command continues from step {step:,}"
+            ) from error
 
 
 def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:

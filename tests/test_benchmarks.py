@@ -44,6 +44,7 @@ NAMES = sorted(
         "measure",
         "multiagent",
         "permutation",
+        "raw_traffic",
         "smax",
         "serve",
         "soak",
@@ -186,3 +187,11 @@ def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):
         stores.append(open_store(tmp_path / str(steps)))
     assert [len(store.rewards) for store in stores] == [600, 1200]
     assert all(time > 0 for time in large_log.window_us([large_log.sampler(store) for store in stores], rounds=1))
+
+
+def test_a_raw_traffic_log_has_its_sums(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["raw_traffic", "--rows", "5000", "--folder", str(tmp_path), "--out", str(tmp_path / "rows.jsonl")]
+    )
+    import_module("benchmarks.raw_traffic").main()
+    assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == 2 * 48 * 48
