@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
