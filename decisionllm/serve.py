@@ -68,9 +68,6 @@ def application(config: dict[str, Any]) -> Any:
     """The FastAPI app of this config; a token is read from the environment of its process."""
     from decisionllm.serving.app import create_app
 
-    sys.setswitchinterval(
-        0.0005
-    )  # the model's thread waits for the event loop's after each product: p99 of a tick 15 ms, not 34
     run = config["run"]
     policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
