@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,6 @@ def application(config: dict[str, Any]) -> Any:
     from decisionllm.serving.app import create_app
     from decisionllm.serving.shadow import Shadow
 
-    sys.setswitchinterval(
-        0.0005
-    )  # the model's thread waits for the event loop's after each product: p99 of a tick 15 ms, not 34
     run = config["run"]
     policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
     auction = run_info["dataset"].get("env") in ("auction", "journal")
