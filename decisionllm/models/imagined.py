@@ -1,7 +1,7 @@
 """A value learned inside a learned model: what holding an action for some steps brings, and what can follow.
 
-The members of an ensemble predict the change of the observation; where they disagree about the end of an imagined sequence, the
-sequence is not used. Fitted value iteration over real and imagined observations, V(x) = max over the candidate actions of the
+The members of an ensemble predict the change of the observation; an imagined sequence is not used where they disagree about its end,
+or where its end is unlike the data. Fitted value iteration over real and imagined observations, V(x) = max over the candidate actions of the
 discounted rewards while it is held + discount^k V(end), then needs no more data. Observation and actions are in the model's units,
 rewards within 0 .. 1 between the least and the largest of the data, values multiplied by 1 - discount, so that they are within 0 .. 1 too.
 """
@@ -20,9 +20,8 @@ from decisionllm.schema import Spec
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
-OFF = 0.5  # change, in its deviations, that members are trained to predict off the data, in opposite directions
-OFF_ROWS = 32  # off the data in each training step
-OFF_WEIGHT = 1 / 128  # of these rows together; OFF x OFF_WEIGHT bounds by how much they shift predictions where there are data
+LEAST = 1e-3  # value that is told from 0
+BINS = 100  # of each number of an observation, from its least to its largest value in the data
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -87,7 +86,11 @@ class ImaginedValue(nn.Module):
 
     members: Any  # (M,) FourierMLP
     reward: Any
-    value: Any
+    values: Any  # (2,) FourierMLP
+    pairs: Tensor
+    together: Tensor
+    low: Tensor
+    bin_width: Tensor
     candidates: Tensor
     change_mean: Tensor
     change_scale: Tensor
@@ -102,9 +105,12 @@ class ImaginedValue(nn.Module):
         self.spec, self.discount = spec, discount
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
         self.reward = FourierMLP(S, S + A, 2, inner=128)  # and whether the episode ends
-        self.value = FourierMLP(S, S, 1)
+        self.values = nn.ModuleList(FourierMLP(S, S, 1) for _ in range(2))
+        self.register_buffer("pairs", torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
+        self.register_buffer("together", torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
         for name, start in {"change_mean": torch.zeros(S), "change_scale": torch.ones(S),
-                            "reward_low": torch.zeros(()), "reward_span": torch.ones(())}.items():  # fmt: skip
+                            "low": torch.zeros(S), "bin_width": torch.ones(S), "reward_low": torch.zeros(()),
+                            "reward_span": torch.ones(())}.items():  # fmt: skip
             self.register_buffer(name, start)
         self.register_buffer("candidates", candidate_actions(spec))
         self.requires_grad_(False)
@@ -121,8 +127,30 @@ class ImaginedValue(nn.Module):
         return observations + self.change_mean + self.change_scale * change
 
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
-        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number: (...) bool."""
-        return ((ends - ends.mean(0)).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1)
+        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number and their mean is
+        like the data: (...) bool."""
+        mean = ends.mean(0)
+        return ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1) & self.supported(mean)
+
+    def bins(self, observations: Tensor) -> Tensor:
+        """The bin of each number, (..., S) int; below 0 or from BINS on beyond the data's range."""
+        return ((observations - self.low) / self.bin_width).floor().long()
+
+    def supported(self, observations: Tensor) -> Tensor:
+        """Whether any two numbers of an observation (..., S) are in bins that they are in together somewhere in the data: (...) bool.
+
+        A place within a wall is not, however smoothly the members cross it. All numbers together would need more data.
+        """
+        bins = self.bins(observations)
+        inside = ((bins >= -1) & (bins <= BINS)).all(-1)  # a bin more at the ends, where an observation may rest
+        first, second = bins.clamp(0, BINS - 1)[..., self.pairs].unbind(-1)  # (..., pairs)
+        known: Tensor = self.together[torch.arange(len(self.pairs), device=bins.device), first, second]
+        return inside & known.all(-1)
+
+    def value(self, observations: Tensor) -> Tensor:
+        """The lesser of both values (...), within 0 .. 1: the best of many actions is more often one whose value is too high."""
+        either: Tensor = torch.cat([value(observations) for value in self.values], -1).amin(-1).sigmoid()
+        return either
 
     @property
     def zero(self) -> Tensor:
@@ -170,9 +198,9 @@ class ImaginedValue(nn.Module):
         return every.mean(0), shares[0].view(N, C), shares[1].view(N, C), self.agreed(every, steps)
 
     def ahead(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
-        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where the members disagree."""
+        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see `agreed`."""
         ends, gains, alive, known = imagined
-        after = alive * self.value(ends)[..., 0].sigmoid() + (1 - alive) * self.zero
+        after = alive * self.value(ends) + (1 - alive) * self.zero
         return torch.where(known, gains + self.discount**steps * after, -1.0)
 
     @torch.no_grad()
@@ -186,7 +214,7 @@ class ImaginedValue(nn.Module):
         Args:
             data: transitions.
             units: of the model, fitted with the changes.
-            steps: of training of each member; the value has an iteration for each 50.
+            steps: of training of each member; the values have an iteration of steps / 25 batches for each 50.
             planning_horizon: k, steps for which an action is held.
             seed: of weights and batches.
         """
@@ -196,16 +224,26 @@ class ImaginedValue(nn.Module):
             self.change_mean.copy_(units.change_mean / units.observation_scale)
             for net in (*self.members, self.reward):
                 net.set_frequencies(self.change_scale)
-            self.value.set_frequencies(planning_horizon * self.change_scale)
-            for i, member in enumerate(self.members):
-                self._fit_member(member, data, steps, off=(-1) ** i * OFF)
+            for value in self.values:
+                value.set_frequencies(planning_horizon * self.change_scale)
+            self._count(data.observations)
+            for member in self.members:
+                self._fit_member(member, data, steps)
             self._fit_reward(data, steps)
             states = self._states(data, steps * BATCH // 100, planning_horizon)
-            self._fit_value(states, planning_horizon, rounds=max(1, steps // 50))
+            self._fit_values(states, planning_horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
 
-    def _fit_member(self, member: nn.Module, data: Transitions, steps: int, *, off: float) -> None:
-        """Fit a member to transitions, more to those that it predicts badly, and to another change than the other members' off the data,
-        where every number of an observation is drawn by itself, so that members agree only where there are data."""
+    def _count(self, x: Tensor) -> None:
+        """Note which bins any two numbers of the observations (n, S) are in together."""
+        self.low.copy_(x.amin(0))
+        self.bin_width.copy_(((x.amax(0) - self.low) / (BINS - 1e-3)).clamp(min=1e-6))
+        self.together.zero_()
+        bins = self.bins(x).clamp(0, BINS - 1)
+        for known, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
+            known[bins[:, i], bins[:, j]] = True
+
+    def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
+        """Fit a member to transitions, more to those that it predicts badly."""
         x, a, pairs = data.observations, data.actions, data.pairs
 
         def errors(rows: Tensor) -> Tensor:
@@ -222,10 +260,7 @@ class ImaginedValue(nn.Module):
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
             rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
-            alone = x[torch.randint(len(x), (OFF_ROWS, x.shape[1])), torch.arange(x.shape[1])]
-            action = self.candidates[torch.randint(len(self.candidates), (len(alone),))]
-            apart: Tensor = member(self.encode(alone, action)) - off
-            return errors(rows).mean() + OFF_WEIGHT * apart.square().mean(-1).mean()
+            return errors(rows).mean()
 
         fitted(member, loss, steps)
 
@@ -265,24 +300,27 @@ class ImaginedValue(nn.Module):
             found, x = [*found, x[: len(x) // 2]], x[len(x) // 2 :]
         return torch.cat([*found, x])
 
-    def _fit_value(self, states: Tensor, steps: int, *, rounds: int) -> None:
+    def _fit_values(self, states: Tensor, steps: int, *, rounds: int, each: int) -> None:
+        """Fitted value iteration. The loss is one of logits, so that values near 0, far from any reward, are told apart too."""
         parts = [self.imagine(part, steps) for part in states.split(512)]
-        nn.init.zeros_(self.value.last.weight)
-        nn.init.constant_(self.value.last.bias, -5.0)
-        self.value.requires_grad_(True)
-        optimizer = torch.optim.Adam(self.value.parameters(), 1e-3)
+        for value in self.values:
+            nn.init.zeros_(value.last.weight)
+            nn.init.constant_(value.last.bias, -5.0)
+        self.values.requires_grad_(True)
+        optimizer = torch.optim.Adam(self.values.parameters(), 1e-3)
         for i in range(rounds):
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * (1.0 if i < 0.7 * rounds else 0.3 if i < 0.9 * rounds else 0.1)
             with torch.no_grad():
                 best = torch.cat([self.ahead(part, steps).amax(-1) for part in parts])
-            targets = best.clamp(0, 1 - self.discount ** (steps * (i + 1)))
-            for _ in range(24):
-                rows = torch.randint(len(states), (BATCH,))
+            targets = best.clamp(0, 1 - self.discount ** (steps * (i + 1))).clamp(LEAST, 1 - LEAST).logit()
+            for _ in range(each):
                 optimizer.zero_grad()
-                F.binary_cross_entropy_with_logits(self.value(states[rows])[:, 0], targets[rows]).backward()
+                for value in self.values:
+                    rows = torch.randint(len(states), (BATCH,))
+                    F.smooth_l1_loss(value(states[rows])[:, 0], targets[rows], beta=0.3).backward()
                 optimizer.step()
-        self.value.requires_grad_(False)
+        self.values.requires_grad_(False)
 
 
 def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:

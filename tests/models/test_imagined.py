@@ -38,8 +38,11 @@ class Pay(nn.Module):
 def known(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount)
     made.members, made.reward = nn.ModuleList(Shift(error) for error in errors), Pay()
-    nn.init.zeros_(made.value.last.weight)
-    nn.init.zeros_(made.value.last.bias)  # a value of 0.5 everywhere
+    for value in made.values:
+        nn.init.zeros_(value.last.weight)
+        nn.init.zeros_(value.last.bias)  # a value of 0.5 everywhere
+    made.low.fill_(-10.0)
+    made.bin_width.fill_(1.0)
     return made
 
 
@@ -73,6 +76,25 @@ def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
     assert over.tolist() == [False, True] and not agreed.any()
 
 
+def test_an_end_in_a_bin_without_data_does_not_count():
+    """Two numbers that were only seen equal, from 0 to 9.99 in bins of 0.1: (3, 3.05) is like the data, (3, 7) and 12 are not."""
+    made = ImaginedValue(replace(LINE, observation_dim=2), 0.5)
+    line = torch.linspace(0, 9.99, 2000)
+    made._count(torch.stack([line, line], 1))
+    assert made.together[0].sum() == 100 and made.together[0].diagonal().all()
+    ends = torch.tensor([[3.0, 3.05], [3.0, 7.0], [12.0, 12.0], [-0.15, 0.0]])
+    assert made.supported(ends).tolist() == [True, False, False, False]
+    assert made.agreed(ends[None], 1).tolist() == [True, False, False, False]
+
+
+def test_the_lesser_value_counts():
+    made = known()
+    nn.init.constant_(made.values[0].last.bias, 2.0)
+    assert made.value(torch.zeros(3, 1)).tolist() == [0.5] * 3
+    nn.init.constant_(made.values[1].last.bias, -2.0)
+    assert made.value(torch.zeros(3, 1)).tolist() == pytest.approx([1 / (1 + np.exp(2))] * 3)
+
+
 def test_frequencies_resolve_a_step():
     net = FourierMLP(2, 3, 1, count=8)
     net.set_frequencies(torch.tensor([0.01, 0.9]))
@@ -83,7 +105,7 @@ def test_the_value_of_a_line_is_found(monkeypatch):
     """Places -2 .. 2, both numbers of an observation, paid at 1 and above: from everywhere the best is to go up, from above 1 also to
     stay. Where the two numbers differ there are no data, so that no sequence counts."""
     monkeypatch.setattr(imagined, "BATCH", 128)
-    monkeypatch.setattr(imagined, "OFF_WEIGHT", 1 / 32)
+    monkeypatch.setattr(imagined, "BINS", 20)
     rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
     places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
     after = np.clip(places + 0.2 * actions, -2, 2)

@@ -24,7 +24,7 @@ def run(tmp_path_factory):
 def test_a_value_is_restored_and_planned_to(run):
     policy, other = (decisionllm.load(run) for _ in range(2))
     imagined, places = policy.model.imagined, np.array([[0.5, 0.5], [-1, 2]], np.float32)
-    assert imagined.change_scale.abs().max() < 1 and imagined.value.frequencies.max() > 1, "as fitted"
+    assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, "as fitted"
     values = torch.full((2, 9), 0.1)
     values[0, 8], values[1] = 0.2, -1.0  # the last candidate is best in the first episode; none is known in the second
     for each, plan in ((policy, lambda observations, steps: values), (other, lambda observations, steps: 0 * values - 1)):
