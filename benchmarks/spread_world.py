@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.envs.spread import HORIZON, Spread, pushes, uniform
+from decisionllm.envs.spread import HORIZON, Spread, pushes
 
 
 class Play:
@@ -18,7 +18,7 @@ class Play:
 
         self.worlds, self.agents = worlds, agents
         self.peer_env = simple_spread_v3.parallel_env(N=agents)
-        self.actions = uniform(np.random.default_rng(0), (HORIZON, worlds, agents), discrete=True)
+        self.actions = np.random.default_rng(0).integers(5, size=(HORIZON, worlds, agents, 1)).astype(float)
 
     def ours(self, *, observed: bool = True) -> np.ndarray:
         """(worlds, N) returns"""

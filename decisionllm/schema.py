@@ -133,11 +133,6 @@ class StepColumns(Generic[Array]):
     action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)  # True where a discrete action is allowed
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)  # False where the action is no training target
 
-    def __post_init__(self) -> None:
-        check_record(self)
-        if self.loss_mask is None and "mask" in vars(self):  # of a window or a batch
-            object.__setattr__(self, "loss_mask", vars(self)["mask"])
-
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
 OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None)
@@ -162,7 +157,7 @@ class Episode(StepColumns[np.ndarray]):
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
-        super().__post_init__()
+        check_record(self)
 
 
 # name -> dtype in a store
@@ -198,6 +193,11 @@ class Window(StepColumns[np.ndarray]):
     identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
     text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
 
+    def __post_init__(self) -> None:
+        check_record(self)
+        if self.loss_mask is None:
+            object.__setattr__(self, "loss_mask", self.mask)
+
 
 @dataclass(frozen=True)
 class Batch(StepColumns["torch.Tensor"]):
@@ -213,6 +213,11 @@ class Batch(StepColumns["torch.Tensor"]):
     loss_mask: torch.Tensor = column("", np.bool_, optional=True, kw_only=True)
     team: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
     identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_record(self)
+        if self.loss_mask is None:
+            object.__setattr__(self, "loss_mask", self.mask)
 
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""

@@ -21,7 +21,7 @@ BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
 LEAST = 1e-3  # value that is told from 0
-BINS = 100  # of each number of an observation, from its least to its largest value in the data
+BINS = 50  # of each number of an observation, from its least to its largest value in the data
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -234,13 +234,14 @@ class ImaginedValue(nn.Module):
             self._fit_values(states, planning_horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
 
     def _count(self, x: Tensor) -> None:
-        """Note which bins any two numbers of the observations (n, S) are in together."""
+        """Note which bins any two numbers of the observations (n, S) are in together, and the bins around them."""
         self.low.copy_(x.amin(0))
         self.bin_width.copy_(((x.amax(0) - self.low) / (BINS - 1e-3)).clamp(min=1e-6))
         self.together.zero_()
         bins = self.bins(x).clamp(0, BINS - 1)
         for known, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
             known[bins[:, i], bins[:, j]] = True
+        self.together.copy_(F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)[:, 0] > 0)
 
     def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
         """Fit a member to transitions, more to those that it predicts badly."""

@@ -76,15 +76,17 @@ def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
     assert over.tolist() == [False, True] and not agreed.any()
 
 
-def test_an_end_in_a_bin_without_data_does_not_count():
-    """Two numbers that were only seen equal, from 0 to 9.99 in bins of 0.1: (3, 3.05) is like the data, (3, 7) and 12 are not."""
+def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
+    """Two numbers that were only seen equal, from 0 to 9.99 in 100 bins of 0.1: (3, 3.05) and the bins beside it are like the data, (3, 3.35)
+    and 12 are not."""
+    monkeypatch.setattr(imagined, "BINS", 100)
     made = ImaginedValue(replace(LINE, observation_dim=2), 0.5)
     line = torch.linspace(0, 9.99, 2000)
     made._count(torch.stack([line, line], 1))
-    assert made.together[0].sum() == 100 and made.together[0].diagonal().all()
-    ends = torch.tensor([[3.0, 3.05], [3.0, 7.0], [12.0, 12.0], [-0.15, 0.0]])
-    assert made.supported(ends).tolist() == [True, False, False, False]
-    assert made.agreed(ends[None], 1).tolist() == [True, False, False, False]
+    assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
+    ends = torch.tensor([[3.05, 3.05], [3.05, 3.15], [3.05, 3.35], [12.0, 12.0], [-0.15, 0.0]])
+    assert made.supported(ends).tolist() == [True, True, False, False, False]
+    assert made.agreed(ends[None], 1).tolist() == [True, True, False, False, False]
 
 
 def test_the_lesser_value_counts():
