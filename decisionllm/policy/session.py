@@ -125,6 +125,7 @@ class Session(EpisodeBuffer):
         self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of each row's last decision
         self.text_room = max(text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1])  # tokens
         self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
+        self.last_read = np.full(len(tasks), -1)  # the last step that is cached
         self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
 
     @property
@@ -191,14 +192,16 @@ class Session(EpisodeBuffer):
             action_masks=None if self.masks is None else self.masks[rows].reshape(N * H, -1),
         )  # fmt: skip
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
-        whole = (start != self.start[rows]) | (start == now)  # a window of one step continues nothing
+        whole = (
+            (start != self.start[rows]) | (start == now) | (self.last_read[rows] < now - 1)
+        )  # or steps passed without a decision
         for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
             predicted = part[self.predicts_return[each[part]]]
             if len(predicted):
                 self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
             if len(part):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
-        self.start[rows], self.conditioned_on[rows] = start, steps.returns_to_go[first + now]
+        self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
         return hidden, self.allowed(each)
 
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
@@ -272,7 +275,8 @@ class Session(EpisodeBuffer):
         self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
         self.masks = None if self.masks is None else self.masks[rows]
         self.targets, self.predicted_returns = self.targets[rows], self.predicted_returns[rows]
-        self.now, self.start, self.conditioned_on = self.now[rows], self.start[rows], self.conditioned_on[rows]
+        self.now, self.start, self.last_read = self.now[rows], self.start[rows], self.last_read[rows]
+        self.conditioned_on = self.conditioned_on[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
         self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
 

@@ -230,6 +230,22 @@ def test_deciding_again_changes_nothing(window, stride):
         world.actions[:, t] = wanted
 
 
+@pytest.mark.parametrize("returns", [3.0, None])
+def test_steps_without_a_decision_are_read_at_the_next_one(returns):
+    """Actions may be taken elsewhere: only at steps 0, 1, 4, 5 and 10 the session decides."""
+    options = {} if returns else {"target_return": None, "max_return_expectile": 0.9}
+    policy, world = make_policy(CONTINUOUS, window=6, stride=3, **options), World(CONTINUOUS)
+    world.targets, rows = [returns] * 4, np.arange(4)
+    session = policy.begin(world.tasks, 15, returns)
+    for t in range(11):
+        taken = policy.act([world.history(i, t) for i in rows])
+        session.observe(*world.seen(rows, t))
+        if t in (0, 1, 4, 5, 10):
+            np.testing.assert_allclose(session.decide(), taken, atol=2e-4, err_msg=f"step {t}")
+        session.record_action(taken)
+        world.actions[:, t] = taken
+
+
 def test_a_session_returns_its_histories():
     policy, world = make_policy(DISCRETE, head="discrete"), World(DISCRETE)
     session = policy.begin(world.tasks, 15, world.targets)
