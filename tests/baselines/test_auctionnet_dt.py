@@ -86,12 +86,13 @@ def test_conversions_are_counted_down(golden):
 
 
 def test_its_day_in_the_market_is_auctionnets():
-    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the last."""
+    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the last. Another build of torch rounds a bid
+    otherwise, which may win or lose one opportunity of some cents."""
     repaired = AuctionNetDT()
     repaired.features = "repaired"
     made, other = (Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7) for b in (AuctionNetDT(), repaired))
     assert made.conversions.sum(0)[16] == 15
-    assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=1e-3) != other.spend.sum(0)[16]
+    assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=0.2) != other.spend.sum(0)[16]
     assert not np.allclose(made.chosen_multipliers[:, 16], other.chosen_multipliers[:, 16])
 
 

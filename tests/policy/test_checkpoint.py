@@ -299,4 +299,6 @@ def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
 
 def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert checkpoint.versions()["commit"] is None and checkpoint.versions()["torch"] == torch.__version__
+    known = checkpoint.versions()
+    assert known["commit"] is None
+    assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]  # a build's name is not everywhere in both
