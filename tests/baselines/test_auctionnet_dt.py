@@ -92,7 +92,7 @@ def test_its_day_in_the_market_is_auctionnets():
     repaired.features = "repaired"
     made, other = (Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7) for b in (AuctionNetDT(), repaired))
     assert made.conversions.sum(0)[16] == 15
-    assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=0.2) != other.spend.sum(0)[16]
+    assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=0.2)
     assert not np.allclose(made.chosen_multipliers[:, 16], other.chosen_multipliers[:, 16])
 
 
