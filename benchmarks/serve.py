@@ -90,7 +90,7 @@ class Side:
         for i in range(count):
             id = (await self.service.open(settings(i)))["id"]
             entries = []
-            campaign = self.manager._replay(id)
+            campaign = self.manager.replay(id)
             for t in range(steps):
                 request, answer = drawn(i, t), {"index": t, "multiplier": 50.0 + t}
                 entries.append(

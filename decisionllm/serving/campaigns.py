@@ -8,7 +8,7 @@ import json
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -89,10 +89,7 @@ class CampaignManager:
         self.decide = partial(decide, policy, self.cache)
         self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
         self.counts: Counter[tuple[str, str]] = Counter()  # ("bid", ""), ("guard", name), ("fallback", reason), ...
-        self.spend = {
-            "reported": 0.0,
-            "even": 0.0,
-        }  # currency of the steps with a result: spent, and an equal share of the budget
+        self.spend = {"reported": 0.0, "even": 0.0}  # currency of the steps with a result: spent, an equal share of the budget
 
     # -- in this process --
 
@@ -183,7 +180,7 @@ class CampaignManager:
         index, text = request["index"], json.dumps(request, sort_keys=True)
         campaign = self.campaigns.get(id)
         if campaign is None or (campaign.step != index and campaign.step != self.journal.steps(id)):  # another process went on
-            campaign = self._replay(id)
+            campaign = self.replay(id)
         if index < campaign.step:
             before = self.journal.tick(id, index)
             if before and before[0] == text:
@@ -241,27 +238,35 @@ class CampaignManager:
             self.campaigns.pop(id, None)
         else:
             self.counts["no bid" if answer["multiplier"] == 0 else "bid", ""] += 1
-            self._remember(pending.campaign.record_action(answer["multiplier"]))
+            self.remember(pending.campaign.record_action(answer["multiplier"]))
 
-    def _remember(self, campaign: Campaign) -> None:
+    def remember(self, campaign: Campaign) -> None:
+        """Keep a campaign in memory, and no more than max_campaigns."""
         self.campaigns[campaign.id] = campaign
         self.campaigns.move_to_end(campaign.id)
         while len(self.campaigns) > self.max_campaigns:
             self.campaigns.popitem(last=False)
 
-    def _replay(self, id: str) -> Campaign:
-        """A campaign from its ticks in the journal, or from those that another process has answered since its last one here."""
+    def replay(self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None) -> Campaign:
+        """A campaign from its ticks in the journal, or from those that another process has answered since its last one here.
+
+        Args:
+            id: of the campaign.
+            changed: settings in place of the journal's.
+            until: the step before which the replay ends; None: after the last tick.
+        """
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        campaign = self.campaigns.get(id) or Campaign.begin({name: known[name] for name in SETTINGS}, self.observation, id=id)
-        for tick in self.journal.ticks(id, campaign.step):
+        settings = {name: known[name] for name in SETTINGS} | {**changed}
+        campaign = self.campaigns.get(id) or Campaign.begin(settings, self.observation, id=id)
+        for tick in self.journal.ticks(id, campaign.step)[: None if until is None else until - campaign.step]:
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
         if known["ended"]:
             return replace(campaign, ended=known["ended"])
-        self._remember(campaign)
+        self.remember(campaign)
         return campaign
 
 

@@ -44,7 +44,9 @@ def note_campaign(id: str) -> None:
 def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
     """Log a request: its id, route, status and milliseconds, and its campaign where there is one."""
     for writer in writers:
-        writer.add(time.time(), "info", "request", {"method": scope["method"], "status": status}, scope.get("route"), seconds)
+        route = scope["route"].path if "route" in scope else None
+        known = {"method": scope["method"], "status": status, "route": route, "ms": round(seconds * 1000, 3)}
+        writer.add(time.time(), "info", "request", known)
 
 
 class Writer(logging.Handler):
@@ -62,10 +64,10 @@ class Writer(logging.Handler):
             known["exception"] = logging.Formatter().formatException(record.exc_info)
         self.add(record.created, record.levelname.lower(), record.getMessage(), known)
 
-    def add(self, when: float, level: str, message: str, known: dict[str, Any], route: Any = None, seconds: float = -1) -> None:
+    def add(self, when: float, level: str, message: str, known: dict[str, Any]) -> None:
         """Let a line be written; without any work here, since the event loop calls it."""
         if len(self.waiting) < WAITING:
-            self.waiting.append((when, level, message, known, route, seconds, current.get(None)))
+            self.waiting.append((when, level, message, known, current.get(None)))
         else:
             self.dropped += 1
 
@@ -78,28 +80,17 @@ class Writer(logging.Handler):
     def write(self) -> None:
         lines = [self.line(*self.waiting.popleft()) for _ in range(len(self.waiting))]
         if self.dropped:
-            lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None, -1, None))
+            lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None))
             self.dropped = 0
         if self.stream is not None:
             self.stream.write("".join(lines))
         else:
-            with suppress(OSError):  # there is no place to tell it
+            with suppress(OSError):  # there is no other place to report it
                 os.write(2, "".join(lines).encode())  # sys.stderr has a lock that a full pipe would hold at exit
 
-    def line(
-        self,
-        when: float,
-        level: str,
-        message: str,
-        known: dict[str, Any],
-        route: Any,
-        seconds: float,
-        request: dict[str, Any] | None,
-    ) -> str:
+    def line(self, when: float, level: str, message: str, known: dict[str, Any], request: dict[str, Any] | None) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "message": message, **known}
-        if seconds >= 0:
-            line |= {"route": route.path if route else None, "ms": round(seconds * 1000, 3)}
         if request:
             campaigns = request.get("campaigns", [])
             named = dict(zip(["campaign"], campaigns, strict=False)) if len(campaigns) < 2 else {"campaigns": len(campaigns)}

@@ -31,7 +31,10 @@ class Metrics(Collector):
         Info("decisionllm_model", "The served model.", registry=self.registry).info(known)
         self.registry.register(self)
         if service.shadow is not None:
-            service.shadow.register(self.registry)
+            service.shadow.on_difference = Histogram(
+                "decisionllm_shadow_difference", "Difference of the two multipliers as a share of the larger one.",
+                registry=self.registry, buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+            ).observe  # fmt: skip
 
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         route = scope.get("route")
@@ -68,12 +71,8 @@ class Metrics(Collector):
         spent = "Currency: reported by results, and an equal share of the budget for each of these steps (even)."
         yield counter("spend", spent, manager.spend, "kind")
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
-        yield counter(
-            "fallbacks",
-            "Answers by linear pacing: the decision was late (deadline) or failed (model).",
-            counts["fallback"],
-            "reason",
-        )
+        late = "Answers by linear pacing: the decision was late (deadline) or failed (model)."
+        yield counter("fallbacks", late, counts["fallback"], "reason")
         with suppress(sqlite3.Error):  # the other metrics say that it is damaged
             yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
         yield gauge("journal_fault", "1 while the journal cannot be read or written.", bool(service.fault))
@@ -82,6 +81,12 @@ class Metrics(Collector):
             yield counter("cache", "Prefix-cache hits, misses and evictions.", dict(manager.cache.counts), "event")
             yield gauge("cache_bytes", "Bytes allocated for keys, values and histories.", manager.cache.bytes)
             yield gauge("cache_rows", "Campaigns in the prefix cache.", len(manager.cache.taken))
+
+        if (shadow := service.shadow) is not None:
+            ticks = "Ticks that the shadow policy decided, dropped since others waited for an answer, or failed at."
+            yield counter("shadow_ticks", ticks, {k: shadow.counts[k] for k in ("decided", "dropped", "failed")}, "outcome")
+            higher = "Ticks at which the shadow policy would bid more than was answered."
+            yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
 
     def text(self) -> tuple[bytes, str]:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
@@ -26,7 +25,6 @@ TABLE = (
     "CREATE TABLE IF NOT EXISTS decisions (campaign TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, answer TEXT NOT NULL,"
     " PRIMARY KEY (campaign, step, model)) WITHOUT ROWID"
 )
-DIFFERENCES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of a multiplier, as a share of the larger one
 PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whether others wait
 
 
@@ -50,11 +48,14 @@ class Shadow:
         self, policy: Policy, observation: ObservationSpec, journal: Journal, answering: ObservationSpec, *, name: str,
         max_queue: int = 256, **options: Any,
     ) -> None:  # fmt: skip
-        self.manager = CampaignManager(policy, observation, Journal(), name=name, **options)
-        self.journal, self.name, self.max_queue = journal, name, max_queue
-        self.same_text, self.same_reward = observation.text == answering.text, observation.reward == answering.reward
+        self.manager = CampaignManager(policy, observation, journal, name=name, **options)
+        self.name, self.max_queue = name, max_queue
+        other_text = observation.text not in (answering.text, "served")
+        other_target = observation.reward != answering.reward or not policy.return_conditioned
+        # settings that are not those of the journal, but the default
+        self.changed = dict.fromkeys(["text"] * other_text + ["target_return"] * other_target)
         self.counts: Counter[str] = Counter()  # decided, dropped, failed, higher
-        self.on_difference: Callable[[float], object] = lambda share: None
+        self.on_difference: Callable[[float], object] = lambda share: None  # of a multiplier, as a share of the larger one
         self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()  # id, request, multiplier of the answer
         self.busy: Callable[[], bool] = lambda: False
         self.arrived, self.stopped, self.lock = threading.Event(), threading.Event(), threading.Lock()
@@ -102,27 +103,6 @@ class Shadow:
             logger.error("shadow: %s", error)
             return {}
 
-    def register(self, registry: Any) -> None:
-        """Add its metrics to a registry of prometheus_client."""
-        from prometheus_client import Histogram
-        from prometheus_client.core import CounterMetricFamily
-
-        class Collector:
-            def collect(_) -> Iterator[Any]:
-                help = "Ticks that the shadow policy decided, dropped since others waited for an answer, or failed at."
-                ticks = CounterMetricFamily("decisionllm_shadow_ticks", help, labels=["outcome"])
-                for outcome in ("decided", "dropped", "failed"):
-                    ticks.add_metric([outcome], self.counts[outcome])
-                yield ticks
-                help = "Ticks at which the shadow policy would bid more than was answered."
-                yield CounterMetricFamily("decisionllm_shadow_higher", help, value=self.counts["higher"])
-
-        registry.register(Collector())
-        self.on_difference = Histogram(
-            "decisionllm_shadow_difference", "Difference of the two multipliers as a share of the larger one.",
-            registry=registry, buckets=DIFFERENCES,
-        ).observe  # fmt: skip
-
     def _work(self) -> None:
         while not self.stopped.is_set():
             self.arrived.wait()
@@ -144,7 +124,7 @@ class Shadow:
         if campaign is not None and campaign.step > index:  # the tick was repeated
             return
         if campaign is None or campaign.step != index:
-            campaign = self._replay(id, index)
+            campaign = self.manager.replay(id, self.changed, until=index)
         pending = PendingTick(campaign.advance(request["result"], request["coming"]), request, "")
         decided: Sequence[Any] = [None]
         if pending.needs_decision:
@@ -156,22 +136,7 @@ class Shadow:
         with self.lock:
             kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
             self.file.execute("INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)", (id, index, self.name, json.dumps(kept)))
-        self.manager._remember(pending.campaign.record_action(multiplier))
+        self.manager.remember(pending.campaign.record_action(multiplier))
         self.counts["decided"] += 1
         self.counts["higher"] += answer["multiplier"] > multiplier
         self.on_difference(abs(answer["multiplier"] - multiplier) / (max(answer["multiplier"], multiplier) or 1.0))
-
-    def _replay(self, id: str, steps: int) -> Campaign:
-        """The campaign as this policy observes it, after its first steps in the journal."""
-        known = self.journal.campaign(id)
-        assert known is not None, "its tick was answered"
-        settings = {name: known[name] for name in SETTINGS}
-        served = self.manager.observation.text == "served"
-        settings["text"] = settings["text"] if self.same_text or served else None
-        if not (self.same_reward and self.manager.policy.return_conditioned):
-            settings["target_return"] = None
-        campaign = Campaign.begin(settings, self.manager.observation, id=id)
-        for tick in self.journal.ticks(id)[:steps]:
-            campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
-            campaign = campaign.record_action(tick["answer"]["multiplier"])
-        return campaign

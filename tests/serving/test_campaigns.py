@@ -175,7 +175,7 @@ def test_two_managers_share_one_journal(tmp_path):
         assert first["multiplier"] == wanted[t]
         assert managers[1 - t // 2 % 2].tick(id, **drawn(0, t)) == first
     stale = CampaignManager(policy, SPEC, Journal(tmp_path / "j"))
-    stale._replay(id)
+    stale.replay(id)
     managers[0].close(id)
     with pytest.raises(RequestError, match="has ended"):
         stale.tick(id, **drawn(0, STEPS) | {"coming": None})
@@ -299,7 +299,7 @@ def campaign(budget=100.0, spent=0.0, step=0, **more):
     """A campaign of ten steps of which `step` are over, all of the money spent in the last."""
     manager = CampaignManager(policy_of(), SPEC)
     id = manager.open(budget=budget, target_cpa=10.0, horizon=10, **more)
-    made = manager._replay(id)
+    made = manager.replay(id)
     for t in range(step):
         made = made.advance(nothing() if t else None, drawn(0, t)["coming"]).record_action(20.0)
     return made.advance(nothing() | {"spend": spent}, drawn(0, step)["coming"]) if step else made

@@ -105,12 +105,17 @@ def test_it_observes_by_its_own_specification():
     CampaignManager(policy_of(), SPEC, journal).open(**settings_of(0) | {"target_return": 7.0})
     (known,) = journal.campaigns()
     seen = ObservationSpec("auctionnet", "progress", "expected_value", "constant")
-    campaign = Shadow(other(), seen, journal, SPEC, name="other")._replay(known["id"], 0)
+
+    def replayed(observation, answering):
+        shadow = Shadow(other(), observation, journal, answering, name="other")
+        return shadow.manager.replay(known["id"], shadow.changed, until=0)
+
+    campaign = replayed(seen, SPEC)
     assert "category" in known["text"] and "category" not in campaign.task and campaign.settings["target_return"] == 7.0
-    campaign = Shadow(other(), ObservationSpec(*SPEC.info().values()), journal, seen, name="other")._replay(known["id"], 0)
+    campaign = replayed(ObservationSpec(*SPEC.info().values()), seen)
     assert campaign.task == known["text"] and campaign.settings["horizon"] == STEPS
     counted = ObservationSpec("auctionnet", "progress", "conversions", "informative")
-    campaign = Shadow(other(), counted, journal, SPEC, name="other")._replay(known["id"], 0)
+    campaign = replayed(counted, SPEC)
     assert campaign.settings["target_return"] is None, "it was given in other units"
 
 
