@@ -180,18 +180,16 @@ class History:
 
 
 @dataclass(frozen=True)
-class Window(StepColumns[np.ndarray]):
-    """Up to T steps of B episodes, padded with zeros on the right. Timesteps count from 0 within the episode."""
+class WindowColumns(StepColumns[Array]):
+    """Up to T steps of B episodes, padded with zeros on the right: what windows and batches have in common."""
 
     lead: ClassVar[list[str]] = ["B", "T"]
-    returns_to_go: np.ndarray = shaped("B T")  # raw reward units
-    timesteps: np.ndarray = shaped("B T")
-    mask: np.ndarray = shaped("B T")  # True where real
-    episodes: np.ndarray = shaped("B")  # which episode each row was cut from
-    loss_mask: np.ndarray = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
-    team: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
-    identity: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
-    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
+    returns_to_go: Array = shaped("B T")  # raw reward units
+    timesteps: Array = shaped("B T")  # from 0 within the episode
+    mask: Array = shaped("B T")  # True where real
+    loss_mask: Array = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
+    team: Array | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
+    identity: Array | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -200,24 +198,20 @@ class Window(StepColumns[np.ndarray]):
 
 
 @dataclass(frozen=True)
-class Batch(StepColumns["torch.Tensor"]):
+class Window(WindowColumns[np.ndarray]):
+    """Windows as arrays."""
+
+    episodes: np.ndarray = shaped("B")  # which episode each row was cut from
+    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
+
+
+@dataclass(frozen=True)
+class Batch(WindowColumns["torch.Tensor"]):
     """A Window as tensors, with the U distinct texts of its rows, padded on the right."""
 
-    lead: ClassVar[list[str]] = ["B", "T"]
-    returns_to_go: torch.Tensor = shaped("B T")
-    timesteps: torch.Tensor = shaped("B T")
-    mask: torch.Tensor = shaped("B T")
     text_ids: torch.Tensor = shaped("U L")  # L = 0: no text
     text_mask: torch.Tensor = shaped("U L")
     text_index: torch.Tensor = shaped("B")  # the text of each row
-    loss_mask: torch.Tensor = column("", np.bool_, optional=True, kw_only=True)
-    team: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
-    identity: torch.Tensor | None = shaped("B", optional=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_record(self)
-        if self.loss_mask is None:
-            object.__setattr__(self, "loss_mask", self.mask)
 
     def until(self, step: int) -> Self:
         """The batch without the steps from this one on."""
