@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.windows import rollout_returns_to_go, window_start
+from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History, Spec
 
 FORMAT = 1  # of the folder
@@ -64,8 +65,13 @@ class ExportedPolicy:
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
-        sessions = (self.begin([h.task], len(h.observations), h.target_return).restore(h) for h in histories)
-        return np.concatenate([session.decide() for session in sessions])
+        actions = []
+        for h in histories:
+            session = self.begin([h.task], len(h.observations), h.target_return)
+            session.restore_row(0, h)
+            session.observe(h.observations[-1:], None, None if h.action_masks is None else h.action_masks[-1:])
+            actions.append(session.decide())
+        return np.concatenate(actions)
 
     def begin(self, tasks: Sequence[str], horizon: int, target_returns: Any = None) -> "ExportedSession":
         """Begin N episodes in lock-step.
@@ -79,6 +85,17 @@ class ExportedPolicy:
             ValueError: the policy cannot read that many steps or these texts.
         """
         return ExportedSession(self, tasks, horizon, target_returns)
+
+    def check_horizon(self, horizon: int) -> None:
+        """Raise a ValueError if the policy cannot read episodes of this many steps."""
+        if self.info["horizon"] and horizon > self.info["horizon"]:
+            most = f"{self.info['horizon']} steps, the longest training episode"
+            raise ValueError(f"horizon: expected at most {most}, got {horizon}")
+
+    def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
+        """Target returns (N,) float64; None is the policy's own, and NaN in the result the predicted maximum return."""
+        own = np.nan if self.info["target_return"] is None else self.info["target_return"]
+        return np.array([own if target is None else target for target in targets], np.float64)
 
     def read_texts(self, tasks: Sequence[str]) -> np.ndarray:
         """Keys and values of N texts, (R, layers, 2, N, G, L, d) for the R reads of a decision."""
@@ -97,86 +114,38 @@ class ExportedPolicy:
         return np.repeat(cache[None], R, 0)
 
 
-class ExportedSession:
+class ExportedSession(EpisodeBuffer):
     """N episodes in lock-step, a `protocols.Player`, with the methods of `session.Session` that bidders use."""
 
     def __init__(self, policy: ExportedPolicy, tasks: Sequence[str], horizon: int, target_returns: Any) -> None:
-        spec, info, N = policy.spec, policy.info, len(tasks)
-        if info["horizon"] and horizon > info["horizon"]:
-            raise ValueError(f"horizon: expected at most {info['horizon']} steps, the longest training episode, got {horizon}")
-        own = np.nan if info["target_return"] is None else info["target_return"]  # NaN: the predicted maximum return
-        self.policy, self.texts, self.now = policy, policy.read_texts(tasks), 0
-        self.cache, self.start, self.following = self.texts, -1, 0  # of the window that begins there; the step to read next
-        self.targets = np.broadcast_to(np.float64(own if target_returns is None else target_returns), N).copy()
-        self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
-        self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
-        self.rewards = np.zeros((N, horizon))
-        self.masks = np.ones((N, horizon, spec.num_actions), bool)
-        self.conditioned_on = np.zeros(N, np.float32)  # the return of the last decision
+        super().__init__(policy, len(tasks), horizon, target_returns)
+        self.texts = self.cache = policy.read_texts(tasks)
+        self.start, self.following = -1, 0  # where the cached window begins; the step to read next
+        self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of the last decision
 
-    def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> np.ndarray:
-        """See `protocols.Player`."""
-        self.observe(observations, rewards, action_masks)
-        actions = self.decide()
-        self.record_action(actions)
-        return actions
-
-    def observe(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> None:
-        """Take in current observations (N, S), and rewards (N,) of the previous step."""
-        if self.now >= self.rewards.shape[1] or not np.isfinite(observations).all():
-            raise ValueError(
-                f"observations: expected finite numbers and at most {self.rewards.shape[1]} steps, got {observations}"
-            )
-        self.observations[:, self.now] = observations
-        if rewards is not None and self.now:
-            self.rewards[:, self.now - 1] = rewards
-        if action_masks is not None:
-            self.masks[:, self.now] = action_masks
-
-    def restore(self, history: History) -> "ExportedSession":
-        """Take over one episode up to its current observation; `decide` is next."""
-        self.now = t = len(history.actions)
-        self.observations[0, : t + 1], self.actions[0, :t], self.rewards[0, :t] = (
-            history.observations,
-            history.actions,
-            history.rewards,
-        )
-        if history.action_masks is not None:
-            self.masks[0, : t + 1] = history.action_masks
-        return self
-
-    def decide(self) -> np.ndarray:
+    def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (N, A) for the current observations, raw units."""
-        info, N, H = self.policy.info, len(self.targets), self.now + 1
-        start = int(window_start(self.now, info["window"], info["stride"]))
+        info, N, now = self.policy.info, len(self.targets), int(self.now[0])
+        start, H = int(window_start(now, info["window"], info["stride"])), now + 1
         totals = rollout_returns_to_go(
             self.rewards[:, :H].ravel(), self.targets, np.arange(N + 1) * H, return_horizon=info["return_horizon"]
         )
         returns = totals.reshape(N, H).astype(np.float32)
         if start != self.start:  # the window is read from its first step on
             self.start, self.following, self.cache = start, start, self.texts
-        for step in range(self.following, self.now + 1):
+        for step in range(self.following, H):
             values = {
                 "observations": self.observations[:, step], "returns_to_go": returns[:, step],
-                "timesteps": np.full(N, step, np.int64), "action_masks": self.masks[:, step],
+                "timesteps": np.full(N, step, np.int64), "action_masks": None if self.masks is None else self.masks[:, step],
                 "previous_actions": self.actions[:, max(step - 1, start) : step], "cache": self.cache,
             }  # fmt: skip
             given = {name: value for name, value in values.items() if name in self.policy.inputs}
             actions, self.conditioned_on, self.cache = self.policy.graph.run(None, given)
-        self.following = self.now + 1
+        self.following = H
         return np.asarray(actions)
 
-    def record_action(self, actions: np.ndarray) -> None:
-        """Take in the actions (N, A) that were taken at the current step."""
-        self.actions[:, self.now] = actions
-        self.now += 1
-
-    def select(self, rows: np.ndarray) -> None:
+    def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
+        super().select(rows)
         self.texts, self.cache = self.texts[:, :, :, rows], self.cache[:, :, :, rows]
-        self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
-        self.masks, self.targets, self.conditioned_on = self.masks[rows], self.targets[rows], self.conditioned_on[rows]
+        self.conditioned_on = self.conditioned_on[rows]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from decisionllm.policy.session import Rows, Session
+    from decisionllm.policy.buffer import Rows
+    from decisionllm.policy.session import Session
 
 
 def plan(session: "Session", hidden: Tensor, rows: "Rows") -> np.ndarray:

@@ -18,7 +18,7 @@ from decisionllm.models.imagined import candidate_actions
 from decisionllm.policy.planner import plan
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
-from decisionllm.schema import Batch, History
+from decisionllm.schema import Batch, History, Spec
 
 
 @dataclass
@@ -84,6 +84,11 @@ class Policy:
                 "target_return: expected a number, since this model was trained without model.max_return_expectile"
             )
         model.eval()
+
+    @property
+    def spec(self) -> Spec:
+        """Of the data that the policy was trained on."""
+        return self.model.spec
 
     @property
     def return_conditioned(self) -> bool:

@@ -1,4 +1,4 @@
-"""Episodes under way: what a policy observed and did, and the keys and values of what it read."""
+"""Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from decisionllm.backbones.forward import KVCache
 from decisionllm.datasets.windows import Steps, collate, cut, rollout_returns_to_go, window_start
+from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.policy.planner import plan
 from decisionllm.schema import History
 
@@ -17,89 +18,6 @@ if TYPE_CHECKING:
     from decisionllm.policy.policy import Policy
 
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)  # ids and mask, where only steps are read
-Rows = slice | np.ndarray | Sequence[int]
-ALL = slice(None)
-
-
-class EpisodeBuffer:
-    """Observations, actions, rewards and masks of N episodes under way, and their target returns.
-
-    Args:
-        policy: that acts.
-        N: episodes.
-        horizon: most steps of an episode.
-        target_returns: one for all or (N,), raw reward units; None: the policy's own.
-        room: further steps, for plans.
-
-    Raises:
-        ValueError: the model cannot read that many steps.
-    """
-
-    def __init__(self, policy: "Policy", N: int, horizon: int, target_returns: Any = None, room: int = 0) -> None:
-        spec, H = policy.model.spec, horizon + room
-        policy.check_horizon(horizon)
-        self.policy, self.horizon = policy, horizon
-        self.targets = policy.resolve_targets(  # NaN: the predicted maximum return
-            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
-        )
-        self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
-        self.actions = np.zeros((N, H, spec.action_dim), np.float32)
-        self.rewards = np.zeros((N, H))
-        self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
-        self.now = np.zeros(N, int)  # the step to decide next
-        self.active: Rows = ALL  # the episodes that continue
-
-    def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Choose the next actions of the episodes that continue.
-
-        Args:
-            observations: (M, S) current observations, raw units.
-            rewards: (M,) rewards of the previous step; None at the first step.
-            action_masks: (M, C) True where a discrete action is allowed; None: all.
-
-        Returns:
-            (M, A) actions, raw units.
-
-        Raises:
-            ValueError: an observation is not finite, or the horizon is exceeded.
-        """
-        self.observe(observations, rewards, action_masks, self.active)
-        actions = self.decide(self.active)
-        self.record_action(actions, self.active)
-        return actions
-
-    def decide(self, rows: Rows = ALL) -> np.ndarray:
-        """Actions (M, A) for the current observations, raw units."""
-        raise NotImplementedError
-
-    def observe(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None,
-        rows: Rows = ALL,
-    ) -> None:  # fmt: skip
-        """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
-        now, each = self.now[rows], np.arange(len(self.now))[rows]
-        if (now >= self.horizon).any():
-            raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
-        if not np.isfinite(observations).all():
-            raise ValueError(
-                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
-            )
-        self.observations[each, now] = observations
-        if rewards is not None:
-            self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
-        if action_masks is not None and self.masks is not None:
-            self.masks[each, now] = action_masks
-
-    def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
-        """Take in the actions (M, A) that were taken at the current step of these rows."""
-        self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
-        self.now[rows] += 1
-
-    def allowed(self, each: np.ndarray) -> Tensor | None:
-        """Which actions are allowed at the current step of these rows, (M, C) or None."""
-        return None if self.masks is None else torch.from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
 
 
 class Session(EpisodeBuffer):
@@ -115,6 +33,8 @@ class Session(EpisodeBuffer):
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
         text_room: tokens reserved for texts, for episodes that come later.
     """
+
+    policy: "Policy"
 
     def __init__(
         self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None, *, text_room: int = 0
@@ -149,10 +69,7 @@ class Session(EpisodeBuffer):
                 self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
                 if self.masks is not None:
                     self.masks[i] = True
-            self.now[i] = t = len(h.actions)
-            self.observations[i, :t], self.actions[i, :t], self.rewards[i, :t] = h.observations[:t], h.actions, h.rewards
-            if h.action_masks is not None and self.masks is not None:
-                self.masks[i, :t] = h.action_masks[:t]
+            self.restore_row(i, h)
         return self
 
     def histories(self, rows: Rows = ALL) -> list[History]:
@@ -192,9 +109,8 @@ class Session(EpisodeBuffer):
             action_masks=None if self.masks is None else self.masks[rows].reshape(N * H, -1),
         )  # fmt: skip
         hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
-        whole = (
-            (start != self.start[rows]) | (start == now) | (self.last_read[rows] < now - 1)
-        )  # or steps passed without a decision
+        gap = self.last_read[rows] < now - 1  # steps passed without a decision
+        whole = (start != self.start[rows]) | (start == now) | gap
         for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
             predicted = part[self.predicts_return[each[part]]]
             if len(predicted):
@@ -271,12 +187,10 @@ class Session(EpisodeBuffer):
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
         rows = np.arange(len(self.now))[rows]
+        super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
-        self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
-        self.masks = None if self.masks is None else self.masks[rows]
-        self.targets, self.predicted_returns = self.targets[rows], self.predicted_returns[rows]
-        self.now, self.start, self.last_read = self.now[rows], self.start[rows], self.last_read[rows]
-        self.conditioned_on = self.conditioned_on[rows]
+        self.predicted_returns, self.conditioned_on = self.predicted_returns[rows], self.conditioned_on[rows]
+        self.start, self.last_read = self.start[rows], self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
         self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decisionllm.backbones.forward import KVCache
 from decisionllm.datasets.windows import collate, rollout_returns_to_go, window_start
-from decisionllm.policy.session import EpisodeBuffer, Rows
+from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.schema import Batch, Window
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
@@ -35,6 +35,8 @@ class TeamSession(EpisodeBuffer):
     Raises:
         ValueError: a team has more members than there are identities.
     """
+
+    policy: "Policy"
 
     def __init__(
         self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None,

@@ -1,0 +1,111 @@
+"""Episodes under way: observations, actions and rewards so far. An exported policy uses this without torch."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decisionllm.schema import History
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = slice | np.ndarray | Sequence[int]
+ALL = slice(None)
+
+
+class EpisodeBuffer:
+    """Observations, actions, rewards and masks of N episodes under way, and their target returns.
+
+    Args:
+        policy: that acts, a `Policy` or an `ExportedPolicy`.
+        N: episodes.
+        horizon: most steps of an episode.
+        target_returns: one for all or (N,), raw reward units; None: the policy's own.
+        room: further steps, for plans.
+
+    Raises:
+        ValueError: the model cannot read that many steps.
+    """
+
+    def __init__(self, policy: Any, N: int, horizon: int, target_returns: Any = None, room: int = 0) -> None:
+        spec, H = policy.spec, horizon + room
+        policy.check_horizon(horizon)
+        self.policy, self.horizon = policy, horizon
+        self.targets = policy.resolve_targets(  # NaN: the predicted maximum return
+            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
+        )
+        self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
+        self.actions = np.zeros((N, H, spec.action_dim), np.float32)
+        self.rewards = np.zeros((N, H))
+        self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
+        self.now = np.zeros(N, int)  # the step to decide next
+        self.active: Rows = ALL  # the episodes that continue
+
+    def act(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Choose the next actions of the episodes that continue.
+
+        Args:
+            observations: (M, S) current observations, raw units.
+            rewards: (M,) rewards of the previous step; None at the first step.
+            action_masks: (M, C) True where a discrete action is allowed; None: all.
+
+        Returns:
+            (M, A) actions, raw units.
+
+        Raises:
+            ValueError: an observation is not finite, or the horizon is exceeded.
+        """
+        self.observe(observations, rewards, action_masks, self.active)
+        actions = self.decide(self.active)
+        self.record_action(actions, self.active)
+        return actions
+
+    def decide(self, rows: Rows = ALL) -> np.ndarray:
+        """Actions (M, A) for the current observations, raw units."""
+        raise NotImplementedError
+
+    def observe(
+        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None,
+        rows: Rows = ALL,
+    ) -> None:  # fmt: skip
+        """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
+        now, each = self.now[rows], np.arange(len(self.now))[rows]
+        if (now >= self.horizon).any():
+            raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
+        if not np.isfinite(observations).all():
+            raise ValueError(
+                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
+            )
+        self.observations[each, now] = observations
+        if rewards is not None:
+            self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
+        if action_masks is not None and self.masks is not None:
+            self.masks[each, now] = action_masks
+
+    def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
+        """Take in the actions (M, A) that were taken at the current step of these rows."""
+        self.actions[np.arange(len(self.now))[rows], self.now[rows]] = actions
+        self.now[rows] += 1
+
+    def restore_row(self, row: int, history: History) -> None:
+        """Give a row the past of an episode that has begun; the last observation is not used."""
+        self.now[row] = t = len(history.actions)
+        self.observations[row, :t], self.actions[row, :t] = history.observations[:t], history.actions
+        self.rewards[row, :t] = history.rewards
+        if history.action_masks is not None and self.masks is not None:
+            self.masks[row, :t] = history.action_masks[:t]
+
+    def select(self, rows: Rows) -> None:
+        """Continue with these episodes alone: (M,) int or (N,) bool."""
+        self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
+        self.masks = None if self.masks is None else self.masks[rows]
+        self.targets, self.now = self.targets[rows], self.now[rows]
+
+    def allowed(self, each: np.ndarray) -> "torch.Tensor | None":
+        """Which actions are allowed at the current step of these rows, (M, C) or None."""
+        from torch import from_numpy
+
+        return None if self.masks is None else from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
