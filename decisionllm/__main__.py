@@ -63,11 +63,7 @@ def run(command: str, overrides: list[str]) -> int:
     def job(config: Any) -> None:
         chosen, given = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
         try:
-            defaults = hydra.compose(
-                command, [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
-            )
-            options = settle(config, defaults, {override.lstrip("+").partition("=")[0] for override in given})
-            vars(import_module(f"decisionllm.{command}"))[command](options)
+            vars(import_module(f"decisionllm.{command}"))[command](settle(config, command, chosen, given))
         except (UsageError, OmegaConfBaseException) as error:
             codes.append(fail(2, error))
         except (ValueError, OSError, FloatingPointError, ImportError) as error:

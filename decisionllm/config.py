@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
@@ -21,9 +21,7 @@ class DataOptions:
     fraction: float = 1.0  # data volume: share of the groups that is kept
     min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
     return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
-    part_weights: list[float] = field(
-        default_factory=list
-    )  # how often the parts of a mixture are drawn, in their order; []: all alike
+    part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups
 
@@ -141,14 +139,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 def train_config(options: dict[str, Any]) -> TrainConfig:
     """Resolved plain dicts as a TrainConfig; an option left out has its default."""
-    groups = {
-        "data": DataOptions,
-        "model": ModelOptions,
-        "team": TeamOptions,
-        "optim": OptimOptions,
-        "log": LogOptions,
-        "act": ActOptions,
-    }
+    groups: dict[str, Any] = {f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)}
     return TrainConfig(**options | {name: group(**options.get(name, {})) for name, group in groups.items()})
 
 
@@ -195,33 +186,39 @@ def store_choices() -> None:
     """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
     from hydra.core.config_store import ConfigStore
 
-    for group, choices in registry.discover().items():
+    found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
+    envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]  # a dataset without an env of its name has none
+    groups = {**found, "env": envs, "text_encoder": {"none": none} | found["text_encoder"]}
+    for group, choices in groups.items():
         for name, node in choices.items():
-            ConfigStore.instance().store(group=group, name=name, node=node)
-    ConfigStore.instance().store(group="text_encoder", name="none", node={"_target_": "none"})
-    for name in ["none", *(name for name in registry.discover()["dataset"] if name not in registry.discover()["env"])]:
-        ConfigStore.instance().store(group="env", name=name, node={"_target_": "none"})  # a dataset without an env of its name
+            store(group=group, name=name, node=node)
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
-    defaults = {
-        key: value for key, value in defaults.items() if key not in ("dataset", "backbone", "head", "env", "text_encoder")
-    }
-    ConfigStore.instance().store(name="train_options", node=defaults)
+    store(name="train_options", node={key: value for key, value in defaults.items() if key not in groups})
 
 
-def settle(config: Any, defaults: Any, given: set[str]) -> dict[str, Any]:
+def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that nothing reads.
 
     Where `_target_` names another callable than the choice did, the choice's options go, but for those that were given.
+
+    Args:
+        config: as Hydra composed it.
+        command: whose config it is.
+        chosen: the choice of each group.
+        words: of the command line.
     """
+    import hydra
     from omegaconf import OmegaConf
+
+    defaults = hydra.compose(command, [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group])
+    given = {word.lstrip("+").partition("=")[0] for word in words}
 
     def look(node: Any, key: str) -> Any:
         found = OmegaConf.select(node, key, throw_on_resolution_failure=node is config)
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    def free(
-        key: str,
-    ) -> bool:  # an option of a registered choice that is null or missing by default: its value may have any keys
+    def free(key: str) -> bool:
+        """Whether it is an option of a registered choice that is null or missing by default: its value may have any keys."""
         at, _, name = key.rpartition(".")
         nodes = (node for choices in registry.discover().values() for node in choices.values())
         return bool(at) and any(

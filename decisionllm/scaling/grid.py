@@ -82,9 +82,7 @@ def compose(command: str, words: list[Any]) -> dict[str, Any]:
     try:
         config = hydra.compose(command, line, return_hydra_config=True)
         OmegaConf.set_struct(config, False)
-        chosen = config.pop("hydra").runtime.choices.items()
-        defaults = hydra.compose(command, [f"{group}={name}" for group, name in chosen if name and "/" not in group])
-        return settle(config, defaults, {word.lstrip("+").partition("=")[0] for word in line})
+        return settle(config, command, config.pop("hydra").runtime.choices, line)
     except (HydraException, OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"study: `decisionllm {command} {' '.join(line)}` does not compose: {reason}") from error
