@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from decisionllm.config import one_of
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 from decisionllm.policy import checkpoint
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
@@ -49,11 +49,9 @@ def write(policy: Any, path: str | Path, run_info: dict[str, Any], *, name: str 
         ValueError: the policy cannot be exported, or the folder holds something else.
     """
     path = Path(path)
-    try:
+    with explained("export needs onnx and onnxscript: pip install 'decisionllm[onnx]'", ImportError, raised=ImportError):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("export needs onnx and onnxscript: pip install 'decisionllm[onnx]'") from error
     check(policy)
     if path.exists() and not (path / "policy.json").is_file():
         raise ValueError(f"path: expected a new folder or an earlier export, got {path}, which holds something else")

@@ -1,4 +1,4 @@
-"""Writing files and folders all or nothing, and the folder of what is made once."""
+"""Writing files and folders all or nothing, errors that say what to do, and the folder of what is made once."""
 
 import errno
 import os
@@ -12,6 +12,15 @@ from uuid import uuid4
 def cache_dir() -> Path:
     """$DECISIONLLM_HOME, or ~/.cache/decisionllm: the default of the option cache_dir, and where backbones are kept."""
     return Path(os.environ.get("DECISIONLLM_HOME", "~/.cache/decisionllm")).expanduser()
+
+
+@contextmanager
+def explained(what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError) -> Iterator[None]:
+    """Raise another error in place of one of these in the block: what is wrong, the error itself, the remedy."""
+    try:
+        yield
+    except errors as error:
+        raise raised(f"{what} ({error})" + f"; {remedy}" * bool(remedy)) from error
 
 
 @contextmanager

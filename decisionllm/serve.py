@@ -9,6 +9,7 @@ from typing import Any
 from decisionllm.config import one_of
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.files import explained
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.serving import replicas
@@ -16,11 +17,9 @@ from decisionllm.serving import replicas
 
 def serve(config: dict[str, Any]) -> None:
     """Serve until interrupted (see configs/serve.yaml)."""
-    try:
+    with explained("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'", ImportError, raised=ImportError):
         from decisionllm.serving import logs, protocol
         from decisionllm.serving.middleware import loopback
-    except ImportError as error:
-        raise ImportError("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'") from error
     host, port = config["host"], config["port"]
     if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
         raise ValueError(
@@ -33,9 +32,7 @@ def serve(config: dict[str, Any]) -> None:
     count, many = config["replicas"], config["replicas"] > 1
     if count < 1 or (many and not hasattr(socket, "SO_REUSEPORT")):
         raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
-    app = (
-        checkpoint.read(config["run"]) if many else application(config)
-    )  # an unreadable run is one error, before anything starts
+    app = checkpoint.read(config["run"]) if many else application(config)  # an unreadable run fails before anything starts
     try:
         listener = listen(host, port)
     except OSError as error:

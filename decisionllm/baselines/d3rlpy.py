@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
@@ -23,11 +24,9 @@ ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"
 
 def library() -> Any:
     """d3rlpy, without the deprecation message of gym, which it imports."""
-    try:
-        with redirect_stderr(io.StringIO()):
-            import d3rlpy
-    except ImportError as error:
-        raise ImportError(f"a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]' ({error})") from error
+    needs = "a baseline is trained by d3rlpy: pip install 'decisionllm[baselines]'"
+    with explained(needs, ImportError, raised=ImportError), redirect_stderr(io.StringIO()):
+        import d3rlpy
     return d3rlpy
 
 
@@ -128,10 +127,9 @@ class Baseline(Player):
         file = Path(run) / "checkpoint" / "model.safetensors"
         if not file.parent.is_dir():
             raise FileNotFoundError(f"{run}: expected a run with a checkpoint, found none; train it first")
-        try:
+        again = "train again, or restore a copy"
+        with explained(f"{file} is damaged or missing", OSError, SafetensorError, remedy=again):
             self.weights = {name: x.to(device) for name, x in load_file(file).items()}
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{file} is damaged or missing ({error}); train again, or restore a copy") from error
 
     def begin(
         self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None

@@ -2,7 +2,8 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -12,6 +13,7 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, open_store, write
+from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -160,18 +162,16 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     import h5py
 
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
-    kind = "npz" if path.suffix == ".npz" else "HDF5"
+    npz = path.suffix == ".npz"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
+    what = f"{path}: not a readable {'npz' if npz else 'HDF5'} file, perhaps truncated"
+    reading = partial(explained, what, OSError, ValueError, EOFError, BadZipFile, zlib.error, remedy="fetch it again")
     with ExitStack() as stack:
-        with readable(path, kind):
-            file: Any = stack.enter_context(ZipFile(path) if kind == "npz" else h5py.File(path))
-            found = [name.removesuffix(".npy") for name in file.namelist()] if kind == "npz" else list(file)
-            columns = {
-                key: Member(file, key) if kind == "npz" else file[key]
-                for key in (*KEYS, *widths)
-                if key in (found if kind == "npz" else file)
-            }
+        with reading():
+            file: Any = stack.enter_context(ZipFile(path) if npz else h5py.File(path))
+            found = [name.removesuffix(".npy") for name in file.namelist()] if npz else file  # which knows nested keys too
+            columns = {key: Member(file, key) if npz else file[key] for key in (*KEYS, *widths) if key in found}
         if lacking := [key for key in KEYS if key not in columns]:
             raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}")
         sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
@@ -183,22 +183,13 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
                 raise ValueError(f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {x.shape}, {x.dtype}")
         rows = max(BLOCK // max(int(np.prod(x.shape[1:])) for x in columns.values()), 1)
         for start in range(0, sizes["rewards"], rows):
-            with readable(path, kind):
+            with reading():
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             for key, x in block.items():
                 if not (finite := np.isfinite(x)).all():
                     row = start + np.argwhere(~finite)[0, 0]
                     raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {row}")
             yield block | {key: block[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in block}
-
-
-@contextmanager
-def readable(path: Path, kind: str) -> Iterator[None]:
-    """Give an error of reading the file."""
-    try:
-        yield
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: not a readable {kind} file, perhaps truncated ({error}); fetch it again") from error
 
 
 class Member:

@@ -19,11 +19,13 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store
+from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 RADIUS = 0.45  # of PointMaze's goals
+AGAIN = "fetch it again"
 
 
 @register("dataset", "minari", text="${text}")
@@ -101,18 +103,14 @@ def find(minari_id: str) -> Any:
     if not data.is_dir():
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
         raise FileNotFoundError(f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it")
-    try:
+    with explained(f"{minari_id}: not a readable Minari dataset", OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
         return minari.MinariDataset(str(data))
-    except (OSError, KeyError, ValueError, AssertionError) as error:
-        raise ValueError(f"{minari_id}: not a readable Minari dataset ({error}); fetch it again") from error
 
 
 def _read(dataset: Any) -> Iterator[Any]:
     """The episodes of a Minari dataset."""
-    try:
+    with explained(f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN):
         yield from dataset.iterate_episodes()
-    except (OSError, KeyError) as error:
-        raise ValueError(f"{dataset.id}: not a readable Minari dataset ({error}); fetch it again") from error
 
 
 def description(dataset: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from filelock import FileLock
 
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import build
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
@@ -160,21 +160,17 @@ def open_store(path: str | Path) -> Store:
     path = Path(path)
     if not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path}: expected a data store (a folder with card.json), found none")
-    try:
+    with explained(f"{path}/card.json is damaged", ValueError, remedy=REMEDY):
         card = json.loads((path / "card.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}/card.json is damaged ({error}); {REMEDY}") from error
     if card.get("format") != FORMAT:
         raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}")
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
-        try:
+        with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, remedy=REMEDY):
             mapped = np.load(path / f"{name}.npy", mmap_mode="r")
             if (size := (path / f"{name}.npy").stat().st_size) != (whole := mapped.offset + mapped.nbytes):
                 raise ValueError(f"expected {whole} bytes, got {size}")
             arrays[name] = np.asarray(mapped)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path}/{name}.npy is damaged or missing ({error}); {REMEDY}") from error
         if (found := [str(arrays[name].dtype), list(arrays[name].shape)]) != [dtype, shape]:
             raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found[0]} {found[1]}")
     spec = Spec.of(card["spec"])
@@ -188,9 +184,8 @@ def verify(store: Store) -> Store:
         ValueError: its content is not what was written.
     """
     card = json.loads((store.path / "card.json").read_text())
-    if (
-        found := _fingerprint(card["spec"], card["tasks"], {name: vars(store)[name] for name in card["arrays"]})
-    ) != store.fingerprint:
+    found = _fingerprint(card["spec"], card["tasks"], {name: vars(store)[name] for name in card["arrays"]})
+    if found != store.fingerprint:
         raise ValueError(f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}")
     return store
 

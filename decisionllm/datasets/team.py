@@ -13,6 +13,7 @@ from decisionllm.config import one_of
 from decisionllm.datasets.formats import marl_archives
 from decisionllm.datasets.formats.team_log import Log, collect, read, read_meta, write
 from decisionllm.datasets.store import Store
+from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -166,11 +167,9 @@ def meta_of(path: str, meta: str = "") -> Meta:
 def _overlaid(found: Meta, path: str, meta: str) -> Meta:
     """The meta of a log with the JSON file `meta` laid over it, and a name."""
     file = Path(path).expanduser()
-    try:
+    with explained(f"dataset.meta: expected a JSON file that describes a log, got {meta}", OSError, ValueError, AttributeError):
         more = json.loads(Path(meta).expanduser().read_text()) if meta else {}
         types = {name: each | more.get("types", {}).get(name, {}) for name, each in found["types"].items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"dataset.meta: expected a JSON file that describes a log, got {meta} ({error})") from error
     vault = marl_archives.kind_of(path) == "vault"
     return {"name": f"team@{file.parent.name}-{file.stem}" if vault else f"team@{file.stem}"} | found | more | {"types": types}
 

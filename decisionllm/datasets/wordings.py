@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.files import explained
 from decisionllm.schema import Window
 
 FOLDER = Path(__file__).parent / "frames"
@@ -42,10 +43,8 @@ def read(path: Path) -> dict[str, list[str]]:
     """
     import yaml
 
-    try:
+    with explained(f"{path}: not YAML", yaml.YAMLError):
         given = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML ({error})") from error
     keys = ["fields", "identify", "trained", "held_out"]
     if not isinstance(given, dict) or sorted(given) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
         raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.files import explained
 
 HORIZON = 101  # steps: JaxMARL compares its clock with 100 before it advances it
 SIZE = 32.0  # of the field, from wall to wall
@@ -40,13 +41,11 @@ class Facts:
 @cache
 def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
     """Facts of a map, and the start and the step of E of its battles, each compiled once for every E."""
-    try:
+    with explained("SMAX needs JaxMARL: pip install 'decisionllm[smax]'", ImportError, raised=ImportError):
         import jax
         import jax.numpy as jnp
         from jaxmarl.environments.smax import HeuristicEnemySMAX
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
-    except ImportError as error:
-        raise ImportError(f"SMAX needs JaxMARL: pip install 'decisionllm[smax]' ({error})") from error
     from importlib.metadata import version
 
     one_of("map", map, MAP_NAME_TO_SCENARIO)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.windows import rollout_returns_to_go, window_start
+from decisionllm.files import explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History, Spec
 
@@ -38,10 +39,8 @@ class ExportedPolicy:
 
     def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
         folder = Path(folder)
-        try:
+        with explained("an exported policy needs onnxruntime: pip install onnxruntime", ImportError, raised=ImportError):
             import onnxruntime
-        except ImportError as error:
-            raise ImportError("an exported policy needs onnxruntime: pip install onnxruntime") from error
         if missing := [name for name in FILES if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{folder}: expected a folder of `decisionllm export`, found no {missing[0]}")
         self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())

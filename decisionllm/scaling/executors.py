@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from decisionllm.config import one_of
+from decisionllm.files import explained
 from decisionllm.scaling.ledger import Worker
 
 Call = Callable[[], int]
@@ -63,10 +64,8 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
     """Ray tasks, in the cluster at an address, or in one of this machine that ends with the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
+    with explained("executor=ray: expected Ray, found none; pip install 'decisionllm[ray]'", ImportError, raised=ImportError):
         import ray
-    except ImportError as error:
-        raise ImportError("executor=ray: expected Ray, found none; pip install 'decisionllm[ray]'") from error
 
     ours, address = not ray.is_initialized(), config["address"]
     if ours:
@@ -100,11 +99,11 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
 @contextmanager
 def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
     """Slurm jobs, or with +slurm.cluster=local processes that submitit starts; their output is in the folder `slurm` of the study."""
-    try:
+    with explained(
+        "executor=slurm: expected submitit, found none; pip install 'decisionllm[slurm]'", ImportError, raised=ImportError
+    ):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
-    except ImportError as error:
-        raise ImportError("executor=slurm: expected submitit, found none; pip install 'decisionllm[slurm]'") from error
 
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")

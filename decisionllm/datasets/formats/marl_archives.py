@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
+from decisionllm.files import explained
 
 VAULT, MORE_OF_VAULT = ("observations", "actions", "rewards", "terminals", "truncations"), ("infos.legals", "infos.state")
 PYMARL, MORE_OF_PYMARL = ("obs", "actions", "reward", "terminated", "filled"), ("avail_actions", "state")
+
+AGAIN = "fetch it again"
 
 
 def read_vault(folder: Path) -> Log:
@@ -29,15 +32,13 @@ def read_vault(folder: Path) -> Log:
         store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}
         return ts.open({"driver": "zarr", "kvstore": store}, read=True, open=True).result()
 
-    try:
+    with explained(f"{folder}: not a readable Vault, perhaps cut", OSError, ValueError, KeyError, RuntimeError, remedy=AGAIN):
         card = json.loads((folder / "metadata.json").read_text())
         if float(card["version"]) // 1 != 1:
             raise ValueError(f"expected version 1 of the format, got {card['version']}")
         known = card["structure_shape"].keys() | {f"infos.{name}" for name in card["structure_shape"].get("infos", ())}
         length = int(opened("vault_index").read().result()[0])
         columns = {name: opened(f"{name}.")[:, :length].read().result() for name in (*VAULT, *MORE_OF_VAULT) if name in known}
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{folder}: not a readable Vault, perhaps cut ({error}); fetch it again") from error
     if lacking := [name for name in VAULT if name not in known]:
         raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(lacking)} not among {', '.join(sorted(known))}")
     numbers = [columns[name] for name in ("observations", "infos.legals") if name in columns]
@@ -81,11 +82,8 @@ def read_pymarl(file: Path) -> Log:
     """
     import h5py
 
-    try:
-        with h5py.File(file) as source:
-            columns = {key: source[key][()] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
-    except OSError as error:
-        raise ValueError(f"{file}: not a readable HDF5 file, perhaps cut ({error}); fetch it again") from error
+    with explained(f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN), h5py.File(file) as source:
+        columns = {key: source[key][()] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
     sizes = {key: column.shape[:2] for key, column in columns.items()}
     if lacking := [key for key in PYMARL if key not in columns]:
         raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")

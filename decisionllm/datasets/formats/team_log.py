@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 
 FORMAT = 1
 ROWS = 200_000  # of a row group
@@ -143,10 +143,8 @@ def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> Any:
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of a log that `write` wrote."""
-    try:
+    with explained(f"{folder}/meta.json: expected JSON that describes a log", OSError, ValueError):
         meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}/meta.json: expected JSON that describes a log ({error})") from error
     if meta.get("format") != FORMAT:
         raise ValueError(f"{folder}/meta.json: expected format {FORMAT}, got {meta.get('format')}")
     return meta

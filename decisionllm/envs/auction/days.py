@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, scaled_traffic, with_prices
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 
 FORMAT = "decisionllm-replay-1"
 GRID = np.geomspace(8, 420, 160)  # bid multipliers, currency per conversion, 2.5 % apart
@@ -142,12 +142,10 @@ def read(file: str | Path) -> Day:
     Raises:
         ValueError: it is not such a file, or of another version.
     """
-    try:
-        with np.load(file) as arrays:
-            kept = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{file}: not a readable day ({error}); make it again: {MAKE}") from error
+    again = f"make it again: {MAKE}"
+    with explained(f"{file}: not a readable day", OSError, ValueError, EOFError, remedy=again), np.load(file) as arrays:
+        kept = {name: arrays[name] for name in arrays.files}
     if (got := str(kept.pop("format", "another"))) != FORMAT or kept.keys() != {f.name for f in fields(Day)}:
-        raise ValueError(f"{file}: expected format {FORMAT}, got {got}; make it again: {MAKE}")
+        raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")
     scalars = {"period": int(kept["period"]), "prices": str(kept["prices"]), "total": int(kept["total"])}
     return Day(**kept | scalars)
