@@ -71,7 +71,7 @@ class KVCache:
 
 
 class Backbone(nn.Module):
-    """A transformers model with its text tokenizer, see `protocols.Backbone`.
+    """A transformers model with its text tokenizer.
 
     Args:
         model: of transformers, or wrapped by peft.
@@ -265,9 +265,8 @@ class Backbone(nn.Module):
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        used = (
-            L + int(filled.max()) + n
-        )  # keys; a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
+        used = L + int(filled.max()) + n  # keys
+        # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
 
         def write(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

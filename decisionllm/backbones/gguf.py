@@ -47,18 +47,14 @@ def converted(path: Path) -> Path:
         raise FileNotFoundError(f"{path}: expected the installed package gguf, which reads it, found none: {INSTALL}")
     import transformers
 
-    source: dict[str, Any] = {
-        "pretrained_model_name_or_path": str(path.parent),
-        "gguf_file": path.name,
-        "local_files_only": True,
-    }
+    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     quantised = getattr(transformers, "GgufConfig", None)  # versions without it always expand
     expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
     with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), atomic(folder) as partial:
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
             model, loading = transformers.AutoModel.from_pretrained(
-                **source, dtype=torch.bfloat16, output_loading_info=True, **expand
+                str(path.parent), **source, dtype=torch.bfloat16, output_loading_info=True, **expand
             )
             if loading["missing_keys"]:  # transformers draws them at random
                 raise ValueError(f"it lacks weights of {type(model).__name__}, such as {min(loading['missing_keys'])}")

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decisionllm.backbones.build import fingerprint, pretrained
+from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import one_of
 from decisionllm.files import atomic, cache_dir
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.numbers import NumberEmbedding
-from decisionllm.tokenizers.text import own_tokenizer
+from decisionllm.tokenizers.text import own_tokenizer, padded
 
 AT_ONCE = 32  # texts that the encoder reads in one forward
 
@@ -68,17 +68,12 @@ class FrozenFeatures(nn.Module):
         ValueError: the encoder has no such layer.
     """
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(
         self, width: int, seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", layer: int = 12
     ) -> None:  # fmt: skip
         super().__init__()
         given: dict[str, Any] = {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
-        from decisionllm.backbones import build as b
-
-        encoder = (pretrained if given else b.smollm2)(seed, weights=weights, tune="frozen", **given)
+        encoder = (pretrained if given else smollm2)(seed, weights=weights, tune="frozen", **given)
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
             raise ValueError(f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}")
@@ -89,8 +84,7 @@ class FrozenFeatures(nn.Module):
         self.table = torch.zeros(1, self.size, dtype=torch.float16)  # row 0: padding
         self.used = 1  # rows of the table
         self.first_rows: dict[tuple[int, ...], int] = {}  # of each text that was read
-        self.register_buffer("mean", torch.zeros(self.size))
-        self.register_buffer("scale", torch.ones(self.size))
+        self.mean, self.scale = nn.Buffer(torch.zeros(self.size)), nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
@@ -141,8 +135,6 @@ class FrozenFeatures(nn.Module):
     @torch.no_grad()
     def _read(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """What the encoder makes of texts: (length, F) float16 each."""
-        encoder, longest = self.encoder[0], max(map(len, texts))
-        ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
-        mask = torch.arange(longest) < torch.tensor([*map(len, texts)])[:, None]
-        out = encoder.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
+        ids, mask = padded(texts)
+        out = self.encoder[0].model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
         return [row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)]

@@ -196,11 +196,8 @@ class DecisionLLM(nn.Module):
         Returns:
             (N, A), raw units.
         """
-        distribution = self.distribution(
-            hidden[:, None],
-            None if action_masks is None else action_masks[:, None],
-            None if observations is None else observations[:, None],
-        )
+        masks, current = (None if x is None else x[:, None] for x in (action_masks, observations))
+        distribution = self.distribution(hidden[:, None], masks, current)
         if decode == "sample":
             chosen = distribution.sample(generator)
         else:

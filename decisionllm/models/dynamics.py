@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from decisionllm.schema import Spec
+from decisionllm.tokenizers.trajectory import numbers
 
 
 class Dynamics(nn.Module):
@@ -27,6 +27,5 @@ class Dynamics(nn.Module):
 
     def forward(self, hidden: Tensor, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., D), (..., S), (..., A), in the model's units -> change (..., S), reward (...)."""
-        if self.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.num_actions).to(hidden.dtype)
+        actions = numbers(actions, self.num_actions)
         return self.change(torch.cat([observations, actions], -1)), self.reward(torch.cat([hidden, actions], -1))[..., 0]

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
+from decisionllm.tokenizers.trajectory import numbers
 
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
-LEAST = 1e-3  # value that is told from 0
+LEAST = 1e-3  # smallest value that is distinguished from 0
 BINS = 50  # of each number of an observation, from its least to its largest value in the data
 
 
@@ -37,11 +38,9 @@ def candidate_actions(spec: Spec) -> Tensor:
 class FourierMLP(nn.Module):
     """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to one that resolves a step's change."""
 
-    frequencies: Tensor  # (F, S)
-
     def __init__(self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.ones(count, S))
+        self.frequencies = nn.Buffer(torch.ones(count, S))
         self.first, self.last = nn.Linear(inputs + 2 * count * S, inner), nn.Linear(inner, outputs)
         self.middle = nn.Linear(inner, inner)
 
@@ -87,15 +86,6 @@ class ImaginedValue(nn.Module):
     members: Any  # (M,) FourierMLP
     reward: Any
     values: Any  # (2,) FourierMLP
-    pairs: Tensor
-    together: Tensor
-    low: Tensor
-    bin_width: Tensor
-    candidates: Tensor
-    change_mean: Tensor
-    change_scale: Tensor
-    reward_low: Tensor
-    reward_span: Tensor
 
     def __init__(self, spec: Spec, discount: float, *, members: int = 2) -> None:
         super().__init__()
@@ -106,20 +96,17 @@ class ImaginedValue(nn.Module):
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
         self.reward = FourierMLP(S, S + A, 2, inner=128)  # and whether the episode ends
         self.values = nn.ModuleList(FourierMLP(S, S, 1) for _ in range(2))
-        self.register_buffer("pairs", torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
-        self.register_buffer("together", torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
-        for name, start in {"change_mean": torch.zeros(S), "change_scale": torch.ones(S),
-                            "low": torch.zeros(S), "bin_width": torch.ones(S), "reward_low": torch.zeros(()),
-                            "reward_span": torch.ones(())}.items():  # fmt: skip
-            self.register_buffer(name, start)
-        self.register_buffer("candidates", candidate_actions(spec))
+        self.pairs = nn.Buffer(torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
+        self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
+        self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
+        self.low, self.bin_width = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
+        self.reward_low, self.reward_span = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
 
     def encode(self, observations: Tensor, actions: Tensor) -> Tensor:
         """What members and rewards read, (..., S + A)."""
-        if self.spec.num_actions:
-            actions = F.one_hot(actions[..., 0].long(), self.spec.num_actions).to(observations.dtype)
-        return torch.cat([observations, actions], -1)
+        return torch.cat([observations, numbers(actions, self.spec.num_actions)], -1)
 
     def step(self, member: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
         """The next observations (..., S), in the model's units, as this member predicts them."""
@@ -302,7 +289,7 @@ class ImaginedValue(nn.Module):
         return torch.cat([*found, x])
 
     def _fit_values(self, states: Tensor, steps: int, *, rounds: int, each: int) -> None:
-        """Fitted value iteration. The loss is one of logits, so that values near 0, far from any reward, are told apart too."""
+        """Fitted value iteration. The loss is one of logits, so that values near 0, far from any reward, differ too."""
         parts = [self.imagine(part, steps) for part in states.split(512)]
         for value in self.values:
             nn.init.zeros_(value.last.weight)

@@ -26,18 +26,6 @@ class Normalizer(nn.Module):
         ValueError: an observation has no such numbers.
     """
 
-    observation_mean: Tensor
-    observation_scale: Tensor
-    return_mean: Tensor
-    return_scale: Tensor
-    return_range: Tensor
-    change_mean: Tensor  # of the observation, from one step to the next
-    change_scale: Tensor
-    reward_mean: Tensor
-    reward_scale: Tensor
-    low: Tensor
-    high: Tensor
-
     def __init__(self, spec: Spec, hidden: Sequence[int] = ()) -> None:
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
@@ -45,14 +33,12 @@ class Normalizer(nn.Module):
             raise ValueError(f"model.hide_observations: expected numbers within 0 .. {S - 1}, got {list(hidden)}")
         self.hidden = list(hidden)
         self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.entity_schema)
-        for name, value in {
-            "observation_mean": torch.zeros(S), "observation_scale": torch.ones(S),
-            "return_mean": torch.zeros(()), "return_scale": torch.ones(()), "return_range": torch.tensor([-torch.inf, torch.inf]),
-            "change_mean": torch.zeros(S), "change_scale": torch.ones(S),
-            "reward_mean": torch.zeros(()), "reward_scale": torch.ones(()),
-            "low": torch.tensor(spec.low or [0.0] * A), "high": torch.tensor(spec.high or [1.0] * A),
-        }.items():  # fmt: skip
-            self.register_buffer(name, value)
+        self.observation_mean, self.observation_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
+        self.return_mean, self.return_scale = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        self.return_range = nn.Buffer(torch.tensor([-torch.inf, torch.inf]))
+        self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))  # of an observation in a step
+        self.reward_mean, self.reward_scale = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        self.low, self.high = nn.Buffer(torch.tensor(spec.low or [0.0] * A)), nn.Buffer(torch.tensor(spec.high or [1.0] * A))
 
     @torch.no_grad()
     def fit(self, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:

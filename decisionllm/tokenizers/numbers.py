@@ -45,11 +45,9 @@ class NumberEmbedding(nn.Module):
         width: D of the backbone.
     """
 
-    wavenumbers: Tensor
-
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("wavenumbers", 2.0 ** torch.tensor([*OCTAVES]), persistent=False)
+        self.wavenumbers = nn.Buffer(2.0 ** torch.tensor([*OCTAVES]), persistent=False)
         self.out = nn.Sequential(nn.Linear(2 * len(OCTAVES) + 1, width), nn.LayerNorm(width))
 
     def forward(self, values: Tensor) -> Any:

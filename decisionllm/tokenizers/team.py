@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.schema import Spec
-from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
+from decisionllm.tokenizers.trajectory import TrajectoryTokenizer, numbers
 
 POOL = 16  # identities; the members of a window have different ones
 
@@ -60,7 +60,7 @@ class TeamTokenizer(nn.Module):
         alone = (last < first[team, None]) | (row == 0)
         last = last.clamp(min=0)
 
-        moves = each.numbers(actions)
+        moves = numbers(actions, each.num_actions)
         visible = F.pad(loss_mask, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
             visible = visible & (torch.rand(visible.shape, device=visible.device) >= self.hide_actions)

@@ -74,7 +74,7 @@ class TrajectoryTokenizer(nn.Module):
         Returns:
             (B, k T, D) tokens.
         """
-        streams = [self.observations(observations), self.actions(self.numbers(actions))]
+        streams = [self.observations(observations), self.actions(numbers(actions, self.num_actions))]
         if self.hidden_action is not None and (self.training or self.hide_actions == 1):
             hidden = torch.rand(actions.shape[:2], device=actions.device) < self.hide_actions
             streams[1] = torch.where(hidden[..., None], self.hidden_action.to(streams[1].dtype), streams[1])
@@ -89,11 +89,12 @@ class TrajectoryTokenizer(nn.Module):
         normed: Tensor = self.norm(rearrange(tokens, "B T k D -> B (T k) D"))
         return normed
 
-    def numbers(self, actions: Tensor) -> Tensor:
-        """Actions as the input of a linear map: a discrete one as a one-hot vector."""
-        return F.one_hot(actions[..., 0].long(), self.num_actions).to(actions.dtype) if self.num_actions else actions
-
     @property
     def output_positions(self) -> slice:
         """The observation tokens, where actions are predicted; each attends to the return of its step and everything before."""
         return slice(self.tokens - 2, None, self.tokens)
+
+
+def numbers(actions: Tensor, num_actions: int) -> Tensor:
+    """Actions (..., A) as the input of a linear map: a discrete one as a one-hot vector (..., C)."""
+    return F.one_hot(actions[..., 0].long(), num_actions).to(actions.dtype) if num_actions else actions
