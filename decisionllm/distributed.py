@@ -22,7 +22,7 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
 
 
 def check(precision: str) -> bool:
-    """Whether the environment asks for FSDP2; a ValueError for what accelerate or torchrun may set and this training would not do."""
+    """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set and this training would not do."""
     given = os.environ
 
     def on(name: str) -> bool:

@@ -53,7 +53,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
     loaded = [  # all of them, before any work is lost
         (run, *each) for run in runs
-        for each in checkpoint.load_parts(run, listed(config["part"] or "") or checkpoint.parts(run), device=config["device"], **acting)
+        for each in checkpoint.load_parts(run, listed(config["part"] or "") or [*checkpoint.read(run)[1].get("parts", {})], device=config["device"], **acting)
     ]  # fmt: skip
     versions = checkpoint.versions()
     drawn: set[str] = set()  # labels of pictures, and of datasets whose baselines were played

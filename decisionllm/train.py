@@ -71,7 +71,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         except RuntimeError as error:
             if not distributed.lost(error):
                 raise
-            if reports() > 1:  # one of those that are left speaks
+            if reports() > 1:  # one of those that are left reports it
                 raise SystemExit(1) from error
             folder = checkpoint.find(c.run)
             step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
@@ -120,7 +120,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     # -- the loop --
     progress = 0.0
     model.train()
-    with interruptible() as stop, no_denormals(), ExitStack() as stack:
+    with interruptible() as stop, ExitStack() as stack:
+        torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal numbers takes a hundred times as long
+        stack.callback(torch.set_flush_denormal, False)
         stack.callback(accelerator.end_training)
         began = time.monotonic() - loop.elapsed
         while True:
@@ -237,16 +239,11 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
     last = np.isin(rows, store.offsets[1:] - 1)
     ended = last & np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
-    columns = (
-        units.observations(torch.from_numpy(store.observations[rows])),
-        units.actions(torch.from_numpy(store.actions[rows])),
-    )
-    known = Transitions(
-        *columns, *map(torch.from_numpy, (store.rewards[rows], ended.astype(np.float32), np.flatnonzero(~last)))
-    )
-    with torch.autocast(
-        "cpu", torch.bfloat16, cache_enabled=False, enabled=checkpoint.precision(c.device, c.optim.precision) == "bf16"
-    ):
+    columns = store.rewards[rows], ended.astype(np.float32), np.flatnonzero(~last)
+    observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, store.actions))
+    known = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns))
+    low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
         model.imagined.fit(known, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
 
 
@@ -358,16 +355,6 @@ def interruptible() -> Iterator[list[bool]]:
     finally:
         for s, handler in handlers.items():
             signal.signal(s, handler)
-
-
-@contextmanager
-def no_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero: on a CPU a float32 product with them takes a hundred times as long."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[str, Any]]:

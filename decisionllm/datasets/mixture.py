@@ -83,14 +83,10 @@ def described(
     made: dict[str, dict[str, Node]] = {}
     for label, part in named:
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
-        name, env, head = own.pop("dataset", label), own.pop("env", {}), own.pop("head", "")
+        name, head = own.pop("dataset", label), own.pop("head", "")
+        env = {**discover()["env"].get(name, {"_target_": "none"}), **own.pop("env", {})}
         node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
-        around = {
-            "text": text,
-            "text_wordings": text_wordings,
-            "dataset": node,
-            "env": {**discover()["env"].get(name, {"_target_": "none"}), **env},
-        }
+        around = {"text": text, "text_wordings": text_wordings, "dataset": node, "env": env}
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
         made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")}
     return made

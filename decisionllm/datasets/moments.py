@@ -17,16 +17,10 @@ class Moments:
         """A further block (n, ...), which may be empty."""
         if not len(rows):
             return
-        mean, variance, share = (
-            rows.mean(0, dtype=np.float64),
-            rows.var(0, dtype=np.float64),
-            len(rows) / (self.count + len(rows)),
-        )
-        apart = mean - self.mean
-        self.mean = mean if share == 1 else self.mean + share * apart
-        self.variance = (
-            variance if share == 1 else (1 - share) * self.variance + share * variance + share * (1 - share) * apart**2
-        )
+        variance, share = rows.var(0, dtype=np.float64), len(rows) / (self.count + len(rows))
+        apart = rows.mean(0, dtype=np.float64) - self.mean
+        self.mean = self.mean + share * apart
+        self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * apart**2
         self.low, self.high = np.minimum(self.low, rows.min(0)), np.maximum(self.high, rows.max(0))
         self.count += len(rows)
 

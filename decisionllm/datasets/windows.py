@@ -121,13 +121,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
     columns: dict[str, Any] = {name: column.take(rows, 0) for name, column in given.items()}  # three times faster than an index
     for column in columns.values():
         column *= real if column.ndim == 3 else mask  # in place: a further array would be pages that the system must clear
-    return Window(
-        **columns,
-        timesteps=(rows - first[:, None]) * mask,
-        mask=mask,
-        episodes=episodes,
-        **optional,
-    )
+    return Window(**columns, timesteps=(rows - first[:, None]) * mask, mask=mask, episodes=episodes, **optional)
 
 
 def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.ndarray) -> Batch:

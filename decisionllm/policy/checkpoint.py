@@ -33,7 +33,7 @@ from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.distributed import whole
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.policy.policy import Policy
@@ -42,17 +42,8 @@ from decisionllm.schema import Spec
 
 FORMAT = 2  # of run.json, config.yaml and the names of weights
 UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
-MAY_DIFFER = (
-    "run",
-    "device",
-    "cache_dir",
-    "fresh",
-    "model.gradient_checkpointing",
-    "log.tracker",
-    "log.every",
-    "log.save_every",
-)
-# when a run is continued
+MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
+              "log.save_every")  # fmt: skip  # when a run is continued
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -287,11 +278,8 @@ def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[s
 def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     """Load the weights and buffers of one module into another, but for a model's backbone; a ValueError if they differ in more."""
     given, own = ({k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")} for m in (source, model))
-    different = [
-        name
-        for name in given.keys() | own.keys()
-        if name not in given or name not in own or given[name].shape != own[name].shape
-    ]
+    shapes, own_shapes = ({(name, x.shape) for name, x in m.items()} for m in (given, own))
+    different = {name for name, _ in shapes ^ own_shapes}
     if different or (what == "backbone" and fingerprint(source) != fingerprint(model)):
         why = f"the {what} differs in {_names('', sorted(different)) or 'frozen weights; '}"
         raise ValueError(f"init_from={path}: expected a run of the same backbone, head, embedding and, with model.timesteps=learned, "
@@ -301,13 +289,12 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
 
 def content(path: Path) -> dict[str, Any]:
     """What a file of a run holds: named tensors, or what its YAML or JSON says."""
-    try:
+    errors = OSError, ValueError, SafetensorError, yaml.YAMLError
+    with explained(f"{path} is damaged or missing", *errors, remedy="train again, or restore a copy"):
         if path.suffix == ".safetensors":
             return load_file(path)
         parsed: dict[str, Any] = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
         return parsed
-    except (OSError, ValueError, SafetensorError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is damaged or missing ({error}); train again, or restore a copy") from error
 
 
 def usable(device: str) -> str:
@@ -337,7 +324,7 @@ def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[A
 
 
 def load_parts(
-    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", target_return: float | None = None, **acting: Any
+    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: Any
 ) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
     """Load a run once, to act in each of several datasets that it was trained on.
 
@@ -345,8 +332,8 @@ def load_parts(
         path: the run directory.
         parts: labels of parts of a mixture; none: the run as a whole.
         device: auto, cpu or cuda.
-        target_return: raw reward units; None: the headline target of the run or the part.
-        acting: fields of `Policy`, such as decode or planning_horizon; None: as the run's config says.
+        acting: target_return in raw reward units, None: the headline target of the run or the part; and other fields of `Policy`,
+            such as decode or planning_horizon, None: as the run's config says.
 
     Returns:
         (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
@@ -373,34 +360,20 @@ def load_parts(
          info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts
     ]  # fmt: skip
     each = members(model.to(device))
-    return [(_policy(each[name], device, c, i, target_return, acting), c, i) for name, c, i in views]
+    return [(_policy(each[name], c, i, acting | {"device": device}), c, i) for name, c, i in views]
 
 
-def _policy(
-    model: DecisionLLM,
-    device: str,
-    config: dict[str, Any],
-    info: dict[str, Any],
-    target_return: float | None,
-    acting: dict[str, Any],
-) -> Policy:
+def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
-    act, team = config["act"], config["team"]
+    act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
     options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin")}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
-    options |= {key: value for key, value in acting.items() if value is not None}
+    options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
-    if target_return is None and not config["model"]["max_return_expectile"]:
-        target_return = target(info, act["target_quantile"])
-    return Policy(
-        model, config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
-        device=device, config=config, info=info, **options,
-    )  # fmt: skip
-
-
-def parts(path: str | Path) -> list[str]:
-    """Labels of the datasets that a run on a mixture was trained on; [] of a run on one dataset."""
-    return list(read(path)[1].get("parts", {}))
+    if options["target_return"] is None and not config["model"]["max_return_expectile"]:
+        options["target_return"] = target(info, act["target_quantile"])
+    return_horizon = config["model"]["return_horizon"]
+    return Policy(model, config["window"], return_horizon=return_horizon, config=config, info=info, **options)
 
 
 def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:

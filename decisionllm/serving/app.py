@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -160,8 +161,8 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
         """Metrics in the format of Prometheus."""
-        text, media_type = await asyncio.to_thread(metrics.text)
-        return Response(text, headers={"content-type": media_type})
+        text = await asyncio.to_thread(generate_latest, metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @routes.get("/v1/model", tags=["policy"], responses=errors(401, 503, usual=()))
     async def model() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -87,6 +87,3 @@ class Metrics(Collector):
             yield counter("shadow_ticks", ticks, {k: shadow.counts[k] for k in ("decided", "dropped", "failed")}, "outcome")
             higher = "Ticks at which the shadow policy would bid more than was answered."
             yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})
-
-    def text(self) -> tuple[bytes, str]:
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST

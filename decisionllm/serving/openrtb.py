@@ -229,9 +229,7 @@ def router(
         logs.note_campaign(id)
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
-        if (
-            time.monotonic() < due
-        ):  # nothing waits from here on: under load the first requests are in time, not all of them late
+        if time.monotonic() < due:  # nothing waits from here on: under load the first requests are in time, not all are late
             if (found := journal.last(id)) is None:
                 raise RequestError(404, "ext.campaign", "no such campaign")
             known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}

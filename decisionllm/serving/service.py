@@ -70,30 +70,24 @@ class Service:
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Self]:
         with logs.written(self.log):
-            async with self._running():
+            if self.manager:
+                try:
+                    await asyncio.to_thread(self.manager.journal.verify)
+                except sqlite3.Error as error:
+                    self.failed(error)
+            tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
+            try:
                 with self.shadow.run(self.busy) if self.shadow else contextlib.nullcontext():
                     yield self
-
-    @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
-        if self.manager:
-            try:
-                await asyncio.to_thread(self.manager.journal.verify)
-            except sqlite3.Error as error:
-                self.failed(error)
-        self.loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
-        try:
-            yield
-        finally:
-            while self.in_flight:  # accepted ticks are answered
-                await asyncio.wait([tick.task for tick in self.in_flight.values()])
-            for task in tasks:
-                task.cancel()
-            for batcher in (self.model, self.journal_writer):
-                batcher.thread.shutdown(wait=False)
-            if self.manager:
-                await asyncio.to_thread(self.manager.journal.close)
+            finally:
+                while self.in_flight:  # accepted ticks are answered
+                    await asyncio.wait([tick.task for tick in self.in_flight.values()])
+                for task in tasks:
+                    task.cancel()
+                for batcher in (self.model, self.journal_writer):
+                    batcher.thread.shutdown(wait=False)
+                if self.manager:
+                    await asyncio.to_thread(self.manager.journal.close)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
         """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""

@@ -150,7 +150,7 @@ def test_a_new_embodiment_beside_the_old_ones_is_new_alone(run, tmp_path):
     old, new = saved(run), saved(tmp_path / "new")
     assert all(torch.equal(new[name], old[name]) for name in old if "range" not in name)
     assert {name.split(".")[1] for name in new.keys() - old.keys()} == {"maze"}
-    assert set(checkpoint.parts(tmp_path / "new")) == {"few", "many", "moves", "maze"}
+    assert set(checkpoint.read(tmp_path / "new")[1]["parts"]) == {"few", "many", "moves", "maze"}
 
 
 def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_path):
