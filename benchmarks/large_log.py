@@ -79,12 +79,18 @@ def window_us(samplers, rounds=15):
     return [statistics.median(each[5:]) for each in times]
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_log", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=100_000_000)
+def options_of(results, doc, **size):
+    """The options of a benchmark that writes a log of this size, {its unit: how many by default}, and appends a row to its results."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{results.stem}", description=doc.splitlines()[0])
+    for unit, count in size.items():
+        parser.add_argument(f"--{unit}", type=int, default=count)
     parser.add_argument("--folder", default=None, help="where the log is written for the time of the benchmark")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=results)
+    return parser.parse_args()
+
+
+def main():
+    options = options_of(RESULTS, __doc__, steps=100_000_000)
     measure.pin()
     row = {"steps": options.steps, "imports_mb": resident_mb()}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

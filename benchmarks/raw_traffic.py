@@ -6,7 +6,6 @@ The log is made, 3.4 GB of it, and deleted. A row appended to raw_traffic.jsonl 
 resident memory beside the page cache.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.large_log import resident_mb, watched
+from benchmarks.large_log import options_of, resident_mb, watched
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.policy import checkpoint
@@ -56,11 +55,7 @@ def write(path, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.raw_traffic", description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=24_000_000)
-    parser.add_argument("--folder", default=None, help="where the log is written for the time of the benchmark")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = options_of(RESULTS, __doc__, rows=24_000_000)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "period-7.csv"
         n, bids = write(path, options.rows)
