@@ -97,8 +97,7 @@ def journal_path(config: dict[str, Any]) -> Path:
 
 def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]) -> dict[str, Any]:
     """The answer of /v1/model."""
-    folder, backbone = checkpoint.find(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
-    assert folder is not None, "its weights were just loaded"
+    folder, backbone = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
     return {
         "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
         "dataset": run_info["dataset"]["name"],

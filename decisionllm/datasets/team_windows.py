@@ -7,13 +7,13 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Steps, cut, draw
+from decisionllm.datasets.windows import Sampler, Steps, cut, draw
 from decisionllm.schema import Window
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team
 
 
-class TeamSampler:
+class TeamSampler(Sampler):
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
 
     Rows come team by team. Members that are not among the chosen episodes are observed and no training targets.
@@ -40,15 +40,13 @@ class TeamSampler:
         drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         one_of("order", order, ("random", "given", "reverse"))
-        self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
+        super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights)
         self.alone, self.drop_agents, self.order = alone, drop_agents, order
         self.length = steps.end - steps.first
         E = len(self.length)
         self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
         self.agent = np.arange(E) if store.agent is None else store.agent
-        self.weights = None if weights is None else weights[np.sort(episodes)]
-        self.episodes, self.chosen = np.sort(np.asarray(episodes)), np.isin(np.arange(E), episodes)
-        self.before = np.concatenate([[0], np.cumsum(self.length[self.episodes])])
+        self.chosen = np.isin(np.arange(E), episodes)
         groups, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
         self.members = np.lexsort((self.agent, self.group))  # an agent that came back has several episodes
         self.first = np.cumsum(self.count) - self.count

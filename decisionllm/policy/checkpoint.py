@@ -178,7 +178,8 @@ def save(
 
     Of sharded weights every process calls this, and one of them has `write`.
     """
-    folder, own, adapters = path / "checkpoint", _own_state(model), _adapter_state(model)
+    folder, own = path / "checkpoint", _own_state(model)
+    adapters = {name: whole(weight) for name, weight in model.backbone.model.named_parameters() if "lora_" in name}
     if not write:
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
@@ -413,12 +414,6 @@ def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
         if name in trained or "normalizer." in name or "imagined." in name or name.startswith("backbone.features.")
     }  # fmt: skip
     return {name: whole(tensor) for name, tensor in state.items()}
-
-
-def _adapter_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
-    """The adapters, as their modules name them."""
-    named = model.backbone.model.named_parameters()
-    return {name: whole(weight) for name, weight in named if "lora_" in name}
 
 
 def _names(word: str, names: list[str]) -> str:

@@ -48,11 +48,6 @@ class Session(EpisodeBuffer):
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
         self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
 
-    @property
-    def predicts_return(self) -> np.ndarray:
-        """(N,) bool: which episodes condition on their predicted maximum return."""
-        return np.asarray(np.isnan(self.targets))
-
     def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
         """Take over episodes that have begun; `observe` is next.
 
@@ -112,7 +107,7 @@ class Session(EpisodeBuffer):
         gap = self.last_read[rows] < now - 1  # steps passed without a decision
         whole = (start != self.start[rows]) | (start == now) | gap
         for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
-            predicted = part[self.predicts_return[each[part]]]
+            predicted = part[np.isnan(self.targets[each[part]])]  # episodes that condition on their predicted maximum return
             if len(predicted):
                 self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
             if len(part):
