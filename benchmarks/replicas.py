@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.serve import ROWS, drawn
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
-from decisionllm.serving.campaigns import CampaignManager
+from tests.serving.in_process import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
 

@@ -31,7 +31,7 @@ from benchmarks.serve import ROWS, drawn
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
-from decisionllm.serving.campaigns import CampaignManager
+from tests.serving.in_process import CampaignManager
 
 CLIENTS = 4
 MALFORMED = (

@@ -1,29 +1,27 @@
 """Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal of every tick.
 
-What takes time in a tick, a decision or a write, is awaited (`tick_async`), so that one code serves callers in this process
-(`tick`) and concurrent requests (service.py). A campaign that is not in memory is replayed from the journal.
+What takes time in a tick, a decision or a write, is awaited, so that service.py serves concurrent requests. A campaign that is not
+in memory is replayed from the journal.
 """
 
 import json
 import math
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from decisionllm.envs.auction import journal as journals
-from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 
 PACE = (0.5, 2.0)  # smallest and largest change of the multiplier by linear pacing
-T = TypeVar("T")
 Decide = Callable[[DecisionRequest], Awaitable[Decision | Exception]]
 Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first entry was new
 
@@ -91,37 +89,7 @@ class CampaignManager:
         self.counts: Counter[tuple[str, str]] = Counter()  # ("bid", ""), ("guard", name), ("fallback", reason), ...
         self.spend = {"reported": 0.0, "even": 0.0}  # currency of the steps with a result: spent, an equal share of the budget
 
-    # -- in this process --
-
-    def open(self, *, key: str | None = None, **settings: Any) -> str:
-        """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
-        return str(_at_once(self.open_async({"category": 0, "horizon": STEPS} | settings, key, self._write))["id"])
-
-    def tick(
-        self, id: str, *, index: int, coming: dict[str, float] | None, result: dict[str, float] | None = None, key: str = ""
-    ) -> dict[str, Any]:
-        """What to bid in step `index`.
-
-        Args:
-            coming: {"value", "volume"}, mean value and number of the opportunities; None ends the campaign.
-            result: of the step before, as `Campaigns.record` takes it.
-            key: of the request; a request repeated with the same key and content has the same answer.
-        """
-        request = {"index": index, "key": key, "result": result, "coming": coming}
-        answer: dict[str, Any] = json.loads(_at_once(self.tick_async(id, request, self._decide, self._write)))
-        return answer
-
-    def close(self, id: str) -> None:
-        """End a campaign. Its ticks stay in the journal."""
-        _at_once(self.close_async(id, self._write))
-
-    async def _decide(self, request: DecisionRequest) -> Decision | Exception:
-        return self.decide([request])[0]
-
-    async def _write(self, entries: list[journals.Entry]) -> bool:
-        return self.journal.write(entries)[0]
-
-    # -- for concurrent requests --
+    # -- requests, which wait for decisions and writes --
 
     async def open_async(self, settings: dict[str, Any], key: str | None, write: Write) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
@@ -268,16 +236,6 @@ class CampaignManager:
             return replace(campaign, ended=known["ended"])
         self.remember(campaign)
         return campaign
-
-
-def _at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits")
 
 
 def guard_multiplier(

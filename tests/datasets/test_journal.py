@@ -9,8 +9,8 @@ from decisionllm.datasets.journal import load
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.eval.auction import Auction
-from decisionllm.serving.campaigns import CampaignManager
 from tests.conftest import LOOP, NANO, command, near
+from tests.serving.in_process import CampaignManager
 from tests.serving.test_auctionnet_strategy import OPTIONS, run
 
 pytestmark = pytest.mark.numeric

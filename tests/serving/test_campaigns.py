@@ -14,9 +14,10 @@ from decisionllm.envs.auction.journal import Journal, opened, ticked
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.eval.auction import Auction
 from decisionllm.schema import History, Spec
-from decisionllm.serving.campaigns import CampaignManager, RequestError, guard_multiplier, linear_pacing
+from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
 from decisionllm.serving.kv_cache import Cache
 from tests.conftest import make_policy, near
+from tests.serving.in_process import CampaignManager
 
 pytestmark = pytest.mark.numeric
 

@@ -35,11 +35,12 @@ from decisionllm.serving import protocol as protocols
 from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
 from decisionllm.serving.batcher import Batcher, QueueFullError
-from decisionllm.serving.campaigns import CampaignManager, RequestError
+from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.middleware import loopback
 from decisionllm.serving.protocol import BoundedProtocol
 from decisionllm.serving.service import Service
 from tests.conftest import NANO, PATIENCE, command, make_policy, near
+from tests.serving.in_process import CampaignManager
 from tests.serving.test_campaigns import HIGH, SPEC, STEPS, drawn, policy_of
 from tests.serving.test_campaigns import settings as settings_of
 
@@ -477,7 +478,7 @@ def test_one_bad_tick_fails_alone(client):
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
     client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (id,))
-    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))
+    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"connection": "close"})  # as the server does
     client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (id,))
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (500, ["server"])
 

@@ -9,9 +9,9 @@ import pytest
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.serving.app import create_app
-from decisionllm.serving.campaigns import CampaignManager
 from decisionllm.serving.shadow import Shadow
 from tests.conftest import PATIENCE, near
+from tests.serving.in_process import CampaignManager
 from tests.serving.test_campaigns import SPEC, STEPS, drawn, play, policy_of
 from tests.serving.test_campaigns import settings as settings_of
 from tests.serving.test_http import MODEL_INFO, serving
