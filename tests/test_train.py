@@ -1,4 +1,4 @@
-"""Training: a resumed run is the same run, every parameter and every step counts once, and what is learned can be told."""
+"""Training: a resumed run is the same run, every parameter and every step counts once, and what was learned can be measured."""
 
 import json
 import signal

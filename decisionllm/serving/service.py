@@ -75,6 +75,7 @@ class Service:
                     await asyncio.to_thread(self.manager.journal.verify)
                 except sqlite3.Error as error:
                     self.failed(error)
+            self.loop = asyncio.get_running_loop()
             tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
             try:
                 with self.shadow.run(self.busy) if self.shadow else contextlib.nullcontext():
