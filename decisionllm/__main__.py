@@ -11,7 +11,7 @@ from decisionllm.config import UsageError, configs, explain, settle, store_choic
 COMMANDS = {
     "data": "make or import a dataset and print its card",
     "train": "fit a policy to a dataset",
-    "baseline": "fit CQL, IQL or TD3+BC to a dataset, by d3rlpy",
+    "baseline": "fit AWAC, CQL, IQL, ReBRAC or TD3+BC to a dataset, by d3rlpy",
     "evaluate": "roll runs out, append to results.jsonl, write the report",
     "serve": "serve a policy over HTTP, with a journal",
     "export": "write a policy as ONNX, which acts without torch",

@@ -1,4 +1,4 @@
-"""The command `baseline`: train CQL, IQL or TD3+BC of d3rlpy on our data, into a run directory that `evaluate` reads."""
+"""The command `baseline`: train AWAC, CQL, IQL, ReBRAC or TD3+BC of d3rlpy on our data, into a run directory that `evaluate` reads."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, actor_weights, library, scales, transitions
+from decisionllm.baselines.d3rlpy import ALGORITHMS, READ_NEXT_ACTION, actor_mean, actor_weights, library, scales, transitions
 from decisionllm.config import one_of
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import prepare
@@ -46,9 +46,11 @@ def baseline(config: dict[str, Any]) -> Path:
     store = prepare(config["dataset"], config["cache_dir"])
     select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
     chosen, _ = windows.select(store, **select)
-    known = transitions(store, chosen, ends=config["time_limits"] == "terminal")
+    reads_next = config["algorithm"] in READ_NEXT_ACTION
+    known = transitions(store, chosen, ends=config["time_limits"] == "terminal", next_actions=reads_next)
     scale = scales(store.spec, *known[:2], action_clip_quantile=config["action_clip_quantile"])
-    known[1] = np.clip(known[1], scale["low"], scale["high"])
+    for column in (1, 4):
+        known[column] = np.clip(known[column], scale["low"], scale["high"])
     given = {
         "batch_size": batch_size,
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(scale["mean"], scale["deviation"], eps=0.0),
@@ -84,9 +86,8 @@ def train(algorithm: Any, known: list[np.ndarray], run: Path, config: dict[str, 
     with (run / "losses.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             rows = rng.integers(len(known[2]), size=batch_size)
-            o, a, r, following, terminal = (x[rows] for x in known)
-            # one-step transitions; no algorithm here reads the next action, so the action stands in its place
-            batch = MiniBatch(o, a, r, following, a, terminal, np.ones_like(r), [])
+            o, a, r, following, next_actions, terminal = (x[rows] for x in known)
+            batch = MiniBatch(o, a, r, following, next_actions, terminal, np.ones_like(r), [])
             losses.append(algorithm.update(batch))
             if step % every and step < steps:
                 continue

@@ -35,25 +35,37 @@ def test_a_step_leads_to_the_next_and_a_terminated_episode_to_nothing(store):
     known = transitions(store, [0])
     assert known[0].tolist() == [[0, 0], [1, 1], [2, 2]] and known[2][:, 0].tolist() == [1, 2, 3]
     assert np.allclose(known[1], [[0], [0.01], [0.02]])
-    assert known[3][:2].tolist() == [[1, 1], [2, 2]] and known[4][:, 0].tolist() == [0, 0, 1]
+    assert known[3][:2].tolist() == [[1, 1], [2, 2]] and known[5][:, 0].tolist() == [0, 0, 1]
 
 
 def test_a_truncated_step_without_next_observation_is_left_out(store):
     known = transitions(store, [0, 1])
-    assert known[2][:, 0].tolist() == [1, 2, 3, 4] and known[4][:, 0].tolist() == [0, 0, 1, 0]
+    assert known[2][:, 0].tolist() == [1, 2, 3, 4] and known[5][:, 0].tolist() == [0, 0, 1, 0]
     assert known[3][-1].tolist() == [11, 11]
 
 
 def test_a_final_observation_is_what_the_last_step_leads_to(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
     known = transitions(make_store(tmp_path / "store", [episode([1, 2], **final), episode([3], start=5.0, **final)]), [0, 1])
-    assert known[2][:, 0].tolist() == [1, 2, 3] and known[4][:, 0].tolist() == [0, 0, 0]
+    assert known[2][:, 0].tolist() == [1, 2, 3] and known[5][:, 0].tolist() == [0, 0, 0]
     assert known[3].tolist() == [[1, 1], [7, 8], [7, 8]]
+
+
+def test_the_action_that_follows_a_step_is_its_next_action(store):
+    known = transitions(store, [0, 1], next_actions=True)
+    assert known[2][:, 0].tolist() == [1, 2, 3, 4]  # the step 11 is followed by none that is known
+    assert np.allclose(known[4], [[0.01], [0.02], [0.02], store.actions[4]])
+
+
+def test_a_last_step_is_left_out_where_its_next_action_is_read(tmp_path):
+    final = {"final_observation": np.array([7, 8], np.float32)}
+    known = transitions(make_store(tmp_path / "store", [episode([1, 2], **final)]), [0], next_actions=True)
+    assert known[2][:, 0].tolist() == [1] and np.allclose(known[4], [[0.01]])
 
 
 def test_truncation_can_count_as_terminal(store):
     known = transitions(store, [1], ends=True)
-    assert known[2][:, 0].tolist() == [4, 5] and known[4][:, 0].tolist() == [0, 1]
+    assert known[2][:, 0].tolist() == [4, 5] and known[5][:, 0].tolist() == [0, 1]
 
 
 def test_data_without_transitions_is_refused(tmp_path):
@@ -149,7 +161,7 @@ def test_a_run_without_weights_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["algorithm=sac"], "algorithm: expected one of cql, iql, td3bc, got 'sac'"),
+    (["algorithm=sac"], "algorithm: expected one of awac, cql, iql, rebrac, td3bc, got 'sac'"),
     (["text=goal"], "text: expected one of none, got 'goal'"),
     (["time_limits=maybe"], "time_limits: expected one of bootstrap, terminal, got 'maybe'"),
     (["steps=0"], "steps: expected more than 0, got 0"),

@@ -1,4 +1,4 @@
-"""CQL, IQL and TD3+BC of d3rlpy: their transitions and scales from a store, and the trained actor as a policy.
+"""AWAC, CQL, IQL, ReBRAC and TD3+BC of d3rlpy: their transitions and scales from a store, and the trained actor as a policy.
 
 d3rlpy's MDPDataset, fit and save are not used: they know neither final observations of truncated episodes nor our seeded batches, and
 a saved algorithm needs the library to act.
@@ -19,7 +19,14 @@ from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
-ALGORITHMS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3bc": "TD3PlusBCConfig"}
+ALGORITHMS = {
+    "awac": "AWACConfig",
+    "cql": "CQLConfig",
+    "iql": "IQLConfig",
+    "rebrac": "ReBRACConfig",
+    "td3bc": "TD3PlusBCConfig",
+}
+READ_NEXT_ACTION = ("rebrac",)
 
 
 def library() -> Any:
@@ -30,7 +37,9 @@ def library() -> Any:
     return d3rlpy
 
 
-def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False) -> list[np.ndarray]:
+def transitions(
+    store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False, next_actions: bool = False
+) -> list[np.ndarray]:
     """The transitions of these episodes of a store, without steps whose next observation is unknown.
 
     A terminated episode's last step is terminal. A truncated one's leads to the final observation; without one the step is left out.
@@ -39,9 +48,11 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
         store: a datasets.store.Store.
         episodes: their numbers.
         ends: treat truncation as terminal, as for days of fixed length.
+        next_actions: leave out steps whose next action is unknown too, which are the last ones of truncated episodes.
 
     Returns:
-        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), terminal (M, 1) as 0 or 1.
+        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), next actions (M, A), of a last step its own,
+        terminal (M, 1) as 0 or 1.
 
     Raises:
         ValueError: discrete actions, or no transition.
@@ -53,7 +64,7 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
     terminal, known = np.zeros(len(after), np.float32), np.ones(len(after), bool)
     terminal[last], after[last] = store.terminated | ends, last
     following = store.observations[after]
-    if store.final_observation is None:
+    if store.final_observation is None or next_actions:
         known[last] = terminal[last] > 0
     else:
         following[last] = store.final_observation
@@ -62,7 +73,7 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"
         raise ValueError(f"{name}: expected steps with a next observation, got {got}")
-    columns = store.observations, store.actions, store.rewards[:, None], following, terminal[:, None]
+    columns = store.observations, store.actions, store.rewards[:, None], following, store.actions[after], terminal[:, None]
     return [x[rows] for x in columns]
 
 
