@@ -164,7 +164,7 @@ class ImaginedValue(nn.Module):
         """
         x = self.encode(observations, actions)
         paid, over = torch.stack([reward(x) for reward in self.rewards]).sigmoid().unbind(-1)
-        return paid.amin(0), over.amax(0)
+        return paid.amin(0), over.mean(0)
 
     @torch.no_grad()
     def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
