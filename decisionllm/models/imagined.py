@@ -84,7 +84,7 @@ class ImaginedValue(nn.Module):
     """
 
     members: Any  # (M,) FourierMLP
-    reward: Any
+    rewards: Any  # (3,) FourierMLP
     values: Any  # (2,) FourierMLP
 
     def __init__(self, spec: Spec, discount: float, *, members: int = 2) -> None:
@@ -94,7 +94,7 @@ class ImaginedValue(nn.Module):
         S, A = spec.observation_dim, spec.num_actions or spec.action_dim
         self.spec, self.discount = spec, discount
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
-        self.reward = FourierMLP(S, S + A, 2, inner=128)  # and whether the episode ends
+        self.rewards = nn.ModuleList(FourierMLP(S, S + A, 2, inner=128) for _ in range(3))  # and whether the episode ends
         self.values = nn.ModuleList(FourierMLP(S, S, 1) for _ in range(2))
         self.pairs = nn.Buffer(torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
         self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
@@ -145,9 +145,13 @@ class ImaginedValue(nn.Module):
         return (-self.reward_low / self.reward_span).clamp(0, 1)
 
     def pay(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...)."""
-        paid, over = self.reward(self.encode(observations, actions)).sigmoid().unbind(-1)
-        return paid, over
+        """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...).
+
+        Of several models of the rewards the least: each finds some in a few places unlike the data, where a plan would stay.
+        """
+        x = self.encode(observations, actions)
+        paid, over = torch.stack([reward(x) for reward in self.rewards]).sigmoid().unbind(-1)
+        return paid.amin(0), over.mean(0)
 
     @torch.no_grad()
     def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,14 +213,14 @@ class ImaginedValue(nn.Module):
             torch.manual_seed(seed)
             self.change_scale.copy_(units.change_scale / units.observation_scale)
             self.change_mean.copy_(units.change_mean / units.observation_scale)
-            for net in (*self.members, self.reward):
+            for net in self.members:
                 net.set_frequencies(self.change_scale)
-            for value in self.values:
-                value.set_frequencies(planning_horizon * self.change_scale)
+            for net in (*self.rewards, *self.values):
+                net.set_frequencies(planning_horizon * self.change_scale)
             self._count(data.observations)
             for member in self.members:
                 self._fit_member(member, data, steps)
-            self._fit_reward(data, steps)
+            self._fit_rewards(data, steps)
             states = self._states(data, steps * BATCH // 100, planning_horizon)
             self._fit_values(states, planning_horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
 
@@ -252,23 +256,23 @@ class ImaginedValue(nn.Module):
 
         fitted(member, loss, steps)
 
-    def _fit_reward(self, data: Transitions, steps: int) -> None:
+    def _fit_rewards(self, data: Transitions, steps: int) -> None:
         low, high = data.rewards.min(), data.rewards.max()
         if data.ended.any():  # an episode that is over brings 0
             low, high = low.clamp(max=0), high.clamp(min=0)
         self.reward_low.copy_(low)
         self.reward_span.copy_((high - low).clamp(min=1e-6))
-        paid = (data.rewards - self.reward_low) / self.reward_span
-        targets, rows = torch.stack([paid, data.ended], -1), torch.arange(len(paid))
-        rare = torch.cat([(paid > paid.mean()).nonzero()[:, 0], data.ended.nonzero()[:, 0]])
-        rare = rare if len(rare) else rows
+        targets = torch.stack([(data.rewards - self.reward_low) / self.reward_span, data.ended], -1)
+        for reward in self.rewards:
 
-        def loss(step: int) -> Tensor:
-            drawn = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (rows, rare)])
-            logits = self.reward(self.encode(data.observations[drawn], data.actions[drawn]))
-            return F.binary_cross_entropy_with_logits(logits, targets[drawn])
+            def loss(step: int, reward: nn.Module = reward) -> Tensor:
+                rows = torch.randint(
+                    len(targets), (BATCH,)
+                )  # as often as in the data: rare rewards drawn more often look likely elsewhere
+                logits = reward(self.encode(data.observations[rows], data.actions[rows]))
+                return F.binary_cross_entropy_with_logits(logits, targets[rows])
 
-        fitted(self.reward, loss, max(1, steps // 3))
+            fitted(reward, loss, max(1, steps // 3))
 
     @torch.no_grad()
     def _states(self, data: Transitions, count: int, longest: int) -> Tensor:

@@ -29,15 +29,19 @@ class Shift(nn.Module):
 
 
 class Pay(nn.Module):
-    """Pays at 1 and above; the task ends the episode at 3."""
+    """Pays at 1 and above, or at places of its own; the task ends the episode at 3."""
+
+    def __init__(self, least=1.0):
+        super().__init__()
+        self.least = least
 
     def forward(self, x):
-        return torch.stack([torch.where(x[..., 0] >= 1, 50.0, -50.0), torch.where(x[..., 0] >= 3, 50.0, -50.0)], -1)
+        return torch.stack([torch.where(x[..., 0] >= self.least, 50.0, -50.0), torch.where(x[..., 0] >= 3, 50.0, -50.0)], -1)
 
 
 def known(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount)
-    made.members, made.reward = nn.ModuleList(Shift(error) for error in errors), Pay()
+    made.members, made.rewards = nn.ModuleList(Shift(error) for error in errors), nn.ModuleList([Pay(), Pay(), Pay()])
     for value in made.values:
         nn.init.zeros_(value.last.weight)
         nn.init.zeros_(value.last.bias)  # a value of 0.5 everywhere
@@ -95,6 +99,13 @@ def test_the_lesser_value_counts():
     assert made.value(torch.zeros(3, 1)).tolist() == [0.5] * 3
     nn.init.constant_(made.values[1].last.bias, -2.0)
     assert made.value(torch.zeros(3, 1)).tolist() == pytest.approx([1 / (1 + np.exp(2))] * 3)
+
+
+def test_a_reward_counts_where_all_models_find_it():
+    made = known()
+    made.rewards[1] = Pay(2.0)
+    paid, over = made.pay(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
+    assert paid.tolist() == pytest.approx([0, 0, 1, 1]) and over.tolist() == pytest.approx([0, 0, 0, 1])
 
 
 def test_frequencies_resolve_a_step():

@@ -9,7 +9,7 @@ from decisionllm.data import card
 from decisionllm.datasets.store import open_store, prepare
 from tests.conftest import LOOP, NANO, command, node
 
-SHORT = (*LOOP, *NANO, "model.value_discount=0.9", "model.value_steps=8", "act.planning_horizon=3")
+SHORT = (*LOOP, *NANO, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
 
 
 @pytest.fixture(scope="module")
