@@ -73,7 +73,7 @@ class Transitions:
 
 
 class ImaginedValue(nn.Module):
-    """Members of a dynamics model, a model of the rewards and a value; weights are fitted by `fit` alone.
+    """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit` alone.
 
     The value is of one task whose observation holds what matters: it reads neither text nor history.
 
