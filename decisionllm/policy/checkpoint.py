@@ -390,7 +390,7 @@ def _policy(
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
     options |= {key: value for key, value in acting.items() if value is not None}
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
-    if target_return is None and not config["model"]["max_return_expectile"]:
+    if target_return is None and model.max_return is None:
         target_return = target(info, act["target_quantile"])
     return Policy(
         model, config["window"], target_return=target_return, return_horizon=config["model"]["return_horizon"],
@@ -437,7 +437,7 @@ def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {
         name: tensor for name, tensor in model.state_dict().items()
-        if name in trained or "normalizer." in name or "imagined." in name or name.startswith("backbone.features.")
+        if name in trained or "normalizer." in name or "imagined." in name or "advantage." in name or name.startswith("backbone.features.")
     }  # fmt: skip
     return {name: whole(tensor) for name, tensor in state.items()}
 
