@@ -150,9 +150,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 accelerator.clip_grad_norm_(model.parameters(), c.optim.clip)
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
-            for member in members(inner).values():
-                if member.advantage is not None:
-                    member.advantage.update(accelerator.reduce)
+            for weights in filter(None, (member.advantage for member in members(inner).values())):
+                weights.update(accelerator.reduce)
             loop.step, loop.count = loop.step + 1, loop.count + 1
     if before := checkpoint.read(run)[1].get("perplexity"):
         distributed.unshard(inner)

@@ -313,7 +313,11 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
                     "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
                                 "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
-    mine["train"] = [word for word in mine["train"] if word != "dataset=synthetic"] + ["dataset.episodes=60", "optim.batch_size=8"]
+    mine["train"] = [
+        *(word for word in mine["train"] if word != "dataset=synthetic"),
+        "dataset.episodes=60",
+        "optim.batch_size=8",
+    ]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     words = ("--config-dir", tmp_path, "study=mine", "executor=inline", "device=cpu", f"out={tmp_path}/out")
