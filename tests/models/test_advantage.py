@@ -7,9 +7,13 @@ import pytest
 import torch
 
 import decisionllm
+from decisionllm.datasets import windows
+from decisionllm.datasets.batches import to_batch
+from decisionllm.datasets.team_windows import TeamSampler
 from decisionllm.models.advantage import AdvantageWeights, expectile_loss
 from decisionllm.models.decision_llm import masked_mean
-from tests.conftest import NANO, command, make_model, metrics
+from decisionllm.schema import Episode
+from tests.conftest import NANO, command, make_model, make_store, metrics
 from tests.models.test_decision_llm import CONTINUOUS, make_batch
 
 pytestmark = pytest.mark.numeric
@@ -113,3 +117,28 @@ def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(words,
 def test_what_cannot_be_weighted_is_refused(options, expected):
     with pytest.raises(ValueError, match=f"model.advantage_weighting: .*{expected}"):
         make_model(CONTINUOUS, **options)
+
+
+@pytest.mark.parametrize(("words", "least", "most"), [((), 0.4, 0.6), (("model.advantage_weighting=0.5",), 0.85, 1.0)])
+def test_a_later_member_of_a_team_takes_the_action_that_pays_beside_the_earlier_ones(words, least, most, tmp_path):
+    rng, episodes = np.random.default_rng(0), []
+    for group, pair in enumerate(rng.integers(2, size=(600, 2))):  # any two actions are as frequent; two different ones pay
+        pays = np.array([pair[0] != pair[1]], np.float32)
+        seen = np.ones((1, 1), np.float32)
+        episodes += [Episode(seen, np.array([[a]], np.float32), pays, group=group, agent=i) for i, a in enumerate(pair)]
+    log = make_store(tmp_path / "log", episodes, num_actions=2)
+    data = (
+        "dataset=store",
+        f"dataset.path={tmp_path}/log",
+        "head=discrete",
+        "model.condition_on=none",
+        "team.execution=joint",
+        *NANO,
+    )
+    loop = ("window=1", "steps=200", "optim.batch_size=64", "optim.lr=0.003", "optim.warmup=10", "log.tracker=none")
+    assert command("train", *data, *loop, *words, f"run={tmp_path}/run") == 0
+    model = decisionllm.load(tmp_path / "run").model
+    sampler = TeamSampler(windows.of_store(log), log, np.arange(1200), T=1, batch_size=256, seed=1)
+    batch = to_batch(sampler(0), slice(None), store=log, tasks=sampler.tasks, encode=model.backbone.encode, device="cpu")
+    chances = model.distribution(model.read(batch), None, None).log_prob(batch.actions).exp().view(-1, 2)[:, 1]
+    assert least < chances[batch.returns_to_go.view(-1, 2)[:, 0] > 0].mean().item() < most
