@@ -152,6 +152,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 accelerator.clip_grad_norm_(model.parameters(), c.optim.clip)
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
+            for weights in filter(None, (member.advantage for member in members(inner).values())):
+                weights.update(accelerator.reduce)
             loop.step, loop.count = loop.step + 1, loop.count + 1
     if before := checkpoint.read(run)[1].get("perplexity"):
         distributed.unshard(inner)

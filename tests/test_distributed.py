@@ -27,6 +27,7 @@ SHARDED = {
     "FSDP_VERSION": "2",
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
 }
+WEIGHTED = ("model.condition_on=none", "model.advantage_weighting=0.3")
 LORA = ("backbone.tune=lora", "text=goal", "model.gradient_checkpointing=true", "log.keep_best=true", "data.held_out=0.1")
 
 
@@ -49,8 +50,8 @@ def near_one(one, two):
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({}, ()), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, LORA)],
-    ids=["ddp, word embeddings unused", "ddp, lora", "fsdp2", "fsdp2, lora"],
+    [({}, WEIGHTED), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, (*LORA, *WEIGHTED))],
+    ids=["ddp, word embeddings unused, weighted actions", "ddp, lora", "fsdp2", "fsdp2, lora, weighted actions"],
 )
 def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
     script = """

@@ -307,12 +307,17 @@ def test_rule_converged_doubles_the_steps_until_the_gain_is_small(tolerance, ste
     assert (run["steps"], run["converged"]) == (steps, converged)
 
 
-def test_all_mixtures_are_measured_on_the_data_of_the_first(tmp_path):
+def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(tmp_path):
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
-                    "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
+                    "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
+                                "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
-    mine["train"] += ["dataset.episodes=60", "optim.batch_size=8"]
+    mine["train"] = [
+        *(word for word in mine["train"] if word != "dataset=synthetic"),
+        "dataset.episodes=60",
+        "optim.batch_size=8",
+    ]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
     words = ("--config-dir", tmp_path, "study=mine", "executor=inline", "device=cpu", f"out={tmp_path}/out")
@@ -321,6 +326,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first(tmp_path):
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
     assert found["plain"]["quality"] == 1 != found["other"]["quality"]
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
+    assert jobs["moves"]["reference"] == jobs["moves"]["train"]["dataset"] != jobs["plain"]["reference"]
 
 
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():

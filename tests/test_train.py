@@ -37,7 +37,13 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize(
     "model",
-    [NANO, DT, (*DT, "backbone.tune=lora"), (*NANO, "backbone.tune=lora", "head=bins", "model.dynamics=true")],
+    [
+        NANO,
+        DT,
+        (*DT, "backbone.tune=lora"),
+        (*NANO, "backbone.tune=lora", "head=bins", "model.dynamics=true"),
+        (*NANO, "model.condition_on=none", "model.advantage_weighting=0.3"),
+    ],
     ids=" ".join,
 )
 def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkeypatch, capsys):
@@ -167,10 +173,11 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
             assert moved != name.startswith("backbone."), name
 
 
-def test_micro_batches_of_short_windows_equal_the_whole_batch(tmp_path):
+@pytest.mark.parametrize("words", [(), ("model.condition_on=none", "model.advantage_weighting=0.3")])
+def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
     runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
     for parts, path in runs.items():  # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
-        assert command("train", *LOOP, *NANO, "window=15", f"optim.accumulate={parts}", f"run={path}") == 0
+        assert command("train", *LOOP, *NANO, *words, "window=15", f"optim.accumulate={parts}", f"run={path}") == 0
     whole = metrics(runs[1])
     for parts in (2, 4):
         for row, expected in zip(metrics(runs[parts]), whole, strict=True):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import ModelOptions, TeamOptions, one_of
+from decisionllm.models.advantage import AdvantageWeights, expectile_loss
 from decisionllm.models.dynamics import Dynamics
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
@@ -25,7 +26,8 @@ class DecisionLLM(nn.Module):
         backbone: the language model.
         head: config node of a head, see `protocols.Head`.
         options: `config.ModelOptions`. max_return_expectile above 0 also learns the maximum return, as this expectile of the
-            return-to-go; every other row of a batch then has the null return token. Source: Reinformer (arXiv 2405.08740).
+            return-to-go; every other row of a batch then has the null return token. Source: Reinformer (arXiv 2405.08740). With
+            advantage_weighting it is the expectile of the value, see `AdvantageWeights`.
         team: `config.TeamOptions`. execution=per_agent reads each row alone; with joint or both, the rows of a team are one token list.
 
     Raises:
@@ -38,12 +40,16 @@ class DecisionLLM(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         o, team = options or ModelOptions(), team or TeamOptions()
-        expectile, returns = o.max_return_expectile, o.condition_on == "return_to_go"
+        returns = o.condition_on == "return_to_go"
+        expectile = 0.0 if o.advantage_weighting else o.max_return_expectile
         one_of("model.condition_on", o.condition_on, ("return_to_go", "none"))
         one_of("team.execution", team.execution, ("per_agent", "joint", "both"))
         if expectile and not (0 < expectile < 1 and returns):
             raise ValueError("model.max_return_expectile: expected within 0 .. 1 and model.condition_on=return_to_go, "
                              f"got {expectile} and {o.condition_on}")  # fmt: skip
+        if o.advantage_weighting and returns:
+            raise ValueError("model.advantage_weighting: expected model.condition_on=none, got return_to_go; where the return is an input, "
+                             "all actions of an input have one advantage")  # fmt: skip
         if team.execution != "per_agent" and (expectile or o.dynamics):
             raise ValueError(f"team.execution={team.execution}: expected neither model.max_return_expectile nor model.dynamics, "
                              "which are of a single agent")  # fmt: skip
@@ -68,6 +74,9 @@ class DecisionLLM(nn.Module):
         self.imagined = ImaginedValue(spec, o.value_discount) if o.value_discount else None
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
+        self.advantage = None if not o.advantage_weighting else AdvantageWeights(
+            width, spec.horizon, temperature=o.advantage_weighting, expectile=o.max_return_expectile or 0.5
+        )  # fmt: skip
         grouped = team.execution != "per_agent"
         self.team = TeamTokenizer(spec, width, hide_actions=o.hide_actions) if grouped else None
 
@@ -129,8 +138,9 @@ class DecisionLLM(nn.Module):
             batch: raw units; with dynamics, one step longer than the window.
 
         Returns:
-            Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask. `max_return`, with an
-            expectile: asymmetric squared error of the maximum return, on rows with the null return token. `change` and `reward`,
+            Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, weighted with
+            advantage_weighting, which adds `value`: asymmetric squared error of the return-to-go at these steps. `max_return`, with an
+            expectile: the same of the maximum return, on rows with the null return token. `change` and `reward`,
             with dynamics: unexplained share of the variance. `language`, with a language_loss: its weight times the next-token loss
             on the task texts, nats. Source: LaMo (arXiv 2310.20587).
         """
@@ -138,12 +148,17 @@ class DecisionLLM(nn.Module):
         return_given = None if self.max_return is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
         hidden, actions = self.read(known, return_given), self.normalizer.actions(known.actions)
         distribution = self.distribution(hidden, known.action_masks, known.observations)
-        terms = {"nll": masked_mean(-distribution.log_prob(actions), known.loss_mask)}
-        units = self.normalizer
+        losses, units, terms = -distribution.log_prob(actions), self.normalizer, dict[str, Tensor]()
+        if self.advantage is not None and known.loss_mask is not None:
+            advantages = units.returns_to_go(known.returns_to_go) - self.advantage.value(hidden, known.timesteps)
+            losses = losses * self.advantage(advantages, known.loss_mask)
+            terms["value"] = masked_mean(expectile_loss(advantages, self.advantage.expectile), known.loss_mask)
+        terms = {"nll": masked_mean(losses, known.loss_mask)} | terms
         if self.max_return is not None and return_given is not None:
-            error = units.returns_to_go(known.returns_to_go) - self.max_return(hidden)[..., 0]
-            weight = torch.where(error > 0, self.max_return_expectile, 1 - self.max_return_expectile)
-            terms["max_return"] = masked_mean(weight * error.square(), known.mask & ~return_given[:, None])
+            errors = units.returns_to_go(known.returns_to_go) - self.max_return(hidden)[..., 0]
+            terms["max_return"] = masked_mean(
+                expectile_loss(errors, self.max_return_expectile), known.mask & ~return_given[:, None]
+            )
         if self.dynamics is not None and known.rewards is not None:
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
             true_change = (batch.observations[:, 1:] - known.observations - units.change_mean) / units.change_scale

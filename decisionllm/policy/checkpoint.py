@@ -371,7 +371,7 @@ def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], ac
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
-    if options["target_return"] is None and not config["model"]["max_return_expectile"]:
+    if options["target_return"] is None and model.max_return is None:
         options["target_return"] = target(info, act["target_quantile"])
     return_horizon = config["model"]["return_horizon"]
     return Policy(model, config["window"], return_horizon=return_horizon, config=config, info=info, **options)
@@ -411,7 +411,7 @@ def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     state = {
         name: tensor for name, tensor in model.state_dict().items()
-        if name in trained or "normalizer." in name or "imagined." in name or name.startswith("backbone.features.")
+        if name in trained or "normalizer." in name or "imagined." in name or "advantage." in name or name.startswith("backbone.features.")
     }  # fmt: skip
     return {name: whole(tensor) for name, tensor in state.items()}
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from decisionllm.config import UsageError, merged, one_of, settle
 from decisionllm.datasets import windows
+from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest
@@ -113,11 +114,15 @@ class Grid:
         self.evaluate = {key: value for key, value in acting.items() if key not in ("run", "out", "device")}
         self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
         self.fractions = sorted(study["axes"]["fraction"])
-        self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         opened, digest = cache(lambda dataset: prepare(json.loads(dataset), cache_dir)), cache(weights_digest)
         self.stores = {cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
+        specs = {quality: self.stores[self.sizes[0], quality].spec for quality in self.qualities}
+        self.references = {  # where held-out losses are measured: the first quality, or a quality's own data if its space is another one
+            quality: self.configs[self.sizes[0], self.qualities[0] if same_space(specs[self.qualities[0]], spec) else quality]["dataset"]
+            for quality, spec in specs.items()
+        }  # fmt: skip
         self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
@@ -132,7 +137,7 @@ class Grid:
             config["steps"] = self.budget["steps"]
         return {
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
-            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.reference,
+            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.references[quality],
             "windows": self.study["windows"], "data": self.stores[cell].fingerprint,
         } | ({"backbone": self.weights[cell]} if self.weights[cell] else {})  # fmt: skip
 
