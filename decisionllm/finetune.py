@@ -1,4 +1,4 @@
-"""The command `finetune`: a bidder plays days of our own market, its episodes join its data, training goes on; round by round."""
+"""The command `finetune`: a bidder plays days of our own market, its episodes are appended to its data, training goes on on them."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ class Exploring(Session):
 
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         spec = self.policy.model.spec
-        return np.clip(super().decide(rows) * self.factor[rows, None], spec.low, spec.high)
+        return np.asarray(np.clip(super().decide(rows) * self.factor[rows, None], spec.low, spec.high))
 
 
 def finetune(config: dict[str, Any]) -> Path:
@@ -50,7 +50,7 @@ def finetune(config: dict[str, Any]) -> Path:
     """
     config, console = with_defaults("finetune", config), Console(soft_wrap=True, markup=False, highlight=False)
     out, (run_config, info) = Path(config["out"]), checkpoint.read(config["run"])
-    spec, days = ObservationSpec.of(info["dataset"]), ranges("days", config["days"])
+    spec, days = ObservationSpec.of(info.get("dataset", {})), ranges("days", config["days"])
     guard, size = ranges("guard_days", config["guard_days"]), config["days_per_round"]
     if {*days} & {*guard} or not 0 < size * config["rounds"] <= len(days):
         expected = f"{size} x {config['rounds']} periods or more, none of guard_days={config['guard_days']}"
@@ -61,6 +61,8 @@ def finetune(config: dict[str, Any]) -> Path:
         if rows and rows[0]["config"] != settings:
             raise ValueError(f"{out} holds other rounds, of {rows[0]['config']}: choose another out=...")
         store = stores(run_config["dataset"], config["cache_dir"])[""]
+        if store.fingerprint != info["fingerprint"]:
+            raise ValueError(f"{config['run']} was trained on data {info['fingerprint']}, {store.path} is {store.fingerprint}")
         if not rows:
             scores, _ = play(Path(config["run"]), guard, config)
             rows.append({"round": 0, "run": config["run"], "kept": True, "config": settings, "scores": scores.tolist()})
@@ -77,7 +79,7 @@ def finetune(config: dict[str, Any]) -> Path:
             step = checkpoint.content(checkpoint.checkpoint_folder(current) / "trainer.json")["step"]
             new = train(merged(run_config, config["train"]) | {
                 "run": str(out / f"round-{k}"), "resume_on": str(current), "init_from": "", "fresh": False, "device": config["device"],
-                "steps": step + config["steps"], "dataset": choice("dataset", "store", path=str(path)),
+                "minutes": 0.0, "steps": step + config["steps"], "dataset": choice("dataset", "store", path=str(path)),
             })  # fmt: skip
             scores, _ = play(new, guard, config)
             above = scores - np.array(rows[0]["scores"])
@@ -92,16 +94,17 @@ def finetune(config: dict[str, Any]) -> Path:
 
 
 def play(
-    run: Path, days: list[int], config: dict[str, Any], *, noise: float = 0.0, seed: int = 0
+    run: Path, days: list[int], config: dict[str, Any], *, noise: float | None = None, seed: int = 0
 ) -> tuple[np.ndarray, list[Episode]]:
-    """The scores (N,) and episodes of a run in the market of these days. noise: of `Exploring`."""
-    policy, run_config, _ = checkpoint.load(run, device=config["device"])
-    market = {"protocol": "market", "path": "", "table_days": "", "periods": ",".join(map(str, days)), "draws": "expected"}
-    env = build(merged(run_config["env"], market | ({"draws": "bernoulli"} if noise else {}) | config["env"]), 1)
+    """The scores (N,) and episodes of a run in the market of these days. noise: of `Exploring`; None: none, and expected conversions."""
+    policy, run_config, info = checkpoint.load(run, device=config["device"])
+    market = ObservationSpec.of(info["dataset"]).info() | {"frames": run_config["text_wordings"], "protocol": "market"}
+    market |= {"draws": "expected" if noise is None else "bernoulli", "periods": ",".join(map(str, days))}
+    env = build(choice("env", "auction", **market | config["env"]), 1)
 
     def begin(tasks: Any) -> Session:
         session = Exploring(policy, tasks, env.horizon)
-        session.factor = np.exp(noise * np.random.default_rng(seed).standard_normal(len(tasks)))
+        session.factor = np.exp((noise or 0.0) * np.random.default_rng(seed).standard_normal(len(tasks)))
         return session
 
     episodes = rollout(begin, env, seed=seed, observation_dim=policy.model.spec.observation_dim)
@@ -113,10 +116,9 @@ def append(path: Path, old: Store, episodes: list[Episode], spec: ObservationSpe
     column, columns = OBSERVATIONS[spec.observation].index("value now"), columns_of(old)
 
     def stored(e: Episode) -> Episode:
-        optional = {"loss_mask": e.observations[:, column] > 0, "final_observation": e.final_observation}
-        return replace(
-            e, group=int(e.outcome["period"]), **{name: x if name in columns else None for name, x in optional.items()}
-        )
+        given: dict[str, Any] = {"loss_mask": e.observations[:, column] > 0, "final_observation": e.final_observation}
+        kept = {name: x if name in columns else None for name, x in given.items()}
+        return replace(e, group=int(e.outcome["period"]), **kept)
 
     facts = ("period", "advertiser", "category", "budget", "target_cpa")
     table = [[*(e.outcome[name].item() for name in facts), float(f"{e.rewards.sum():.4g}")] for e in episodes]

@@ -96,7 +96,12 @@ def write(path: str | Path, source: Source, *, old: Store | None = None, new_tex
         OSError: the disk is full; what was there before is kept.
     """
     try:
-        return _write(Path(path), source, old, new_texts, options)
+        with ExitStack() as lock:
+            if old:  # two that append share files
+                import fcntl
+
+                fcntl.flock(lock.enter_context((old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
+            return _write(Path(path), source, old, new_texts, options)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -317,10 +322,8 @@ def prepare(
             return open_store(path)
         for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
             shutil.rmtree(left)
-        if not append:
-            return write(path, source, dataset=dataset)
-        with FileLock(locks / "append"):  # two that append share files
-            return write(path, source, old=_before(append, path, dataset), new_texts=new_texts, dataset=dataset)
+        old = _before(append, path, dataset) if append else None
+        return write(path, source, old=old, new_texts=new_texts or not append, dataset=dataset)
 
 
 def _before(append: bool | str, path: Path, dataset: dict[str, Any]) -> Store:

@@ -466,6 +466,21 @@ def test_a_killed_append_leaves_the_old_store_and_the_next_one_continues(after, 
     assert verify(open_store(new.path)).rewards.sum() == 60_000
 
 
+def test_two_that_append_to_one_store_at_once_spoil_neither(tmp_path):
+    old = write(tmp_path / "old", Source(WIDE, endless(2)))
+
+    def slow(group):
+        yield from endless(2)
+        for _ in range(40):
+            time.sleep(0.002)
+            yield Episode(np.full((1000, 20), group, np.float32), np.zeros((1000, 1)), np.ones(1000), group=group)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda g: write(tmp_path / str(g), Source(WIDE, slow(g)), old=old), (3, 4)))
+    for store, group in zip(map(verify, found), (3, 4), strict=True):
+        assert store.group[2:].tolist() == [group] * 40 and (store.observations[2000:] == group).all()
+
+
 def test_nothing_to_append_to_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="append=true: expected a store in .* that was made with the same options, found none"):
         prepare(node("dataset", "synthetic", episodes=3), tmp_path, append=True)
