@@ -117,7 +117,7 @@ def append(path: Path, old: Store, episodes: list[Episode], spec: ObservationSpe
 
     def stored(e: Episode) -> Episode:
         given: dict[str, Any] = {"loss_mask": e.observations[:, column] > 0, "final_observation": e.final_observation}
-        kept = {name: x if name in columns else None for name, x in given.items()}
+        kept: dict[str, Any] = {name: x if name in columns else None for name, x in given.items()}
         return replace(e, group=int(e.outcome["period"]), **kept)
 
     facts = ("period", "advertiser", "category", "budget", "target_cpa")
