@@ -163,6 +163,24 @@ def test_a_run_goes_on_on_the_data_that_grew_and_says_what_it_forgot(before, tmp
     assert json.loads((tmp_path / "again/run.json").read_text())["resumed"]["stages"] == [40, 60]
 
 
+def test_bounds_of_actions_stay_those_of_the_weights_unless_units_are_fitted_again(tmp_path):
+    loop = [word for word in LOOP if not word.startswith(("dataset", "steps"))]
+    words = ("train", *loop, *NANO, "dataset=arrays", f"dataset.path={tmp_path}/log.npz")
+
+    def log(n):
+        rows = np.arange(n, dtype=np.float32)[:, None]
+        np.savez(tmp_path / "log.npz", observations=rows, actions=rows, rewards=rows[:, 0], terminals=rows[:, 0] % 2 == 1)
+
+    log(6)
+    assert command(*words, "steps=1", f"run={tmp_path}/before") == 0
+    log(10)
+    resumed = (*words, "steps=2", f"resume_on={tmp_path}/before")
+    for name, high in (("kept", 5), ("refit", 9)):
+        assert command(*resumed, f"run={tmp_path}/{name}", f"refit_units={name == 'refit'}") == 0
+        units = checkpoint.load(tmp_path / name)[0].model.normalizer
+        assert (float(units.high), float(units.return_range[1])) == (high, 17), "8 + 9 is the highest return"
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
