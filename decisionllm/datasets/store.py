@@ -100,7 +100,12 @@ def write(path: str | Path, source: Source, *, old: Store | None = None, new_tex
             if old:  # two that append share files
                 import fcntl
 
-                fcntl.flock(lock.enter_context((old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
+                fcntl.flock(lock.enter_context((shared := old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
+                for left in Path(path).parent.glob(
+                    ".partial-*/offsets.npy"
+                ):  # of a killed process, since this one has the lock
+                    if left.samefile(shared):
+                        shutil.rmtree(left.parent)
             return _write(Path(path), source, old, new_texts, options)
     except OSError as error:
         if error.errno not in FULL:

@@ -456,14 +456,16 @@ def test_a_killed_append_leaves_the_old_store_and_the_next_one_continues(after, 
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert verify(open_store(old.path)).fingerprint == old.fingerprint
+    log(70)
     with ThreadPoolExecutor(2) as pool:  # and two at once: one waits
         new, same = pool.map(lambda _: prepare(options, tmp_path, append=True), range(2))
     assert new.path == same.path and (new.path / "rewards.npy").samefile(old.path / "rewards.npy")
-    assert verify(new).fingerprint == write(tmp_path / "one", Source(WIDE, endless(60))).fingerprint
+    assert verify(new).fingerprint == write(tmp_path / "one", Source(WIDE, endless(70))).fingerprint
+    assert folders(tmp_path / "stores") == sorted([old.path.name, new.path.name])
     assert same_files(new.path, tmp_path / "one") and verify(open_store(old.path)).fingerprint == old.fingerprint
-    log(61)
-    assert len(prepare(options, tmp_path, append=str(old.path)).lengths) == 61  # a branch from the old store: a copy
-    assert verify(open_store(new.path)).rewards.sum() == 60_000
+    log(71)
+    assert len(prepare(options, tmp_path, append=str(old.path)).lengths) == 71  # a branch from the old store: a copy
+    assert verify(open_store(new.path)).rewards.sum() == 70_000
 
 
 def test_two_that_append_to_one_store_at_once_spoil_neither(tmp_path):
