@@ -34,6 +34,10 @@ class Exploring(Session):
         spec = self.policy.model.spec
         return np.asarray(np.clip(super().decide(rows) * self.factor[rows, None], spec.low, spec.high))
 
+    def select(self, rows: Rows) -> None:
+        super().select(rows)
+        self.factor = self.factor[rows]
+
 
 def finetune(config: dict[str, Any]) -> Path:
     """Fine-tune a run online, see configs/finetune.yaml. A folder that holds the same rounds is continued.
@@ -66,6 +70,7 @@ def finetune(config: dict[str, Any]) -> Path:
         if not rows:
             scores, _ = play(Path(config["run"]), guard, config)
             rows.append({"round": 0, "run": config["run"], "kept": True, "config": settings, "scores": scores.tolist()})
+            save(file, rows)
         for k in range(1, config["rounds"] + 1):
             path, kept = out / f"store-{k}", [row for row in rows[:k] if row["kept"]]
             if (path / "card.json").is_file():
@@ -88,9 +93,14 @@ def finetune(config: dict[str, Any]) -> Path:
             low, high = interval(above)
             console.print(f"round {k}: score {scores.mean():.2f} on guard days, {above.mean():+.2f} [{low:+.2f}, {high:+.2f}] above "
                           f"{config['run']}, {len(store.lengths):,} episodes; {'kept' if good else 'undone'}")  # fmt: skip
-            with atomic(file) as partial:
-                partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            save(file, rows)
     return Path(next(row["run"] for row in reversed(rows) if row["kept"]))
+
+
+def save(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows of the rounds, all or nothing."""
+    with atomic(file) as partial:
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def play(

@@ -9,9 +9,12 @@ import pytest
 from benchmarks import online
 from decisionllm import finetune as module
 from decisionllm.datasets.store import open_store, prefix
-from decisionllm.finetune import finetune, play
+from decisionllm.finetune import Exploring, finetune, play
 from decisionllm.policy import checkpoint
+from decisionllm.policy.session import Session
+from decisionllm.schema import Spec
 from decisionllm.train import train
+from tests.conftest import make_policy, near
 
 pytestmark = pytest.mark.numeric
 FEW = ("--opportunities", "200", "--positions", "1", "--logged", "0-0", "--steps", "4", "--test", "41-42", "--rounds", "1")
@@ -41,6 +44,17 @@ def rounds(options):
 def test_the_benchmark_has_a_row_a_round(folder):
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert [row["days_played"] for row in rows] == [0, 1] and rows[0]["above_offline"] == 0
+
+
+def test_a_factor_stays_with_its_campaign_when_others_have_ended():
+    policy = make_policy(Spec(2, 1, 9, (-1.0,), (1.0,)))
+    plain, noisy = Session(policy, [""] * 3, 9), Exploring(policy, [""] * 3, 9)
+    noisy.factor, seen = np.array([0.5, 1.0, 0.25]), np.array([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], np.float32)
+    for session in (plain, noisy):
+        session.act(seen)
+        session.select(np.array([True, False, True]))
+        session.actions[:] = 0  # what was done differs
+    near(noisy.act(seen[[0, 2]], np.zeros(2)), plain.act(seen[[0, 2]], np.zeros(2)) * [[0.5], [0.25]], 1e-4, scale=2)
 
 
 def test_a_campaigns_bids_are_the_policys_times_one_factor(options):
