@@ -103,6 +103,8 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
+    resume_on: str = ""  # go on from the checkpoint of this run, on data that begin with its episodes
+    refit_units: bool = False  # with resume_on: fit the units of observations, returns and actions to the larger data
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text

@@ -47,7 +47,9 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    store = verify(prepare(config["dataset"], config["cache_dir"]))
+    store = verify(
+        prepare(config["dataset"], config["cache_dir"], append=config.get("append"), new_texts=config.get("new_texts", False))
+    )
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:

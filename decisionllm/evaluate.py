@@ -86,6 +86,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             shared |= {} if "policy" in run_config else env.probe(policy)
             shared |= {"part": part_label} if part_label else {}
+            shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
                 conditions = env.conditions(policy.execution, contender.scripted)

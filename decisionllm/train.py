@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from decisionllm.datasets.batches import Data, open_data, some_texts, to_batch
 from decisionllm.models.generalist import members
 from decisionllm.models.imagined import Transitions
 from decisionllm.policy import checkpoint
+from decisionllm.policy.continued import continued, forgotten
 from decisionllm.schema import Window
 
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
@@ -91,24 +93,21 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     with accelerator.main_process_first():
         stores = mixture.stores(c.dataset, c.cache_dir)  # {"": store}; of several spaces one for each embodiment
     shares = mixture.part_shares(stores, c.data.part_weights)
-    data = {name: open_data(c, store, shares[name]) for name, store in stores.items()}
     begun = bool(checkpoint.find(run)) and not c.fresh
-    model = new_model(c, options, data, begun=begun)
+    stages = continued(c, stores, begun=begun) if c.resume_on else []
+    data = {name: open_data(c, store, shares[name], stages) for name, store in stores.items()}
+    model = new_model(c, options, data, begun=begun or bool(c.resume_on))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
-    if begun:
-        checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
-    elif main:
-        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
-                            perplexity=perplexity(model.backbone))  # fmt: skip
+    take_up(c, options, stores, data, model, stages, begun=begun, main=main)
     alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
-    if begun:
-        loop.step, loop.elapsed = resume(run, inner, optimizer)
-    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
+    if begun or stages:
+        loop.step, loop.elapsed = resume(run if begun else Path(c.resume_on), inner, optimizer)
+    loop.lowest = trim(run / "metrics.jsonl", loop.step if begun else 0) if main else math.inf
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
@@ -125,6 +124,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
         stack.callback(torch.set_flush_denormal, False)
         stack.callback(accelerator.end_training)
         began = time.monotonic() - loop.elapsed
+        if stages and not begun:
+            values = measure(c, loop, model, inner, data, batch_of, accelerator)
+            record(c, loop, values, inner, optimizer, 0.0, over=False, main=main, console=console)
         while True:
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(c, loop, bool(stop), accelerator)
@@ -158,6 +160,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     if before := checkpoint.read(run)[1].get("perplexity"):
         distributed.unshard(inner)
         say(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
+    if stages and main:
+        say(forgotten(run))
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
@@ -209,6 +213,31 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
     if model.backbone.features is not None:
         model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
     return model
+
+
+def take_up(
+    c: TrainConfig, options: dict[str, Any], stores: dict[str, Any], data: Mapping[str, Data], model: Any, stages: list[int], *,
+    begun: bool, main: bool,
+) -> None:  # fmt: skip
+    """Give the model the weights of a run that was begun, or of the one that it goes on from, with its units unless refit_units; describe
+    a new run. stages: see `continued`."""
+    run = Path(c.run)
+    if begun:
+        checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
+        return
+    if stages:
+        fitted = deepcopy(model.normalizer.state_dict())
+        try:
+            checkpoint.restore(c.resume_on, model, checkpoint.read(c.resume_on)[1])
+        except ValueError as error:
+            raise ValueError(f"resume_on={c.resume_on}: {error}; take the options of its config.yaml") from error
+        if c.refit_units:
+            model.normalizer.load_state_dict(fitted)
+        else:
+            fit_normalizer(model, data[""], dynamics=False, started=True)
+    if main:
+        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
+                            perplexity=perplexity(model.backbone), **({"resumed": {"stages": stages}} if stages else {}))  # fmt: skip
 
 
 def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:

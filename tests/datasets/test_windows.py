@@ -149,6 +149,19 @@ def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     assert chosen(1.0) == [1]
 
 
+def test_what_was_held_out_stays_so_when_a_store_grows(tmp_path):
+    episodes = [episode([1], group=g) for g in (*range(10), *range(20), *range(30))]
+    one, two, three = (make_store(tmp_path / str(n), episodes[:n]) for n in (10, 30, 60))
+    how = {"held_out": 0.3, "fraction": 0.5, "seed": 1}
+    (train, out), (more, less) = windows.select(one, **how), windows.select(three, **how, stages=[10, 30])
+    assert set(three.group[less]) & {*range(10)} == {*out} and set(three.group[more]) & {*range(10)} == {*train}
+    second = windows.select(two, **how, stages=[10])
+    assert {*second[0]} <= {*more} and {*second[1]} <= {*less}
+    groups = three.group[less].tolist()
+    assert [sum(low <= g < low + 10 for g in {*groups}) for low in (0, 10, 20)] == [3, 3, 3]
+    assert sorted(groups) == sorted(g for n in (10, 20, 30) for g in {*groups} if g < n)  # all episodes of a group
+
+
 def test_a_split_keeps_groups_whole(tmp_path):
     store = grouped(tmp_path, [3, 1, 3, 2, 1, 4, 4, 2, 5, 6])
     for seed in range(5):
