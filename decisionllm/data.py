@@ -8,9 +8,10 @@ from rich.console import Console
 
 from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
+from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.store import Store, prepare, verify
+from decisionllm.datasets.store import Store, verify
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.tokenizers import text
@@ -47,7 +48,7 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    store = verify(prepare(config["dataset"], config["cache_dir"]))
+    store = verify(prepare(config["dataset"], config["cache_dir"], config.get("data", {})))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:

@@ -32,7 +32,7 @@ def library() -> Any:
 
 
 def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False) -> list[np.ndarray]:
-    """The transitions of these episodes of a store, without steps whose next observation is unknown.
+    """The transitions of these episodes of a store, without steps whose action or next observation is unknown.
 
     A terminated episode's last step is terminal. A truncated one's leads to the final observation; without one the step is left out.
 
@@ -59,7 +59,7 @@ def transitions(store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool 
     else:
         following[last] = store.final_observation
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
-    rows = rows[known[rows]]
+    rows = rows[known[rows]] if store.action_weight is None else rows[known[rows] & (store.action_weight[rows] > 0)]
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"
         raise ValueError(f"{name}: expected steps with a next observation, got {got}")

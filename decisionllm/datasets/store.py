@@ -25,6 +25,9 @@ from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepC
 
 FORMAT = 1
 REMEDY = "delete the folder to make it again"
+NO_ACTIONS = (
+    "expected the recorded action of some steps, all of them are missing (NaN); a policy cannot be learned from these alone"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -104,9 +107,17 @@ def _write(path: Path, source: Source) -> Store:
                 given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
                 rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
                 rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
-                rows["offsets"] = np.array([end := end + len(episode.rewards)])
-                for name in rows.keys() - columns if e == 0 else ():
-                    columns[name] = files.enter_context(Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name]))
+                before, end = end, end + len(episode.rewards)
+                rows["offsets"] = np.array([end])
+                if "action_weight" in columns:
+                    rows.setdefault("action_weight", np.ones(end - before))
+                for name in rows.keys() - columns:
+                    if e == 0 or name == "action_weight":  # the first episode that lacks an action may come late
+                        columns[name] = files.enter_context(
+                            Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name])
+                        )
+                    if e and name == "action_weight":
+                        columns[name].append(np.ones(before))
                 if unequal := rows.keys() ^ columns:
                     lacking = 0 if (name := min(unequal)) in rows else e
                     raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
@@ -117,6 +128,8 @@ def _write(path: Path, source: Source) -> Store:
         card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
+        if "action_weight" in arrays and not arrays["action_weight"].any():
+            raise ValueError(f"{source.info.get('name', path)}: {NO_ACTIONS}")
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
@@ -206,7 +219,7 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
 
 
 def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
-    """The store of a dataset, made on first use and found again by the hash of its options.
+    """The store of a dataset, made on first use and found again by the hash of its options; see also `altered.prepare`.
 
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
@@ -222,8 +235,11 @@ def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     if (path / "card.json").is_file():
         return open_store(path)
     source = build(dataset)
-    if isinstance(source, Store):
-        return source
+    return source if isinstance(source, Store) else keep(path, source)
+
+
+def keep(path: Path, source: Source) -> Store:
+    """The store at cache_dir/stores/NAME: opened, or written by the first of the processes that ask for it."""
     (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
@@ -242,6 +258,7 @@ def files(dataset: dict[str, Any]) -> list[Path]:
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
     taken, masks, C, steps = episode.actions, episode.action_masks, spec.num_actions, np.arange(len(episode.rewards))
+    there = np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
     found = episode.observations.shape[1], taken.shape[1]
     if found != (spec.observation_dim, spec.action_dim):
         expected = f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
@@ -255,9 +272,9 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
-    refuse(f"{name}, step ", wrong.any(1), f"{{}}: expected an action {space}, got {{}}", steps, taken)
+    refuse(f"{name}, step ", wrong.any(1) & there, f"{{}}: expected an action {space}, got {{}}", steps, taken)
     if C and masks is not None:
         if masks.shape[1] != C:
             raise ValueError(f"{name}: expected action masks of {C} actions, got {masks.shape[1]}")
-        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0]
+        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0] & there
         refuse(f"{name}, step ", forbidden, "{}: the mask forbids the recorded action {:.0f}", steps, taken[:, 0])

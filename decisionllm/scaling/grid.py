@@ -14,7 +14,8 @@ import pandas as pd
 
 from decisionllm.config import UsageError, merged, one_of, settle
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.altered import prepare
+from decisionllm.datasets.store import Store
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest
 
@@ -116,8 +117,11 @@ class Grid:
         self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
         self.fractions = sorted(study["axes"]["fraction"])
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
-        opened, digest = cache(lambda dataset: prepare(json.loads(dataset), cache_dir)), cache(weights_digest)
-        self.stores = {cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()}
+        opened, digest = cache(lambda node: prepare(*json.loads(node))), cache(weights_digest)
+        self.stores = {
+            cell: opened(json.dumps([config["dataset"], str(cache_dir), config["data"]]))
+            for cell, config in self.configs.items()
+        }
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
         self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
