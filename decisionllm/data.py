@@ -10,6 +10,7 @@ from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.batches import wordings
+from decisionllm.datasets.faults import faults
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store, verify
 from decisionllm.envs.auction import days
@@ -52,6 +53,8 @@ def data(config: dict[str, Any]) -> Store | None:
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
+        if store.action_weight is not None:
+            raise ValueError(f"export={kind}: expected a log with every action, {store.info['name']} lacks some")
         EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
@@ -104,8 +107,9 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     seen, taken, counts, edge = Moments(), Moments(), np.zeros(spec.num_actions, int), 0.0
     for start in range(0, len(store.rewards), size := max(windows.BLOCK // spec.observation_dim, 1)):
-        actions = store.actions[start : start + size]
-        seen.add(store.observations[start : start + size])
+        rows = slice(start, start + size)
+        actions = store.actions[rows] if store.action_weight is None else store.actions[rows][store.action_weight[rows] > 0]
+        seen.add(store.observations[rows])
         taken.add(actions)
         if spec.num_actions:
             counts += np.bincount(actions[:, 0].astype(int), minlength=spec.num_actions)
@@ -117,7 +121,11 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
         yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
     else:
         bounds = f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. {taken.high.tolist()}"
-        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / store.actions.size:.1f} % at a bound"
+        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / (taken.count * spec.action_dim):.1f} % at a bound"
+    if store.action_weight is not None:
+        recorded = int((store.action_weight > 0).sum())
+        yield f"  recorded     {recorded:,} of {len(store.rewards):,} actions, the others are missing"
+    yield from (f"  fault        {fault}" for fault in faults(store))
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 
