@@ -28,7 +28,9 @@ def faults(store: Store) -> Iterator[str]:
     jumps = np.zeros(names, int)
     future = np.stack([of_store(store).returns_to_go, store.rewards], 1)
     total, products = np.zeros(names + 2), np.zeros((names + 2, names + 2))
-    first = np.concatenate([store.observations[0], future[0]]).astype(np.float64)  # subtracted, so that sums of squares are exact
+    first = np.concatenate([store.observations[0], future[0]]).astype(
+        np.float64
+    )  # subtracted, so that sums of squares are exact
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
         x = np.concatenate([store.observations[rows], future[rows]], 1, dtype=np.float64) - first
@@ -59,6 +61,9 @@ def _repeats(store: Store) -> Iterator[str]:
     kind, count = np.unique(np.array(digests, "V16"), return_inverse=True, return_counts=True)[1:]
     if (count > 1).any():
         places = {"groups, of which one may be held out": store.group, "parts": part}
-        apart = {name: sum(np.bincount(np.unique(np.stack([kind, each]), axis=1)[0].astype(int)) > 1) for name, each in places.items()}
+        apart = {
+            name: sum(np.bincount(np.unique(np.stack([kind, each]), axis=1)[0].astype(int)) > 1)
+            for name, each in places.items()
+        }
         found = "".join(f"; {n:,} of them in several {name}" for name, n in apart.items() if n)
         yield f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, {(count > 1).sum():,} different ones{found}"

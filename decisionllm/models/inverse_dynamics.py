@@ -68,11 +68,13 @@ def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates
     Raises:
         ValueError: no recorded action among the episodes has a next observation.
     """
-    assert store.action_weight is not None
+    if store.action_weight is None or (store.action_weight > 0).all():
+        return steps
+    assert steps.loss_mask is not None
     last = np.zeros(len(store.rewards), bool)
     last[store.offsets[1:] - 1] = store.final_observation is None
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
-    rows = rows[(store.action_weight[rows] > 0) & ~last[rows]]
+    rows = rows[steps.loss_mask[rows] & ~last[rows]]
     if not len(rows):
         raise ValueError("data.fill_actions: expected recorded actions with a next observation to learn from, got none")
 

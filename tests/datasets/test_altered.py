@@ -10,7 +10,14 @@ from decisionllm.protocols import Source
 from decisionllm.registry import choice
 from decisionllm.schema import Episode, Spec
 
-OPTIONS = {"seed": 0, "actions_kept": 1.0, "corrupt": "none", "corrupt_share": 0.5, "corrupt_kind": "random", "corrupt_scale": 1.0}
+OPTIONS = {
+    "seed": 0,
+    "actions_kept": 1.0,
+    "corrupt": "none",
+    "corrupt_share": 0.5,
+    "corrupt_kind": "random",
+    "corrupt_scale": 1.0,
+}
 SYNTHETIC = choice("dataset", "synthetic", episodes=40, text="none")
 DISCRETE = choice("dataset", "synthetic-discrete", episodes=40, text="none")
 
@@ -34,7 +41,9 @@ def test_the_actions_of_a_share_of_the_episodes_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
-@pytest.mark.parametrize(("corrupt", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)])
+@pytest.mark.parametrize(
+    ("corrupt", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)]
+)
 def test_a_share_of_one_column_changes(tmp_path, corrupt, node, kind):
     clean, store = changed(tmp_path, node, corrupt=corrupt, corrupt_kind=kind)
     for name in {"observations", "rewards", "actions"} - {corrupt}:

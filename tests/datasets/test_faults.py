@@ -15,7 +15,11 @@ def found(path, episodes):
 
 def walk(group, n=40, *, columns=1, seed=None, **changed):
     rng = np.random.default_rng(group if seed is None else seed)
-    steps = {"observations": rng.normal(size=(n, columns)), "actions": rng.uniform(-1, 1, (n, 1)), "rewards": rng.normal(size=n)}
+    steps = {
+        "observations": rng.normal(size=(n, columns)),
+        "actions": rng.uniform(-1, 1, (n, 1)),
+        "rewards": rng.normal(size=n),
+    }
     return Episode(**{name: x.astype(np.float32) for name, x in (steps | changed).items()}, group=group)
 
 
