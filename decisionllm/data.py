@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, windows
+from decisionllm.datasets import altered, auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
-from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import faults
 from decisionllm.datasets.moments import Moments
@@ -49,12 +48,14 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    store = verify(prepare(config["dataset"], config["cache_dir"], config.get("data", {})))
+    store = verify(altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {})))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
-        if store.action_weight is not None:
-            raise ValueError(f"export={kind}: expected a log with every action, {store.info['name']} lacks some")
+        if store.action_weight is not None or altered.CHANGED in store.info:
+            raise ValueError(
+                f"export={kind}: expected a log with every action and without data.corrupt, got {store.info['name']}"
+            )
         EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store

@@ -211,6 +211,18 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
 
 
+def test_a_quality_may_corrupt_the_log_and_is_measured_on_the_log_as_it_was(tmp_path):
+    qualities = (
+        "study.axes.quality={clean:[],noise:[data.corrupt=observations]}",
+        "study.axes.fraction=[1.0]",
+        "~study.axes.size.w32",
+    )
+    assert small(tmp_path / "out", *qualities, "study.lr.rule=fixed", "study.budget.steps=1") == 0
+    jobs = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/job.json")]
+    data, reference = ({json.dumps(job[key]) for job in jobs} for key in ("data", "reference"))
+    assert len(data) == 2 and len(reference) == 1
+
+
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
     assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0

@@ -25,6 +25,7 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Episode
 from decisionllm.tokenizers.entities import blocks
 
+CHANGED = "seed_of_changes"  # key of the info of a changed store
 REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
 
 
@@ -54,7 +55,7 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any]) -> St
         raise ValueError(
             f"data.actions_kept={kept} of {len(clean.lengths)} episodes keeps the actions of none; give a larger share"
         )
-    info = clean.info | {"actions_kept": kept, "seed_of_changes": data["seed"]}
+    info = clean.info | {"actions_kept": kept, CHANGED: data["seed"]}
     if corrupt != "none":
         info["corrupt"] = f"{corrupt} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
     key = hashlib.blake2b(json.dumps([clean.fingerprint, info], sort_keys=True).encode(), digest_size=6).hexdigest()
@@ -72,7 +73,8 @@ def _changed(clean: Store, kept: float, corrupt: str, share: float, kind: str, s
         episode, rng = clean.episode(e), np.random.default_rng((seed, e))
         if change:
             hit = rng.random(len(episode.rewards)) < share
-            episode = replace(episode, **{corrupt: change(episode, rng, hit)})
+            column: dict[str, Any] = {corrupt: change(episode, rng, hit)}
+            episode = replace(episode, **column)
         yield episode if labelled[e] else replace(episode, action_weight=np.zeros(len(episode.rewards), np.float32))
 
 

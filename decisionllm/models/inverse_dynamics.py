@@ -1,18 +1,21 @@
 """Missing actions of a log, filled in by a model of the action between two observations, trained on the recorded ones.
 
 Source: Zheng et al., Semi-Supervised Offline Reinforcement Learning with Action-Free Trajectories, ICML 2023 (arXiv 2210.06518). Their
-labels are all alike; here a filled-in action has a weight below 1, by how certain the model is.
+filled-in actions all count as recorded ones; here each has a weight, by how certain the model is of it.
 """
 
 import math
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import BLOCK, Steps
+from decisionllm.datasets.windows import Steps
 from decisionllm.models.heads import BinsHead, DiscreteHead
 from decisionllm.models.imagined import fitted
 from decisionllm.models.normalizer import Normalizer
@@ -20,11 +23,15 @@ from decisionllm.protocols import Distribution
 from decisionllm.schema import Spec
 
 BATCH = 512  # steps of a log in a training step
-UNITS = 100_000  # steps that the units are fitted to
+EVERY = 50  # training steps between two measurements of the held-out loss
+ROWS = 1 << 14  # that are filled in at a time
+Inputs = tuple[
+    Tensor, Tensor, Tensor | None
+]  # of n steps: observations, changes and rewards (n, 2 S + 1), actions (n, A), masks (n, C)
 
 
 class InverseDynamics(nn.Module):
-    """Distribution over the action that was taken between two observations: categories, or bins of each action dimension.
+    """Distribution over the action between two observations that brought this reward: categories, or bins of each dimension.
 
     Args:
         spec: of the data.
@@ -33,26 +40,55 @@ class InverseDynamics(nn.Module):
 
     def __init__(self, spec: Spec, *, inner: int = 256) -> None:
         super().__init__()
-        self.spec, S, A = spec, spec.observation_dim, spec.action_dim
-        self.units, self.norm = Normalizer(spec), nn.BatchNorm1d(2 * S, affine=False, momentum=None, eps=1e-12)
-        self.body = nn.Sequential(nn.Linear(2 * S, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU())
-        self.head = DiscreteHead(inner, spec) if spec.num_actions else BinsHead(inner, spec)
-        self.uniform = (
-            -math.log(spec.num_actions) if spec.num_actions else -A * math.log(2)
-        )  # log-density of a uniform distribution
+        size, C = 2 * spec.observation_dim + 1, spec.num_actions
+        self.units, self.norm = Normalizer(spec), nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
+        self.body = nn.Sequential(nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU())
+        self.head = DiscreteHead(inner, spec) if C else BinsHead(inner, spec)
+        self.uniform = -math.log(C) if C else -spec.action_dim * math.log(2)  # log-density of any action alike
+        self.trust = 1.0
 
-    def forward(self, observations: Tensor, following: Tensor, masks: Tensor | None) -> Distribution:
-        """(n, S), (n, S), raw units, and (n, C) or None -> a distribution over (1, n, A), in the model's units."""
-        hidden = self.body(self.norm(torch.cat([observations, following - observations], -1)))
-        found: Distribution = self.head(hidden[None], None if masks is None else masks[None])
+    def forward(self, steps: Tensor, masks: Tensor | None) -> Distribution:
+        """A distribution over actions (1, n, A), in the model's units."""
+        found: Distribution = self.head(self.body(self.norm(steps))[None], None if masks is None else masks[None])
         return found
 
+    def loss(self, inputs: Inputs) -> Tensor:
+        """Mean negative log-likelihood of the recorded actions."""
+        steps, actions, masks = inputs
+        return -self(steps, masks).log_prob(self.units.actions(actions)[None]).mean()
+
+    def certainty(self, log_prob: Any) -> Any:
+        """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is certain."""
+        return (log_prob - self.uniform) / (-self.head.loss_floor - self.uniform)
+
+    def fit(self, inputs: Callable[[np.ndarray], Inputs], rows: np.ndarray, updates: int, seed: int) -> None:
+        """Fit to these rows of a log, up to the lowest loss on the last tenth of them, which is later episodes."""
+        rng, split = np.random.default_rng(seed), len(rows) - len(rows) // 10
+        train, held_out = rows[:split], rows[split:][:ROWS]
+        best, lowest = self.state_dict(), math.inf
+        self.norm(inputs(rng.permutation(train)[:ROWS])[0])
+        self.norm.eval()
+
+        def loss(step: int) -> Tensor:
+            nonlocal best, lowest
+            if len(held_out) and step % EVERY == EVERY - 1:
+                with torch.no_grad():
+                    if (now := float(self.loss(inputs(held_out)))) < lowest:
+                        best, lowest = deepcopy(self.state_dict()), now
+            return self.loss(inputs(rng.choice(train, BATCH)))
+
+        fitted(self, loss, updates)
+        if lowest < math.inf:
+            self.load_state_dict(best)
+            steps, _, masks = inputs(held_out)
+            claimed = float(self.fill(steps, masks)[1].mean())
+            self.trust = min(max(1 - claimed + self.certainty(-lowest), 0.0), 1.0)
+
     @torch.no_grad()
-    def fill(self, observations: Tensor, following: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions (n, A), raw units, and their weights (n,): 0 where any action is as likely, 1 where the model is certain."""
-        found = self(observations, following, masks)
-        certain = (found.log_prob(found.mode) - self.uniform) / (-self.head.loss_floor - self.uniform)
-        return self.units.raw_actions(found.mean[0]), certain[0].clamp(0, 1)
+    def fill(self, steps: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Actions (n, A), raw units, and weights (n,): their certainty, less if the model was too certain of held-out actions."""
+        found = self(steps, masks)
+        return self.units.raw_actions(found.mean[0]), self.trust * self.certainty(found.log_prob(found.mode)[0]).clamp(0, 1)
 
 
 def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates: int = 1000) -> Steps:
@@ -68,9 +104,8 @@ def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates
     Raises:
         ValueError: no recorded action among the episodes has a next observation.
     """
-    if store.action_weight is None or (store.action_weight > 0).all():
+    if store.action_weight is None or steps.loss_mask is None or (store.action_weight > 0).all():
         return steps
-    assert steps.loss_mask is not None
     last = np.zeros(len(store.rewards), bool)
     last[store.offsets[1:] - 1] = store.final_observation is None
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
@@ -78,31 +113,23 @@ def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates
     if not len(rows):
         raise ValueError("data.fill_actions: expected recorded actions with a next observation to learn from, got none")
 
-    def inputs(rows: np.ndarray) -> list[Tensor | None]:
-        following = store.observations[np.minimum(rows + 1, len(last) - 1)]
+    def inputs(rows: np.ndarray) -> Inputs:
+        seen, following = store.observations[rows], store.observations[np.minimum(rows + 1, len(last) - 1)]
         if store.final_observation is not None:
             e = np.searchsorted(store.offsets, rows, side="right") - 1
             following = np.where((rows + 1 == store.offsets[e + 1])[:, None], store.final_observation[e], following)
-        columns = (store.observations[rows], following, None if store.action_masks is None else store.action_masks[rows])
-        return [None if x is None else torch.from_numpy(x) for x in columns]
+        masks = None if store.action_masks is None else torch.from_numpy(store.action_masks[rows])
+        columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
+        return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, rng = InverseDynamics(store.spec), np.random.default_rng(seed)
-        observations, following, _ = inputs(np.sort(rng.permutation(rows)[:UNITS]))
-        model.norm(torch.cat([observations, following - observations], -1))
-        model.norm.eval()
-
-        def loss(_: int) -> Tensor:
-            drawn = rng.choice(rows, BATCH)
-            actions = model.units.actions(torch.from_numpy(store.actions[drawn]))
-            return -model(*inputs(drawn)).log_prob(actions[None]).mean()
-
-        fitted(model, loss, updates)
+        model = InverseDynamics(store.spec)
+        model.fit(inputs, rows, updates, seed)
     actions, weight = np.array(store.actions), np.array(store.action_weight)
     wanted = np.flatnonzero((weight == 0) & ~last)
-    for part in np.split(wanted, range(BLOCK // 16, len(wanted), BLOCK // 16)):
-        if len(part):
-            actions[part], weight[part] = (x.numpy() for x in model.fill(*inputs(part)))
-    allowed = np.repeat(True, len(weight)) if store.loss_mask is None else store.loss_mask
+    for part in np.split(wanted, range(ROWS, len(wanted), ROWS)):
+        known, _, masks = inputs(part)
+        actions[part], weight[part] = (x.numpy() for x in model.fill(known, masks))
+    allowed = np.ones(len(weight), bool) if store.loss_mask is None else store.loss_mask
     return replace(steps, actions=actions, action_weight=weight, loss_mask=allowed & (weight > 0))

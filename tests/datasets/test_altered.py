@@ -1,5 +1,7 @@
 """Logs as they may come: which actions are left out, and which numbers of which steps are corrupted, by hand."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from decisionllm.datasets.store import write
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
 from decisionllm.schema import Episode, Spec
+from tests.conftest import LOOP, NANO, command
 
 OPTIONS = {
     "seed": 0,
@@ -84,6 +87,37 @@ def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_p
     corruption = altered.Corruption(store, "actions", "adversarial", 1.0)
     tried = Episode(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), action_masks=masks)
     assert corruption(tried, np.random.default_rng(0), np.array([True, True])).tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize("verb", ["train", "baseline", "data"])
+def test_commands_read_the_log_as_the_options_change_it(tmp_path, capsys, verb):
+    if verb == "baseline":
+        pytest.importorskip("d3rlpy")
+    words = {"train": (*LOOP, *NANO, "data.seed=3"), "baseline": ("dataset=synthetic", "dataset.episodes=40", "steps=2", "optim.batch_size=8", "device=cpu"),
+             "data": ("dataset=synthetic", "dataset.episodes=40")}[verb]  # fmt: skip
+    run = (f"run={tmp_path}/run",) if verb != "data" else ()
+    assert (
+        command(
+            verb,
+            *words,
+            *run,
+            "data.corrupt=actions",
+            "data.corrupt_kind=adversarial",
+            "data.corrupt_share=0.2",
+            "data.actions_kept=0.5",
+        )
+        == 0
+    )
+    said = capsys.readouterr().out
+    if verb == "data":
+        assert (
+            "corrupt=actions of 20 % of the steps, adversarial, scale 1" in said and "actions, the others are missing" in said
+        )
+        assert command(verb, *words, "data.actions_kept=0.5", f"export=hdf5:{tmp_path}/x.hdf5") == 1
+        assert "expected a log with every action" in capsys.readouterr().err
+    else:
+        info = json.loads((tmp_path / "run/run.json").read_text())["dataset"]
+        assert info["corrupt"] == "actions of 20 % of the steps, adversarial, scale 1" and info["actions_kept"] == 0.5
 
 
 def test_what_cannot_be_is_refused(tmp_path):

@@ -38,7 +38,7 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
 
 @pytest.mark.parametrize("discrete", [False, True])
 def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete):
-    store, true = log(tmp_path / "s", discrete=discrete)
+    store, true = log(tmp_path / "s", discrete=discrete, labelled=20)
     steps = windows.of_store(store)
     filled = fill(store, steps, np.arange(40), seed=0, updates=300)
     recorded, moving = store.action_weight > 0, store.observations[:, 0] < 0
@@ -47,8 +47,8 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
         and (filled.action_weight[recorded] == 1).all()
     )
     new = ~recorded & moving
-    assert np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.7
-    assert filled.action_weight[~recorded & ~moving].mean() < 0.4 and filled.loss_mask.all()
+    assert np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.5
+    assert filled.action_weight[~recorded & ~moving].mean() < 0.35 and filled.loss_mask.all()
     again = fill(store, steps, np.arange(40), seed=0, updates=300)
     assert np.array_equal(again.actions, filled.actions) and np.array_equal(again.action_weight, filled.action_weight)
 
