@@ -211,18 +211,6 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
 
 
-def test_a_quality_may_corrupt_the_log_and_is_measured_on_the_log_as_it_was(tmp_path):
-    qualities = (
-        "study.axes.quality={clean:[],noise:[data.corrupt=observations]}",
-        "study.axes.fraction=[1.0]",
-        "~study.axes.size.w32",
-    )
-    assert small(tmp_path / "out", *qualities, "study.lr.rule=fixed", "study.budget.steps=1") == 0
-    jobs = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/job.json")]
-    data, reference = ({json.dumps(job[key]) for job in jobs} for key in ("data", "reference"))
-    assert len(data) == 2 and len(reference) == 1
-
-
 def test_cells_that_match_an_entry_of_exclude_are_skipped(tmp_path, capsys):
     lines = "study.exclude=[{size:w32,fraction:0.25},{quality:[0.5],size:w16}]"
     assert small(tmp_path / "out", "study.lr.rule=fixed", lines, "study.budget.steps=1") == 0
@@ -319,10 +307,13 @@ def test_rule_converged_doubles_the_steps_until_the_gain_is_small(tolerance, ste
     assert (run["steps"], run["converged"]) == (steps, converged)
 
 
-def test_all_mixtures_are_measured_on_the_data_of_the_first(tmp_path):
+@pytest.mark.parametrize(
+    "words", [[["dataset.seed=0"], ["dataset.seed=1"]], [[], ["data.corrupt=rewards", "data.corrupt_kind=adversarial"]]]
+)
+def test_all_mixtures_are_measured_on_the_data_of_the_first(tmp_path, words):
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
-                    "quality": {"plain": ["dataset.seed=0"], "other": ["dataset.seed=1"]}}  # fmt: skip
+                    "quality": dict(zip(("plain", "other"), words, strict=True))}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
     mine["train"] += ["dataset.episodes=60", "optim.batch_size=8"]
     (tmp_path / "study").mkdir()
