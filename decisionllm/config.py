@@ -26,12 +26,8 @@ class DataOptions:
     )  # how often the parts of a mixture are drawn, in their order; []: all alike
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups, and of what `actions_kept` and `corrupt` change
-    actions_kept: float = (
-        1.0  # leave out the actions of the other episodes, a share chosen at random, as if the log lacked them
-    )
-    fill_actions: str = (
-        "none"  # or inverse_dynamics: missing actions are those of a model of (observation, next observation) -> action
-    )
+    actions_kept: float = 1.0  # share of the episodes, drawn at random, whose actions are kept; the others lack them
+    fill_actions: str = "none"  # or inverse_dynamics: fill in missing actions by the observations before and after
     corrupt: str = "none"  # change the observations, actions or rewards of some steps of the log
     corrupt_share: float = 0.3  # of the steps
     corrupt_kind: str = "random"  # or adversarial: towards a low return

@@ -53,9 +53,7 @@ def data(config: dict[str, Any]) -> Store | None:
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
         if store.action_weight is not None or altered.CHANGED in store.info:
-            raise ValueError(
-                f"export={kind}: expected a log with every action and without data.corrupt, got {store.info['name']}"
-            )
+            raise ValueError(f"export={kind}: expected a log with every action, without data.corrupt, got {store.info['name']}")
         EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store

@@ -90,9 +90,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
 
     # -- data, model, optimiser --
     with accelerator.main_process_first():
-        stores = mixture.stores(
-            c.dataset, c.cache_dir, options["data"]
-        )  # {"": store}; of several spaces one for each embodiment
+        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])  # {"": store}; or one for each embodiment
     shares = mixture.part_shares(stores, c.data.part_weights)
     fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
     data = {name: open_data(c, store, shares[name], fill) for name, store in stores.items()}

@@ -75,9 +75,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     validators = {label: draw(measured, episodes=part, seed=0, weights=None) for label, part in parts.items() if len(part)}
     if c.log.keep_best and not validators:
-        raise ValueError(
-            f"log.keep_best: expected recorded actions in held-out episodes, data.held_out={d.held_out} leaves none"
-        )
+        raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
     if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":

@@ -25,9 +25,7 @@ from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepC
 
 FORMAT = 1
 REMEDY = "delete the folder to make it again"
-NO_ACTIONS = (
-    "expected the recorded action of some steps, all of them are missing (NaN); a policy cannot be learned from these alone"
-)
+NO_ACTIONS = "expected the recorded action of some steps, all of them are missing (NaN); record some to learn from"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -113,9 +111,8 @@ def _write(path: Path, source: Source) -> Store:
                     rows.setdefault("action_weight", np.ones(end - before))
                 for name in rows.keys() - columns:
                     if e == 0 or name == "action_weight":  # the first episode that lacks an action may come late
-                        columns[name] = files.enter_context(
-                            Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name])
-                        )
+                        kind = (STEP_FIELDS | EPISODE_FIELDS)[name]
+                        columns[name] = files.enter_context(Column(partial / f"{name}.npy", kind))
                     if e and name == "action_weight":
                         columns[name].append(np.ones(before))
                 if unequal := rows.keys() ^ columns:

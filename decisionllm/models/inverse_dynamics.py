@@ -55,7 +55,8 @@ class InverseDynamics(nn.Module):
     def loss(self, inputs: Inputs) -> Tensor:
         """Mean negative log-likelihood of the recorded actions."""
         steps, actions, masks = inputs
-        return -self(steps, masks).log_prob(self.units.actions(actions)[None]).mean()
+        likelihood: Tensor = self(steps, masks).log_prob(self.units.actions(actions)[None])
+        return -likelihood.mean()
 
     def certainty(self, log_prob: Any) -> Any:
         """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is certain."""

@@ -118,10 +118,7 @@ class Grid:
         self.fractions = sorted(study["axes"]["fraction"])
         self.reference = self.configs[self.sizes[0], self.qualities[0]]["dataset"]
         opened, digest = cache(lambda node: prepare(*json.loads(node))), cache(weights_digest)
-        self.stores = {
-            cell: opened(json.dumps([config["dataset"], str(cache_dir), config["data"]]))
-            for cell, config in self.configs.items()
-        }
+        self.stores = {cell: opened(json.dumps([c["dataset"], str(cache_dir), c["data"]])) for cell, c in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
         self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
