@@ -28,9 +28,7 @@ def faults(store: Store) -> Iterator[str]:
     jumps = np.zeros(names, int)
     future = np.stack([of_store(store).returns_to_go, store.rewards], 1)
     total, products = np.zeros(names + 2), np.zeros((names + 2, names + 2))
-    first = np.concatenate([store.observations[0], future[0]]).astype(
-        np.float64
-    )  # subtracted, so that sums of squares are exact
+    first = np.concatenate([store.observations[0], future[0]], dtype=np.float64)  # subtracted: sums of squares are exact then
     for start in range(0, n, size):
         rows = slice(start, min(start + size, n))
         x = np.concatenate([store.observations[rows], future[rows]], 1, dtype=np.float64) - first
