@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from decisionllm.baselines.d3rlpy import ALGORITHMS, READ_NEXT_ACTION, actor_mean, actor_weights, library, scales, transitions
 from decisionllm.config import one_of
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import prepare
+from decisionllm.datasets.altered import prepare
 from decisionllm.policy import checkpoint
 
 
@@ -43,7 +43,7 @@ def baseline(config: dict[str, Any]) -> Path:
     d3rlpy, device = library(), checkpoint.usable(config["device"])
 
     # -- data and algorithm --
-    store = prepare(config["dataset"], config["cache_dir"])
+    store = prepare(config["dataset"], config["cache_dir"], config["data"])
     select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
     chosen, _ = windows.select(store, **select)
     reads_next = config["algorithm"] in READ_NEXT_ACTION

@@ -23,7 +23,13 @@ class DataOptions:
     return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
     part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
     held_out: float = 0.02  # share of the groups never trained on
-    seed: int = 0  # of the choice of groups
+    seed: int = 0  # of the choice of groups, and of what `actions_kept` and `corrupt` change
+    actions_kept: float = 1.0  # share of the episodes, drawn at random, whose actions are kept; the others lack them
+    fill_actions: str = "none"  # or inverse_dynamics: fill in missing actions by the observations before and after
+    corrupt: str = "none"  # change the observations, actions or rewards of some steps of the log
+    corrupt_share: float = 0.3  # of the steps
+    corrupt_kind: str = "random"  # or adversarial: towards a low return
+    corrupt_scale: float = 1.0  # of the change, in standard deviations of the log
 
 
 @dataclass

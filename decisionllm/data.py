@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, windows
+from decisionllm.datasets import altered, auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
+from decisionllm.datasets.faults import faults
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.store import Store, prepare, verify
+from decisionllm.datasets.store import Store, verify
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.tokenizers import text
@@ -47,12 +48,13 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    store = verify(
-        prepare(config["dataset"], config["cache_dir"], append=config.get("append"), new_texts=config.get("new_texts", False))
-    )
+    grow = {"append": config.get("append"), "new_texts": config.get("new_texts", False)}
+    store = verify(altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
+        if store.action_weight is not None or altered.CHANGED in store.info:
+            raise ValueError(f"export={kind}: expected a log with every action, without data.corrupt, got {store.info['name']}")
         EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
@@ -105,8 +107,9 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     seen, taken, counts, edge = Moments(), Moments(), np.zeros(spec.num_actions, int), 0.0
     for start in range(0, len(store.rewards), size := max(windows.BLOCK // spec.observation_dim, 1)):
-        actions = store.actions[start : start + size]
-        seen.add(store.observations[start : start + size])
+        rows = slice(start, start + size)
+        actions = store.actions[rows] if store.action_weight is None else store.actions[rows][store.action_weight[rows] > 0]
+        seen.add(store.observations[rows])
         taken.add(actions)
         if spec.num_actions:
             counts += np.bincount(actions[:, 0].astype(int), minlength=spec.num_actions)
@@ -118,7 +121,11 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
         yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
     else:
         bounds = f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. {taken.high.tolist()}"
-        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / store.actions.size:.1f} % at a bound"
+        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / (taken.count * spec.action_dim):.1f} % at a bound"
+    if store.action_weight is not None:
+        recorded = int((store.action_weight > 0).sum())
+        yield f"  recorded     {recorded:,} of {len(store.rewards):,} actions, the others are missing"
+    yield from (f"  fault        {fault}" for fault in faults(store))
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 

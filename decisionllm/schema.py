@@ -132,6 +132,8 @@ class StepColumns(Generic[Array]):
     rewards: Array | None = column("", np.float32, optional=True, kw_only=True)
     action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)  # True where a discrete action is allowed
     loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)  # False where the action is no training target
+    # of the action in the loss, within 0 .. 1; 0: the log lacks it. Left out: 1
+    action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
 
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
@@ -157,6 +159,11 @@ class Episode(StepColumns[np.ndarray]):
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
+        actions = np.asarray(self.actions)
+        if actions.ndim == 2 and actions.dtype.kind == "f" and (missing := np.isnan(actions).all(1)).any():
+            weight = np.ones(len(actions), np.float32) if self.action_weight is None else self.action_weight
+            object.__setattr__(self, "actions", np.where(missing[:, None], 0, actions))
+            object.__setattr__(self, "action_weight", np.where(missing, 0, weight).astype(np.float32))
         check_record(self)
 
 

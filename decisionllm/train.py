@@ -20,9 +20,10 @@ from rich.console import Console
 from decisionllm import distributed
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import perplexity
-from decisionllm.config import OptimOptions, TrainConfig, flat, plain, train_config
+from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, some_texts, to_batch
+from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
 from decisionllm.models.imagined import Transitions
 from decisionllm.policy import checkpoint
@@ -91,11 +92,12 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
 
     # -- data, model, optimiser --
     with accelerator.main_process_first():
-        stores = mixture.stores(c.dataset, c.cache_dir)  # {"": store}; of several spaces one for each embodiment
+        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])  # {"": store}; or one for each embodiment
     shares = mixture.part_shares(stores, c.data.part_weights)
+    fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
     begun = bool(checkpoint.find(run)) and not c.fresh
     stages = continued(c, stores, begun=begun) if c.resume_on else []
-    data = {name: open_data(c, store, shares[name], stages) for name, store in stores.items()}
+    data = {name: open_data(c, store, shares[name], fill, stages) for name, store in stores.items()}
     model = new_model(c, options, data, begun=begun or bool(c.resume_on))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
@@ -175,6 +177,7 @@ def divided(window: Window, part: int, parts: int) -> Any:
 
 def check(c: TrainConfig, options: dict[str, Any]) -> None:
     """Raise a ValueError for a number that cannot be. options: flat."""
+    one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
     if c.data.return_weighting_temperature < 0:
         raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
@@ -268,14 +271,18 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
         raise ValueError("model.value_discount: expected one task text, since the value reads none, and act.planning_horizon above 0, "
                          f"got {len(store.tasks)} and {c.act.planning_horizon}")  # fmt: skip
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
+    ended = np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
+    if data.steps.action_weight is not None:  # steps whose action is unknown are left out
+        known = data.steps.action_weight[rows] > 0
+        rows, ended = rows[known], ended[known]
     last = np.isin(rows, store.offsets[1:] - 1)
-    ended = last & np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
-    columns = store.rewards[rows], ended.astype(np.float32), np.flatnonzero(~last)
-    observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, store.actions))
-    known = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns))
+    pairs = np.flatnonzero(~last & (np.diff(rows, append=0) == 1))
+    columns = store.rewards[rows], (last & ended).astype(np.float32), pairs
+    observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions))
+    shown = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns))
     low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
-        model.imagined.fit(known, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
+        model.imagined.fit(shown, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
 
 
 def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
@@ -302,6 +309,11 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
         held = f"{len(each.held_out):,} episodes held out"
         steps = (each.steps.end - each.steps.first)[each.episodes].sum()
         say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {steps:,} steps; {held}")
+        if each.store.action_weight is not None and each.steps.action_weight is not None:
+            recorded, weights = each.store.action_weight > 0, each.steps.action_weight
+            filled = weights[~recorded & (weights > 0)]
+            mean = f", {filled.size:,} filled in, weight {filled.mean():.2f} on average" if filled.size else ""
+            say(f"actions: {recorded.sum():,} of {recorded.size:,} recorded{mean}")
     where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
     say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")

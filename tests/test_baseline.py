@@ -68,6 +68,12 @@ def test_truncation_can_count_as_terminal(store):
     assert known[2][:, 0].tolist() == [4, 5] and known[5][:, 0].tolist() == [0, 1]
 
 
+def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
+    gap = Episode(np.arange(3.0)[:, None], np.array([[0.5], [np.nan], [0.25]]), np.ones(3), terminated=True, truncated=False)
+    known = transitions(make_store(tmp_path / "store", [gap]), [0])
+    assert known[0][:, 0].tolist() == [0, 2] and known[1][:, 0].tolist() == [0.5, 0.25] and known[3][0].tolist() == [1]
+
+
 def test_data_without_transitions_is_refused(tmp_path):
     with pytest.raises(ValueError, match="test: expected steps with a next observation, got 1 truncated episodes of one step"):
         transitions(make_store(tmp_path / "one", [episode([1])]), [0])
@@ -109,7 +115,7 @@ def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypat
     rng = np.random.default_rng(0)
     seen, done = rng.normal(size=(500, 1, 2)).astype(np.float32), rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32)
     log = [Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False) for o, a in zip(seen, done, strict=True)]
-    monkeypatch.setattr("decisionllm.baseline.prepare", lambda dataset, cache_dir: make_store(tmp_path / "store", log))
+    monkeypatch.setattr("decisionllm.baseline.prepare", lambda *_: make_store(tmp_path / "store", log))
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
     (policy, _, info), written = checkpoint.load(run), (run / "losses.jsonl").read_text().splitlines()

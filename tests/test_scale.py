@@ -311,6 +311,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
                     "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
+                                "wrong": ["dataset=synthetic", "data.corrupt=rewards", "data.corrupt_kind=adversarial"],
                                 "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
     mine["train"] = [
@@ -326,6 +327,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
     assert found["plain"]["quality"] == 1 != found["other"]["quality"]
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
+    assert found["plain"]["quality"] != found["wrong"]["quality"] and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
     assert jobs["moves"]["reference"] == jobs["moves"]["train"]["dataset"] != jobs["plain"]["reference"]
 
 

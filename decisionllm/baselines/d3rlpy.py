@@ -40,7 +40,7 @@ def library() -> Any:
 def transitions(
     store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False, next_actions: bool = False
 ) -> list[np.ndarray]:
-    """The transitions of these episodes of a store, without steps whose next observation is unknown.
+    """The transitions of these episodes of a store, without steps whose action or next observation is unknown.
 
     A terminated episode's last step is terminal. A truncated one's leads to the final observation; without one the step is left out.
 
@@ -69,6 +69,8 @@ def transitions(
     else:
         following[last] = store.final_observation
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
+    if store.action_weight is not None:
+        known &= (store.action_weight > 0) & (not next_actions or store.action_weight[after] > 0)
     rows = rows[known[rows]]
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"

@@ -12,7 +12,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.store import Store, open_store, write
+from decisionllm.datasets.store import NO_ACTIONS, Store, open_store, write
 from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -90,7 +90,7 @@ def split(columns: Mapping[str, np.ndarray], *, task: str = "") -> list[Episode]
     """D4RL's columns, n rows of all episodes end to end, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was truncated) is set, and with
-    the last row. Its final observation is known where the optional `next_observations` are there.
+    the last row. Actions of NaN are missing. Its final observation is known where the optional `next_observations` are there.
     """
     return list(cut([columns], task=task))
 
@@ -138,9 +138,12 @@ def spec_of(
     for episode in episodes:
         S, A = sizes = sizes or (episode.observations.shape[1], episode.actions.shape[1])
         longest = max(longest, len(episode.rewards))
-        actions.add(episode.actions if episode.actions.shape[1] == A else episode.actions[:0])
+        taken = episode.actions if episode.action_weight is None else episode.actions[episode.action_weight > 0]
+        actions.add(taken if taken.shape[1] == A else taken[:0])
     if not sizes:
         raise ValueError("episodes: expected at least one, got none")
+    if not actions.count:
+        raise ValueError(f"episodes: {NO_ACTIONS}")
     if not num_actions:
         low, high = low or actions.low.tolist(), high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
@@ -186,7 +189,10 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
             with reading():
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             for key, x in block.items():
-                if not (finite := np.isfinite(x)).all():
+                finite = np.isfinite(x)
+                if key == "actions" and x.dtype.kind == "f":  # a row of NaN: the log lacks the action
+                    finite |= np.isnan(x).reshape(len(x), -1).all(1).reshape(-1, *[1] * (x.ndim - 1))
+                if not finite.all():
                     row = start + np.argwhere(~finite)[0, 0]
                     raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {row}")
             yield block | {key: block[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in block}

@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import team_windows, windows
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import NO_ACTIONS, Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.schema import Batch, Window
@@ -28,8 +28,19 @@ class Data:
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float], stages: Sequence[int] = ()) -> Data:
-    """The samplers of training windows, in which each part has its share, and of held-out windows. stages: see `windows.select`."""
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any = None, stages: Sequence[int] = ()) -> Data:
+    """The samplers of training windows, in which each part has its share, and of held-out windows.
+
+    Args:
+        c: the options.
+        store: of the log.
+        shares: of its parts.
+        fill: (store, steps, episodes) -> steps with the missing actions filled in; None: episodes that lack all of them are left out.
+        stages: see `windows.select`.
+
+    Raises:
+        ValueError: the options do not fit the log.
+    """
     d, horizon = c.data, c.model.return_horizon
     chosen, held_out = windows.select(
         store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed,
@@ -37,23 +48,39 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], stages: Seq
     )  # fmt: skip
     steps = windows.of_store(store, return_horizon=horizon)
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
+    measured = steps  # the loss on held-out windows is that of recorded actions
+    if store.action_weight is not None:
+        some, all_of = (f.reduceat(store.action_weight > 0, store.offsets[:-1]) for f in (np.logical_or, np.logical_and))
+        held_out = held_out[some[held_out]]
+        if not some[chosen].any():
+            raise ValueError(f"{store.info['name']}, {len(chosen)} episodes to train on: {NO_ACTIONS}")
+        if fill:
+            steps = fill(store, steps, chosen)
+            measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
+        else:
+            chosen = chosen[some[chosen]]
+            if not all_of[chosen].all() and c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent":
+                raise ValueError(f"window={c.window} reads past actions, which {(~all_of[chosen]).sum()} of {len(chosen)} episodes lack "
+                                 "at some steps; take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1")  # fmt: skip
     if not len(chosen):
         raise ValueError(
             f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
         )
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
     shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
-    draw: Any = partial(windows.Sampler, steps, **shape)
+    draw: Any = partial(windows.Sampler, **shape)
     if c.team.execution != "per_agent":
         single = 0.5 * (c.team.execution == "both")
-        draw = partial(team_windows.TeamSampler, steps, store, **shape, alone=single, drop_agents=c.team.drop_agents,
+        draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,
                        order=c.team.order)  # fmt: skip
-    sampler = draw(chosen, seed=c.seed, weights=weights)
+    sampler = draw(steps, episodes=chosen, seed=c.seed, weights=weights)
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     if stages:
         parts = {"/".join(filter(None, (label, age))): part[(part < stages[-1]) == (age == "old")]
                  for age in ("old", "new") for label, part in parts.items()}  # fmt: skip
-    validators = {label: draw(part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+    validators = {label: draw(measured, episodes=part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+    if c.log.keep_best and not validators:
+        raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
     if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":

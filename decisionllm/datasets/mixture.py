@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import Node, plain
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets import altered
+from decisionllm.datasets.store import Store
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice, discover, register
@@ -114,9 +115,9 @@ def embodiments(*, parts: Any, options: Any = None, text: str = "none", text_wor
     raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
 
 
-def stores(dataset: Node, cache_dir: str | Path) -> dict[str, Store]:
-    """{embodiment: its store} of a config node; {"": store} of a dataset of one space."""
-    return {name: prepare(part["dataset"], cache_dir) for name, part in of_embodiments(dataset).items()}
+def stores(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any]) -> dict[str, Store]:
+    """{embodiment: its store} of a config node; {"": store} of a dataset of one space. data: options of `altered.prepare`."""
+    return {name: altered.prepare(part["dataset"], cache_dir, data) for name, part in of_embodiments(dataset).items()}
 
 
 def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -31,6 +32,7 @@ FORMAT = 1
 REMEDY = "delete the folder to make it again"
 ANEW = "leave append out to write all of it anew"
 HEADER = 128  # bytes, of each .npy file
+NO_ACTIONS = "expected the recorded action of some steps, all of them are missing (NaN); record some to learn from"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -135,15 +137,22 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
                 given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
                 rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
                 rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
+                if "action_weight" in columns:
+                    rows.setdefault("action_weight", np.ones(len(episode.rewards), np.float32))
                 if old and e < known:
                     _same(e, rows, old, stored)
                     continue
                 if old and new and not new_texts:
                     expected = f"one of the {len(old.tasks)} task texts of {old.path}"
                     raise ValueError(f"episode {e}: expected {expected}, got {episode.task!r}; new_texts=true appends it")
-                rows["offsets"] = np.array([end := end + len(episode.rewards)])
-                for name in rows.keys() - columns if e == 0 else ():
-                    columns[name] = files.enter_context(Column(partial / f"{name}.npy", (STEP_FIELDS | EPISODE_FIELDS)[name]))
+                before, end = end, end + len(episode.rewards)
+                rows["offsets"] = np.array([end])
+                for name in rows.keys() - columns:
+                    if e == 0 or name == "action_weight":  # the first episode that lacks an action may come late
+                        kind = (STEP_FIELDS | EPISODE_FIELDS)[name]
+                        columns[name] = files.enter_context(Column(partial / f"{name}.npy", kind))
+                    if e and name == "action_weight":
+                        columns[name].append(np.ones(before))
                 if unequal := rows.keys() ^ columns:
                     lacking = 0 if (name := min(unequal)) in rows else e
                     raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
@@ -158,6 +167,8 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
         card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info} | options
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
+        if "action_weight" in arrays and not arrays["action_weight"].any():
+            raise ValueError(f"{source.info.get('name', path)}: {NO_ACTIONS}")
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
@@ -294,7 +305,7 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
 def prepare(
     dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False
 ) -> Store:
-    """The store of a dataset, made on first use and found again by the hash of its options.
+    """The store of a dataset, made on first use and found again by the hash of its options; see also `altered.prepare`.
 
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
@@ -311,17 +322,29 @@ def prepare(
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    source, locks = build(dataset), path.parents[1] / "locks"
+    source = build(dataset)
     if isinstance(source, Store):
         return source
-    locks.mkdir(parents=True, exist_ok=True)
+    grown = {"new_texts": new_texts or not append, "dataset": dataset}
+    return keep(path, source, lambda: _before(append, path, dataset) if append else None, **grown)
+
+
+def keep(path: Path, source: Source, before: Callable[[], Store | None] = lambda: None, **options: Any) -> Store:
+    """The store at cache_dir/stores/NAME: opened, or written by the first of the processes that ask for it.
+
+    Args:
+        path: of the store.
+        source: of its episodes.
+        before: () -> the store that is appended to.
+        options: of `write`.
+    """
+    (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
         for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
             shutil.rmtree(left)
-        old = _before(append, path, dataset) if append else None
-        return write(path, source, old=old, new_texts=new_texts or not append, dataset=dataset)
+        return write(path, source, old=before(), **options)
 
 
 def _before(append: bool | str, path: Path, dataset: dict[str, Any]) -> Store:
@@ -345,6 +368,7 @@ def files(dataset: dict[str, Any]) -> list[Path]:
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
     taken, masks, C, steps = episode.actions, episode.action_masks, spec.num_actions, np.arange(len(episode.rewards))
+    there = np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
     found = episode.observations.shape[1], taken.shape[1]
     if found != (spec.observation_dim, spec.action_dim):
         expected = f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
@@ -358,9 +382,9 @@ def _check(name: str, episode: Episode, spec: Spec) -> None:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
-    refuse(f"{name}, step ", wrong.any(1), f"{{}}: expected an action {space}, got {{}}", steps, taken)
+    refuse(f"{name}, step ", wrong.any(1) & there, f"{{}}: expected an action {space}, got {{}}", steps, taken)
     if C and masks is not None:
         if masks.shape[1] != C:
             raise ValueError(f"{name}: expected action masks of {C} actions, got {masks.shape[1]}")
-        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0]
+        forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0] & there
         refuse(f"{name}, step ", forbidden, "{}: the mask forbids the recorded action {:.0f}", steps, taken[:, 0])

@@ -74,7 +74,10 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     if return_horizon:
         end = np.where(store.terminated, end, np.maximum(end - return_horizon + 1, first))
     columns = {"observations": store.observations, "actions": store.actions, "returns_to_go": togo}
-    return Steps(**columns, first=first, end=end, **_optional(store))
+    optional = _optional(store)
+    if store.action_weight is not None:
+        optional["loss_mask"] = (store.action_weight > 0) & optional.get("loss_mask", True)
+    return Steps(**columns, first=first, end=end, **optional)
 
 
 def rollout_returns_to_go(

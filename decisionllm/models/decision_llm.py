@@ -138,17 +138,19 @@ class DecisionLLM(nn.Module):
             batch: raw units; with dynamics, one step longer than the window.
 
         Returns:
-            Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, weighted with
-            advantage_weighting, which adds `value`: asymmetric squared error of the return-to-go at these steps. `max_return`, with an
-            expectile: the same of the maximum return, on rows with the null return token. `change` and `reward`,
-            with dynamics: unexplained share of the variance. `language`, with a language_loss: its weight times the next-token loss
-            on the task texts, nats. Source: LaMo (arXiv 2310.20587).
+            Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, times their action_weight
+            and, with advantage_weighting, their advantage's weight; that adds `value`: asymmetric squared error of the return-to-go at
+            these steps. `max_return`, with an expectile: the same of the maximum return, on rows with the null return token. `change`
+            and `reward`, with dynamics: unexplained share of the variance, where the action is known. `language`, with a
+            language_loss: its weight times the next-token loss on the task texts, nats. Source: LaMo (arXiv 2310.20587).
         """
         known = batch if self.dynamics is None else batch.until(-1)
         return_given = None if self.max_return is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
         hidden, actions = self.read(known, return_given), self.normalizer.actions(known.actions)
         distribution = self.distribution(hidden, known.action_masks, known.observations)
         losses, units, terms = -distribution.log_prob(actions), self.normalizer, dict[str, Tensor]()
+        if known.action_weight is not None:
+            losses = known.action_weight * losses
         if self.advantage is not None and known.loss_mask is not None:
             advantages = units.returns_to_go(known.returns_to_go) - self.advantage.value(hidden, known.timesteps)
             losses = losses * self.advantage(advantages, known.loss_mask)
@@ -160,11 +162,12 @@ class DecisionLLM(nn.Module):
                 expectile_loss(errors, self.max_return_expectile), known.mask & ~return_given[:, None]
             )
         if self.dynamics is not None and known.rewards is not None:
+            recorded = known.mask if known.action_weight is None else known.mask & (known.action_weight > 0)
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
             true_change = (batch.observations[:, 1:] - known.observations - units.change_mean) / units.change_scale
-            terms["change"] = masked_mean((change - true_change).square().mean(-1), batch.mask[:, 1:])
+            terms["change"] = masked_mean((change - true_change).square().mean(-1), batch.mask[:, 1:] & recorded)
             true_reward = (known.rewards - units.reward_mean) / units.reward_scale
-            terms["reward"] = masked_mean((reward - true_reward).square(), known.mask)
+            terms["reward"] = masked_mean((reward - true_reward).square(), recorded)
         if self.language_loss:
             terms["language"] = self.language_loss * self.backbone.next_token_loss(batch.text_ids, batch.text_mask)
         return terms

@@ -14,8 +14,9 @@ import pandas as pd
 
 from decisionllm.config import UsageError, merged, one_of, settle
 from decisionllm.datasets import windows
+from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.mixture import same_space
-from decisionllm.datasets.store import Store, prepare
+from decisionllm.datasets.store import Store
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest
 
@@ -114,8 +115,8 @@ class Grid:
         self.evaluate = {key: value for key, value in acting.items() if key not in ("run", "out", "device")}
         self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
         self.fractions = sorted(study["axes"]["fraction"])
-        opened, digest = cache(lambda dataset: prepare(json.loads(dataset), cache_dir)), cache(weights_digest)
-        self.stores = {cell: opened(json.dumps(config["dataset"])) for cell, config in self.configs.items()}
+        opened, digest = cache(lambda node: prepare(*json.loads(node))), cache(weights_digest)
+        self.stores = {cell: opened(json.dumps([c["dataset"], str(cache_dir), c["data"]])) for cell, c in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
         specs = {quality: self.stores[self.sizes[0], quality].spec for quality in self.qualities}

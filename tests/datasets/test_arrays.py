@@ -59,6 +59,20 @@ def test_integer_actions_are_discrete(tmp_path):
     assert next(load(path=path).episodes).actions.tolist() == [[0], [2]]
 
 
+def test_rows_of_nan_actions_are_missing(tmp_path):
+    gaps = columns()["actions"]
+    gaps[[0, 2]] = np.nan
+    source = load(path=put(tmp_path / "mine.npz", actions=gaps))
+    assert [None if e.action_weight is None else e.action_weight.tolist() for e in source.episodes] == [[0, 1], [0, 1], None]
+    assert (source.spec.low, source.spec.high) == ((np.float32(0.2),), (0.5,)), "of the actions that are there"
+    with pytest.raises(ValueError, match="expected the recorded action of some steps, all of them are missing"):
+        load(path=put(tmp_path / "none.npz", actions=np.full((5, 1), np.nan)))
+    with pytest.raises(ValueError, match="expected finite actions, got inf in row 0"):
+        load(path=put(tmp_path / "inf.npz", actions=np.array([[np.inf]] * 5)))
+    with pytest.raises(ValueError, match="expected finite actions, got nan in row 0"):
+        load(path=put(tmp_path / "half.npz", actions=np.array([[np.nan, 1.0]] * 5)))
+
+
 def test_options_name_the_data_the_task_and_the_space(tmp_path):
     source = load(path=put(tmp_path / "a.npz"), name="pump", task="Fill.", text="constant", low=[-2], high=[2], horizon=9)
     assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and next(source.episodes).task == "Fill."

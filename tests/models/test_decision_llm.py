@@ -86,6 +86,20 @@ def test_the_loss_weighs_every_real_step_alike():
         torch.testing.assert_close(model(batch)["nll"], (each[0].sum() + each[1, :2].sum()) / 8)
 
 
+def test_the_weight_of_an_action_multiplies_its_loss_and_an_unknown_one_shows_no_dynamics():
+    model, batch = make_model(CONTINUOUS, dynamics=True), make_batch(CONTINUOUS, [7, 3], 7)
+    batch, weight = replace(batch, rewards=torch.linspace(0, 1, 14).view(2, 7)), batch.mask.float()
+    weight[0, 1], weight[1, 0] = 0.25, 0
+    known = replace(batch, action_weight=weight, loss_mask=batch.mask & (weight > 0))
+    with torch.no_grad():
+        each = -model.head(model.read(batch.until(-1))).log_prob(model.normalizer.actions(batch.actions[:, :-1]))
+        found = model(known)
+        wanted = (each[0, 0] + 0.25 * each[0, 1] + each[0, 2:].sum() + each[1, 1:3].sum()) / 8
+        torch.testing.assert_close(found["nll"], wanted)
+        again = model(replace(known, rewards=known.rewards + 5 * (weight == 0)))
+        assert found["reward"] == again["reward"] != model(batch)["reward"]
+
+
 def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
     model, batch = make_model(CONTINUOUS), make_batch(CONTINUOUS, [6, 2], 6)
     loss_mask = batch.mask.clone()

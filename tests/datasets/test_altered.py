@@ -1,0 +1,132 @@
+"""Logs as they may come: which actions are left out, and which numbers of which steps are corrupted, by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from decisionllm.datasets import altered
+from decisionllm.datasets.altered import prepare
+from decisionllm.datasets.store import write
+from decisionllm.protocols import Source
+from decisionllm.registry import choice
+from decisionllm.schema import Episode, Spec
+from tests.conftest import LOOP, NANO, command
+
+OPTIONS = {
+    "seed": 0,
+    "actions_kept": 1.0,
+    "corrupt": "none",
+    "corrupt_share": 0.5,
+    "corrupt_kind": "random",
+    "corrupt_scale": 1.0,
+}
+SYNTHETIC = choice("dataset", "synthetic", episodes=40, text="none")
+DISCRETE = choice("dataset", "synthetic-discrete", episodes=40, text="none")
+
+
+def changed(tmp_path, node=SYNTHETIC, **options):
+    return prepare(node, tmp_path, OPTIONS), prepare(node, tmp_path, OPTIONS | options)
+
+
+def test_without_options_the_store_is_the_datasets_own(tmp_path):
+    clean, same = changed(tmp_path)
+    assert clean.path == same.path == prepare(SYNTHETIC, tmp_path, {}).path and clean.action_weight is None
+
+
+def test_the_actions_of_a_share_of_the_episodes_are_kept(tmp_path):
+    clean, store = changed(tmp_path, actions_kept=0.25)
+    weights = np.split(store.action_weight, store.offsets[1:-1])
+    assert sum(w.all() for w in weights) == 10 and sum(not w.any() for w in weights) == 30
+    assert store.info["actions_kept"] == 0.25 and store.fingerprint != clean.fingerprint
+    other = prepare(SYNTHETIC, tmp_path, OPTIONS | {"actions_kept": 0.25, "seed": 1})
+    assert (other.action_weight != store.action_weight).any()
+
+
+@pytest.mark.parametrize("kind", ["random", "adversarial"])
+@pytest.mark.parametrize(
+    ("corrupt", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)]
+)
+def test_a_share_of_one_column_changes(tmp_path, corrupt, node, kind):
+    clean, store = changed(tmp_path, node, corrupt=corrupt, corrupt_kind=kind)
+    for name in {"observations", "rewards", "actions"} - {corrupt}:
+        assert np.array_equal(getattr(clean, name), getattr(store, name))
+    new = (getattr(clean, corrupt) != getattr(store, corrupt)).reshape(len(clean.rewards), -1).any(1)
+    assert 0.3 < new.mean() < 0.55  # half of the steps are drawn; an action at a bound, or the same index, may stay
+    assert store.info["corrupt"] == f"{corrupt} of 50 % of the steps, {kind}, scale 1"
+    again = prepare(node, tmp_path / "again", OPTIONS | {"corrupt": corrupt, "corrupt_kind": kind})
+    assert again.fingerprint == store.fingerprint
+
+
+def test_the_scale_bounds_a_random_change(tmp_path):
+    clean, store = changed(tmp_path, corrupt="observations", corrupt_share=1.0, corrupt_scale=0.1)
+    apart = np.abs(store.observations - clean.observations) / clean.observations.std(0)
+    assert 0.09 < apart.max() < 0.1001
+
+
+def test_an_adversary_by_hand(tmp_path):
+    x = np.array([[1.0, 0], [0, 1], [1, 1], [0, 0]], np.float32)
+    rewards = np.array([2.0, 1, 3, 0])  # 2 x1 + x2, in episodes of one step
+    episodes = [Episode(x[i : i + 1], np.zeros((1, 1), np.float32), rewards[i : i + 1], group=i) for i in range(4)]
+    store = write(tmp_path / "store", Source(Spec(2, 1, 1, (-1.0,), (1.0,)), episodes, {"name": "test"}))
+    corruption = altered.Corruption(store, "observations", "adversarial", 2.0)
+    np.testing.assert_allclose(corruption.slope, [2 / np.sqrt(5), 1 / np.sqrt(5), 0], rtol=1e-6)
+    hit, rng = np.array([True]), np.random.default_rng(0)
+    assert corruption(store.episode(0), rng, hit).tolist() == [[0, -1]], "two deviations of 0.5 less"
+    corruption = altered.Corruption(store, "rewards", "adversarial", 2.0)
+    assert corruption(store.episode(0), rng, hit).tolist() == [-4] and corruption(store.episode(0), rng, ~hit).tolist() == [2]
+
+
+def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_path):
+    masks = np.array([[True, True, True], [True, False, True]])
+    episodes = [
+        Episode(np.zeros((1, 1), np.float32), np.full((1, 1), a, np.float32), np.array([[5.0, 1, 3][a]]), group=3 * k + a, action_masks=masks[:1])
+        for k in range(2) for a in range(3)
+    ]  # fmt: skip
+    store = write(tmp_path / "store", Source(Spec(1, 1, 1, num_actions=3), episodes, {"name": "test"}))
+    corruption = altered.Corruption(store, "actions", "adversarial", 1.0)
+    tried = Episode(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), action_masks=masks)
+    assert corruption(tried, np.random.default_rng(0), np.array([True, True])).tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize("verb", ["train", "baseline", "data"])
+def test_commands_read_the_log_as_the_options_change_it(tmp_path, capsys, verb):
+    if verb == "baseline":
+        pytest.importorskip("d3rlpy")
+    words = {"train": (*LOOP, *NANO, "data.seed=3"), "baseline": ("dataset=synthetic", "dataset.episodes=40", "steps=2", "optim.batch_size=8", "device=cpu"),
+             "data": ("dataset=synthetic", "dataset.episodes=40")}[verb]  # fmt: skip
+    run = (f"run={tmp_path}/run",) if verb != "data" else ()
+    assert (
+        command(
+            verb,
+            *words,
+            *run,
+            "data.corrupt=actions",
+            "data.corrupt_kind=adversarial",
+            "data.corrupt_share=0.2",
+            "data.actions_kept=0.5",
+        )
+        == 0
+    )
+    said = capsys.readouterr().out
+    if verb == "data":
+        assert (
+            "corrupt=actions of 20 % of the steps, adversarial, scale 1" in said and "actions, the others are missing" in said
+        )
+        assert command(verb, *words, "data.actions_kept=0.5", f"export=hdf5:{tmp_path}/x.hdf5") == 1
+        assert "expected a log with every action" in capsys.readouterr().err
+    else:
+        info = json.loads((tmp_path / "run/run.json").read_text())["dataset"]
+        assert info["corrupt"] == "actions of 20 % of the steps, adversarial, scale 1" and info["actions_kept"] == 0.5
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    for options, message in (
+        ({"actions_kept": 0.001}, "data.actions_kept=0.001 of 40 episodes keeps the actions of none"),
+        ({"actions_kept": 2.0}, "expected a share within 0 .. 1, got 2.0"),
+        ({"corrupt": "time"}, "data.corrupt: expected one of none, observations, actions, rewards, got 'time'"),
+        ({"corrupt": "actions", "corrupt_kind": "mean"}, "data.corrupt_kind: expected one of random, adversarial"),
+        ({"corrupt": "actions", "corrupt_share": 1.5}, "expected within 0 .. 1 and above 0, got 1.5 and 1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            changed(tmp_path, **options)

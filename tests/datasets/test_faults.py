@@ -1,0 +1,66 @@
+"""Faults of a log: each kind is found, counted by hand, and a clean log has none."""
+
+import numpy as np
+
+from decisionllm.datasets import faults
+from decisionllm.datasets.store import write
+from decisionllm.protocols import Source
+from decisionllm.schema import Episode, Spec
+
+
+def found(path, episodes):
+    S = episodes[0].observations.shape[1]
+    return list(faults.faults(write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))))
+
+
+def walk(group, n=40, *, columns=1, seed=None, **changed):
+    rng = np.random.default_rng(group if seed is None else seed)
+    steps = {
+        "observations": rng.normal(size=(n, columns)),
+        "actions": rng.uniform(-1, 1, (n, 1)),
+        "rewards": rng.normal(size=n),
+    }
+    return Episode(**{name: x.astype(np.float32) for name, x in (steps | changed).items()}, group=group)
+
+
+def test_a_clean_log_has_no_fault(tmp_path):
+    assert found(tmp_path / "s", [walk(g) for g in range(5)]) == []
+
+
+def test_repeated_episodes_are_counted_and_placed(tmp_path):
+    episodes = [walk(0), walk(0), walk(1, seed=0), walk(2), walk(3), walk(3)]  # two extra copies of one, one of another
+    assert found(tmp_path / "s", episodes) == [
+        "3 of 6 episodes repeat another one, 2 different ones; 1 of them in several groups, of which one may be held out"
+    ]
+
+
+def test_constant_rewards_and_numbers(tmp_path):
+    still = np.stack([np.full(40, 7.0), np.arange(40) ** 2], 1)
+    episodes = [walk(g, observations=still, rewards=np.full(40, 2.0)) for g in range(2)]
+    assert found(tmp_path / "s", episodes) == [
+        "every reward is 2: a return says no more than the length of an episode",
+        "observation [0]: the same number at every step",
+    ]
+
+
+def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "BLOCK", 7)  # an episode is in many blocks
+    line = np.arange(40.0)[:, None] % 2  # changes of 1
+    jumped = line.copy()
+    jumped[20] += 31.5
+    episodes = [walk(0, observations=line), walk(1, observations=line + 500), walk(2, observations=jumped)]
+    assert found(tmp_path / "s", episodes) == ["observation [0]: 2 changes of more than 30 times its usual change in a step, 1"]
+
+
+def test_an_observation_that_holds_the_future(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "BLOCK", 21)
+    episodes = []
+    for g in range(3):
+        e = walk(g, columns=3)
+        togo = np.cumsum(e.rewards[::-1])[::-1]
+        seen = np.stack([e.observations[:, 0], togo, -3 * e.rewards + 5], 1)
+        episodes.append(walk(g, observations=seen, rewards=e.rewards))
+    assert found(tmp_path / "s", episodes) == [
+        "observation [1]: tells the return-to-go, which is known only later",
+        "observation [2]: tells the reward of the step, which is known only later",
+    ]
