@@ -16,7 +16,8 @@ from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import atomic
 from decisionllm.policy import checkpoint
-from decisionllm.policy.session import ALL, Rows, Session
+from decisionllm.policy.buffer import ALL, Rows
+from decisionllm.policy.session import Session
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
 from decisionllm.schema import Episode
@@ -64,7 +65,7 @@ def finetune(config: dict[str, Any]) -> Path:
         rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
         if rows and rows[0]["config"] != settings:
             raise ValueError(f"{out} holds other rounds, of {rows[0]['config']}: choose another out=...")
-        store = stores(run_config["dataset"], config["cache_dir"])[""]
+        store = stores(run_config["dataset"], config["cache_dir"], run_config["data"])[""]
         if store.fingerprint != info["fingerprint"]:
             raise ValueError(f"{config['run']} was trained on data {info['fingerprint']}, {store.path} is {store.fingerprint}")
         if not rows:
