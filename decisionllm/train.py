@@ -91,13 +91,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
 
     # -- data, model, optimiser --
-    with accelerator.main_process_first():
-        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])  # {"": store}; or one for each embodiment
-    shares = mixture.part_shares(stores, c.data.part_weights)
-    fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
     begun = bool(checkpoint.find(run)) and not c.fresh
-    stages = continued(c, stores, begun=begun) if c.resume_on else []
-    data = {name: open_data(c, store, shares[name], fill, stages) for name, store in stores.items()}
+    stores, shares, stages, data = open_stores(c, options, accelerator, begun=begun)
     model = new_model(c, options, data, begun=begun or bool(c.resume_on))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
@@ -168,6 +163,17 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
     return run
+
+
+def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, *, begun: bool) -> tuple[Any, ...]:
+    """By embodiment, "" if there is one space, the stores, the shares of their parts, and what is drawn from them; and the numbers of
+    episodes of earlier runs, see `continued`: stores, shares, stages, data."""
+    with accelerator.main_process_first():
+        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])
+    shares = mixture.part_shares(stores, c.data.part_weights)
+    fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
+    stages = continued(c, stores, begun=begun) if c.resume_on else []
+    return stores, shares, stages, {name: open_data(c, store, shares[name], fill, stages) for name, store in stores.items()}
 
 
 def divided(window: Window, part: int, parts: int) -> Any:
