@@ -46,7 +46,7 @@ def faults(store: Store) -> Iterator[str]:
         yield f"observation [{i}]: {jumps[i]:,} changes of more than {JUMP} times its usual change in a step, {median[i]:.3g}"
     for what, column in (("return-to-go", names), ("reward of the step", names + 1)):
         if len(leaks := np.flatnonzero(correlation[:names, column] > LEAK)):
-            yield f"observation {leaks.tolist()}: tells the {what}, which is known only later"
+            yield f"observation {leaks.tolist()}: as good as the {what}, which is known only later"
 
 
 def _repeats(store: Store) -> Iterator[str]:

@@ -35,9 +35,6 @@ class AdvantageWeights(nn.Module):
         ValueError: the temperature is not above 0, or the expectile not within 0 .. 1.
     """
 
-    deviation: Tensor  # of the advantages, in the model's units of returns
-    mean_weight: Tensor
-
     def __init__(self, width: int, horizon: int, *, temperature: float, expectile: float) -> None:
         super().__init__()
         if not (temperature > 0 and 0 < expectile < 1):
@@ -45,8 +42,10 @@ class AdvantageWeights(nn.Module):
                              f"model.max_return_expectile within 0 .. 1, got {temperature} and {expectile}")  # fmt: skip
         self.horizon, self.temperature, self.expectile = horizon, temperature, expectile
         self.out = nn.Linear(width, 2)
-        self.register_buffer("deviation", torch.ones(()))
-        self.register_buffer("mean_weight", torch.ones(()))
+        self.deviation, self.mean_weight = (
+            nn.Buffer(torch.ones(())),
+            nn.Buffer(torch.ones(())),
+        )  # deviation in the model's units of returns
         self.sums: Tensor | None = None  # since the last update
 
     def value(self, hidden: Tensor, timesteps: Tensor) -> Tensor:

@@ -61,6 +61,6 @@ def test_an_observation_that_holds_the_future(tmp_path, monkeypatch):
         seen = np.stack([e.observations[:, 0], togo, -3 * e.rewards + 5], 1)
         episodes.append(walk(g, observations=seen, rewards=e.rewards))
     assert found(tmp_path / "s", episodes) == [
-        "observation [1]: tells the return-to-go, which is known only later",
-        "observation [2]: tells the reward of the step, which is known only later",
+        "observation [1]: as good as the return-to-go, which is known only later",
+        "observation [2]: as good as the reward of the step, which is known only later",
     ]
