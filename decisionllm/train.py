@@ -401,6 +401,10 @@ def interruptible() -> Iterator[list[bool]]:
     handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
+    except RuntimeError as error:
+        if distributed.lost(error):
+            del handlers[signal.SIGTERM]  # the launcher ends those that are left by it: the message comes first
+        raise
     finally:
         for s, handler in handlers.items():
             signal.signal(s, handler)

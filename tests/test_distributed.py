@@ -18,6 +18,7 @@ import torch
 import decisionllm
 from decisionllm import distributed
 from decisionllm.policy import checkpoint
+from decisionllm.train import interruptible
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved
 
@@ -95,6 +96,17 @@ os._exit(any(codes))
     assert metrics(tmp_path / "two") == metrics(tmp_path / "again")
     assert same_bits(saved(tmp_path / "two"), saved(tmp_path / "again"))
     assert decisionllm.load(tmp_path / "two").model.backbone.layout is not None
+
+
+def test_a_lost_process_is_reported_before_the_launcher_ends_the_others():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RuntimeError, match="gloo"), interruptible() as stop:
+            raise RuntimeError("gloo: connection closed by peer")
+        signal.raise_signal(signal.SIGTERM)
+        assert stop == [True]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 2), (1, 3)])
