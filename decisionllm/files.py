@@ -14,6 +14,9 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DECISIONLLM_HOME", "~/.cache/decisionllm")).expanduser()
 
 
+AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
+
+
 @contextmanager
 def explained(what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError) -> Iterator[None]:
     """Raise another error in place of one of these in the block: what is wrong, the error itself, the remedy."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import Node, one_of
+from decisionllm.datasets import moments
 from decisionllm.datasets import store as stores
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store
@@ -97,14 +98,10 @@ class Corruption:
 
     def _fit(self, clean: Store) -> tuple[np.ndarray, np.ndarray]:
         """Deviations of these numbers, and the slopes of the return-to-go for a deviation of each, by least squares: twice (S + A,)."""
-        togo, total, products = of_store(clean).returns_to_go, 0, 0
-        size = max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
-        for rows in (slice(start, start + size) for start in range(0, len(togo), size)):
-            x = self._numbers(clean.observations[rows], clean.actions[rows])
-            x = np.concatenate([x, togo[rows, None]], 1)
-            total, products = total + x.sum(0), products + x.T @ x
-        mean = total / len(togo)
-        covariance = products / len(togo) - np.outer(mean, mean)
+        togo, size = of_store(clean).returns_to_go, max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
+        parts = (slice(start, start + size) for start in range(0, len(togo), size))
+        numbers = ((self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None]) for rows in parts)
+        mean, covariance = moments.covariance(np.concatenate(each, 1) for each in numbers)
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
         unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)  # a constant number has no slope
         correlation = covariance / np.outer(unit, unit)

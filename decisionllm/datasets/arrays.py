@@ -13,7 +13,7 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import NO_ACTIONS, Store, open_store, write
-from decisionllm.files import explained
+from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -169,7 +169,7 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
     what = f"{path}: not a readable {'npz' if npz else 'HDF5'} file, perhaps truncated"
-    reading = partial(explained, what, OSError, ValueError, EOFError, BadZipFile, zlib.error, remedy="fetch it again")
+    reading = partial(explained, what, OSError, ValueError, EOFError, BadZipFile, zlib.error, remedy=AGAIN)
     with ExitStack() as stack:
         with reading():
             file: Any = stack.enter_context(ZipFile(path) if npz else h5py.File(path))

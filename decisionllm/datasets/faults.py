@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from decisionllm.datasets.moments import covariance
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store
 
@@ -27,19 +28,20 @@ def faults(store: Store) -> Iterator[str]:
     median = np.array([np.median(each[each > 0]) if each.any() else 0 for each in changes.T])
     jumps = np.zeros(names, int)
     future = np.stack([of_store(store).returns_to_go, store.rewards], 1)
-    total, products = np.zeros(names + 2), np.zeros((names + 2, names + 2))
-    first = np.concatenate([store.observations[0], future[0]], dtype=np.float64)  # subtracted: sums of squares are exact then
-    for start in range(0, n, size):
-        rows = slice(start, min(start + size, n))
-        x = np.concatenate([store.observations[rows], future[rows]], 1, dtype=np.float64) - first
-        total, products = total + x.sum(0), products + x.T @ x
-        ahead = store.observations[start + 1 : rows.stop + 1]
-        change = np.abs(ahead - store.observations[start : start + len(ahead)])
-        jumps += ((change > JUMP * median) & (median > 0) & ~last[start : start + len(ahead), None]).sum(0)
-    covariance = products / n - np.outer(total, total) / n**2
-    deviation = np.sqrt(np.diag(covariance).clip(min=0))
-    varies = deviation > 1e-9 * (1 + np.abs(first))
-    correlation = np.abs(covariance) / np.outer(*[np.where(varies, deviation, np.inf)] * 2)
+
+    def blocks() -> Iterator[np.ndarray]:  # in which the jumps are counted
+        nonlocal jumps
+        for start in range(0, n, size):
+            rows = slice(start, min(start + size, n))
+            ahead = store.observations[start + 1 : rows.stop + 1]
+            change = np.abs(ahead - store.observations[start : start + len(ahead)])
+            jumps += ((change > JUMP * median) & (median > 0) & ~last[start : start + len(ahead), None]).sum(0)
+            yield np.concatenate([store.observations[rows], future[rows]], 1, dtype=np.float64)
+
+    _, covariances = covariance(blocks())
+    deviation = np.sqrt(np.diag(covariances).clip(min=0))
+    varies = deviation > 1e-9 * (1 + np.abs(np.concatenate([store.observations[0], future[0]])))
+    correlation = np.abs(covariances) / np.outer(*[np.where(varies, deviation, np.inf)] * 2)
     if len(constant := np.flatnonzero(~varies[:names])):
         yield f"observation {constant.tolist()}: the same number at every step"
     for i in np.flatnonzero(jumps):

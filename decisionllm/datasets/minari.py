@@ -19,13 +19,12 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.store import Store
-from decisionllm.files import explained
+from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 RADIUS = 0.45  # of PointMaze's goals
-AGAIN = "fetch it again"
 
 
 @register("dataset", "minari", text="${text}")

@@ -1,5 +1,7 @@
 """Count, mean, variance and range of rows that come in blocks."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 
@@ -28,3 +30,14 @@ class Moments:
     def deviation(self) -> np.ndarray:
         """Standard deviations, the shape of a row."""
         return np.sqrt(self.variance)
+
+
+def covariance(blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (k,) and covariance (k, k) of rows that come in blocks (n, k). The first row is subtracted, so that squares stay exact."""
+    count, first, total, products = 0, None, np.zeros(()), np.zeros(())
+    for block in blocks:
+        first = block[0].astype(np.float64) if first is None else first
+        x = block - first
+        count, total, products = count + len(x), total + x.sum(0), products + x.T @ x
+    assert first is not None, "a store has rows"
+    return first + total / count, products / count - np.outer(total, total) / count**2

@@ -103,9 +103,7 @@ def write(path: str | Path, source: Source, *, old: Store | None = None, new_tex
                 import fcntl
 
                 fcntl.flock(lock.enter_context((shared := old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
-                for left in Path(path).parent.glob(
-                    ".partial-*/offsets.npy"
-                ):  # of a killed process, since this one has the lock
+                for left in Path(path).parent.glob(".partial-*/offsets.npy"):  # of a killed process, this one has the lock
                     if left.samefile(shared):
                         shutil.rmtree(left.parent)
             return _write(Path(path), source, old, new_texts, options)
@@ -351,8 +349,8 @@ def _before(append: bool | str, path: Path, dataset: dict[str, Any]) -> Store:
     """The store that is appended to: of this path, or the last beside `path` that was made with the same options."""
     if isinstance(append, str):
         return open_store(Path(append).expanduser())
-    cards = path.parent.glob(f"{path.name.rpartition('-')[0]}-*/card.json")
-    same = [card for card in cards if json.loads(card.read_text()).get("dataset") == json.loads(json.dumps(dataset))]
+    cards, wanted = path.parent.glob(f"{path.name.rpartition('-')[0]}-*/card.json"), json.loads(json.dumps(dataset))
+    same = [card for card in cards if json.loads(card.read_text()).get("dataset") == wanted]
     if not same:
         raise ValueError(f"append=true: expected a store in {path.parent} that was made with the same options, found none; give the "
                          "path of one, append=PATH, or leave append out")  # fmt: skip

@@ -266,9 +266,7 @@ class ImaginedValue(nn.Module):
         for reward in self.rewards:
 
             def loss(step: int, reward: nn.Module = reward) -> Tensor:
-                rows = torch.randint(
-                    len(targets), (BATCH,)
-                )  # as often as in the data: rare rewards drawn more often look likely elsewhere
+                rows = torch.randint(len(targets), (BATCH,))  # rare rewards drawn more often would look likely elsewhere
                 logits = reward(self.encode(data.observations[rows], data.actions[rows]))
                 return F.binary_cross_entropy_with_logits(logits, targets[rows])
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decisionllm.protocols import Player
 from decisionllm.schema import History
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
 
 
-class EpisodeBuffer:
+class EpisodeBuffer(Player):
     """Observations, actions, rewards and masks of N episodes under way, and their target returns.
 
     Args:
@@ -45,15 +46,7 @@ class EpisodeBuffer:
     def act(
         self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
     ) -> np.ndarray:
-        """Choose the next actions of the episodes that continue.
-
-        Args:
-            observations: (M, S) current observations, raw units.
-            rewards: (M,) rewards of the previous step; None at the first step.
-            action_masks: (M, C) True where a discrete action is allowed; None: all.
-
-        Returns:
-            (M, A) actions, raw units.
+        """Choose the next actions (M, A) of the episodes that continue, see `Player.act`.
 
         Raises:
             ValueError: an observation is not finite, or the horizon is exceeded.

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.formats.team_log import Log
-from decisionllm.files import explained
+from decisionllm.files import AGAIN, explained
 
 VAULT, MORE_OF_VAULT = ("observations", "actions", "rewards", "terminals", "truncations"), ("infos.legals", "infos.state")
 PYMARL, MORE_OF_PYMARL = ("obs", "actions", "reward", "terminated", "filled"), ("avail_actions", "state")
-
-AGAIN = "fetch it again"
 
 
 def read_vault(folder: Path) -> Log:
