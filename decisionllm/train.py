@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,19 +17,17 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from decisionllm import distributed
-from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
-from decisionllm.datasets.batches import Data, open_data, some_texts, to_batch
+from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
-from decisionllm.models.imagined import Transitions
 from decisionllm.policy import checkpoint
 from decisionllm.policy.continued import continued, forgotten
+from decisionllm.policy.start import new_model, take_up
 from decisionllm.schema import Window
 
-NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
 
@@ -208,103 +205,6 @@ def processes(c: TrainConfig) -> Any:
         raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
                          f"got {c.optim.batch_size}")  # fmt: skip
     return accelerator
-
-
-def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool) -> Any:
-    """The model of a run, its units fitted to the training data; with init_from and unless the run was begun, of another run's weights."""
-    specs = {name: each.store.spec for name, each in data.items()}
-    model = checkpoint.make_model(options, specs.get("", specs))
-    started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
-    for name, member in members(model).items():
-        fit_normalizer(member, data[name], dynamics=c.model.dynamics or c.model.value_discount > 0, started=name in started)
-        if member.imagined is not None and not begun and name not in started:
-            fit_value(member, data[name], c)
-    if model.backbone.features is not None:
-        model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
-    return model
-
-
-def take_up(
-    c: TrainConfig, options: dict[str, Any], stores: dict[str, Any], data: Mapping[str, Data], model: Any, stages: list[int], *,
-    begun: bool, main: bool,
-) -> None:  # fmt: skip
-    """Give the model the weights of a run that was begun, or of the one that it goes on from, with its units unless refit_units; describe
-    a new run. stages: see `continued`."""
-    run = Path(c.run)
-    if begun:
-        checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
-        return
-    if stages:
-        fitted = deepcopy(model.normalizer.state_dict())
-        try:
-            checkpoint.restore(c.resume_on, model, checkpoint.read(c.resume_on)[1])
-        except ValueError as error:
-            raise ValueError(f"resume_on={c.resume_on}: {error}; take the options of its config.yaml") from error
-        if c.refit_units:
-            model.normalizer.load_state_dict(fitted)
-        else:
-            fit_normalizer(model, data[""], dynamics=False, started=True)
-    if main:
-        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
-                            perplexity=perplexity(model.backbone), **({"resumed": {"stages": stages}} if stages else {}))  # fmt: skip
-
-
-def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
-    """Fit the model's units to the training steps; a model started from a run keeps the units of its weights."""
-    store, steps, normalizer = data.store, data.steps, model.normalizer
-
-    def blocks() -> Iterator[np.ndarray]:
-        return steps.blocks(data.episodes, NUMBERS // store.spec.observation_dim)
-
-    def changes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for rows in blocks():
-            pairs = rows[~np.isin(rows + 1, steps.end[data.episodes])]  # rows with a next one
-            yield store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows]
-
-    if started:
-        for rows in blocks():
-            normalizer.widen(steps.returns_to_go[rows])
-        return
-    normalizer.fit((store.observations[rows], steps.returns_to_go[rows]) for rows in blocks())
-    if dynamics:
-        normalizer.fit_dynamics(changes())
-
-
-def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
-    """Fit the value of a model to its training steps."""
-    store, units = data.store, model.normalizer
-    if len(np.unique(store.task[data.episodes])) > 1 or not c.act.planning_horizon:
-        raise ValueError("model.value_discount: expected one task text, since the value reads none, and act.planning_horizon above 0, "
-                         f"got {len(store.tasks)} and {c.act.planning_horizon}")  # fmt: skip
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
-    ended = np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
-    if data.steps.action_weight is not None:  # steps whose action is unknown are left out
-        known = data.steps.action_weight[rows] > 0
-        rows, ended = rows[known], ended[known]
-    last = np.isin(rows, store.offsets[1:] - 1)
-    pairs = np.flatnonzero(~last & (np.diff(rows, append=0) == 1))
-    columns = store.rewards[rows], (last & ended).astype(np.float32), pairs
-    observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions))
-    shown = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns))
-    low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
-        model.imagined.fit(shown, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
-
-
-def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
-    """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}}, and the parts with theirs."""
-    quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})
-
-    def of(d: Data, label: str) -> dict[str, float]:
-        steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
-        togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
-        returns = np.concatenate(list(togo)) if c.model.return_horizon else d.store.returns[episodes]
-        return {str(q): float(np.quantile(returns, q)) for q in quantiles}
-
-    parts = mixture.evaluated(c.dataset, {name: d.store for name, d in data.items()})
-    parts = {label: part | {"targets": of(data[part["embodiment"]], label)} for label, part in parts.items()}
-    whole = {"targets": of(data[""], "")} if "" in data else {}
-    return whole | ({"parts": parts} if parts else {})
 
 
 def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn.Module, accelerator: Any, step: int) -> None:

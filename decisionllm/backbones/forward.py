@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from decisionllm.backbones.lora import linear
+from decisionllm.backbones.layouts import ALL, GPT2, Llama, drop
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
-ALL = slice(None)
 MOST_TEXTS = 100_000  # of which token ids are kept
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -92,7 +90,7 @@ class Backbone(nn.Module):
         self.config = self.core.config
         self.width: int = self.config.hidden_size
         self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)  # tokens that it can tell apart
-        self.layout: _Llama | _GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
+        self.layout: Llama | GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
 
     @property
     def core(self) -> Any:
@@ -392,16 +390,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Ten
     return mixed.view(B, H, n, d)
 
 
-def drop(x: Tensor, share: float) -> Tensor:
-    """Dropout of this share, in training. On a CPU from 16 random bits a number: five times faster than torch's own."""
-    if x.is_cuda or not 0 < share < 1:
-        return F.dropout(x, share)
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    keep = torch.empty(x.shape, dtype=x.dtype)
-    torch.ge(bits[: x.numel()].view(x.shape), round(share * 2**16) - 2**15, out=keep)
-    return x * keep.mul_(1 / (1 - share))
-
-
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
     """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N, n, L+M) bool."""
     text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
@@ -409,121 +397,8 @@ def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
     return torch.cat([text.expand(len(steps), -1, -1) if len(text) == 1 else text, steps.expand(len(text), -1, -1)], -1)
 
 
-class _Llama:
-    """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
-
-    def blocks(self, core: Any) -> Any:
-        return core.layers
-
-    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
-        cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
-        left, right = sin.chunk(2, -1)
-        return x, (cos, torch.cat([-left, right], -1))
-
-    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
-        attention, h = block.self_attn, _rms(block.input_layernorm, x)
-        cos, sin = rope
-        if h.shape[1] == h[:, out].shape[1]:
-            q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
-        else:
-            (q,), (k, v) = linear(h[:, out], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
-        q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
-        if "q_norm" in attention._modules:  # Qwen3
-            q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
-        return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
-
-    def attention_dropout(self, block: Any) -> float:
-        return float(block.self_attn.attention_dropout)
-
-    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + linear(mixed, block.self_attn.o_proj)[0]
-        mlp = block.mlp
-        gate, up = linear(_rms(block.post_attention_layernorm, x), mlp.gate_proj, mlp.up_proj)
-        return x + linear(mlp.act_fn(gate) * up, mlp.down_proj)[0]
-
-    def norm(self, core: Any, x: Tensor) -> Tensor:
-        return _rms(core.norm, x)
-
-
-class _GPT2:
-    """How the blocks of GPT-2 are called."""
-
-    def blocks(self, core: Any) -> Any:
-        return core.h
-
-    def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
-        x = x + core.wpe(positions)
-        return (drop(x, core.drop.p) if core.training else x), None
-
-    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
-        attention = block.attn
-        h = block.ln_1(x)
-        if out == ALL or not hasattr(attention.c_attn, "nf"):  # an adapter wraps the map: it is called whole
-            q, k, v = attention.c_attn(h).split(attention.split_size, -1)
-            q = q[:, out]
-        else:
-            weight, bias, D = attention.c_attn.weight, attention.c_attn.bias, attention.split_size
-            q = h[:, out] @ weight[:, :D] + bias[:D]
-            k, v = (h @ weight[:, D:] + bias[D:]).split(D, -1)
-        split = partial(_split_heads, width=attention.head_dim)
-        return split(q), split(k), split(v)
-
-    def attention_dropout(self, block: Any) -> float:
-        return float(block.attn.attn_dropout.p)
-
-    def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
-        attention, mlp = block.attn, block.mlp
-        mixed = attention.c_proj(mixed)
-        x = x + (drop(mixed, attention.resid_dropout.p) if block.training else mixed)
-        out = mlp.c_proj(mlp.act(mlp.c_fc(block.ln_2(x))))
-        return x + (drop(out, mlp.dropout.p) if block.training else out)
-
-    def norm(self, core: Any, x: Tensor) -> Tensor:
-        return core.ln_f(x)  # type: ignore[no-any-return]  # of transformers
-
-
-def _rms(norm: Any, x: Tensor) -> Tensor:
-    """RMS norm, in one call where the module is the library's usual one."""
-    if not hasattr(norm, "variance_epsilon"):
-        return norm(x)  # type: ignore[no-any-return]  # of transformers
-    if x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
-        return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-class _FrozenRMS(torch.autograd.Function):
-    """RMS norm of frozen weight, whose gradient is that of layer norm with a mean of 0, which torch has in one call."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        ctx.epsilon = epsilon
-        ctx.save_for_backward(x, weight)
-        return F.rms_norm(x, weight.shape, weight, epsilon)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        D = weight.numel()
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D + ctx.epsilon).rsqrt()
-        of_layer_norm = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight.float(), None, (True, False, False)
-        )[0]
-        mean = (gradient @ weight)[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
-        return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
-
-
-def _split_heads(x: Tensor, width: int) -> Tensor:
-    heads: Tensor = x.unflatten(-1, (-1, width))
-    return heads.transpose(1, 2)  # (B, n, H d) -> (B, H, n, d)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding; the first half of the sines has the sign of the rotation."""
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
-
-
 @torch.no_grad()
-def _matching_layout(backbone: Backbone) -> _Llama | _GPT2 | None:
+def _matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
     """The layout that computes what the library does for two short texts and five tokens; None: neither does."""
     training = backbone.model.training
     backbone.model.eval()
@@ -535,7 +410,7 @@ def _matching_layout(backbone: Backbone) -> _Llama | _GPT2 | None:
     plain = backbone.plain(x, ids, mask, index)
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(backbone.dtype, 5e-2) * plain.abs().max().item()
     try:
-        for backbone.layout in (_Llama(), _GPT2()):
+        for backbone.layout in (Llama(), GPT2()):
             try:
                 if torch.allclose(backbone(x, ids, mask, index), plain, atol=tolerance, rtol=0):
                     return backbone.layout

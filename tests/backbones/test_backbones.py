@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import fingerprint, pretrained
-from decisionllm.backbones.forward import Backbone, KVCache, _FrozenRMS, drop
+from decisionllm.backbones.forward import Backbone, KVCache
+from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import linear
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover

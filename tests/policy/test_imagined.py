@@ -37,7 +37,7 @@ def test_a_value_is_restored_and_planned_to(run):
 
 def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
     before = decisionllm.load(run).model.imagined.state_dict()
-    monkeypatch.setattr("decisionllm.train.fit_value", None)
+    monkeypatch.setattr("decisionllm.policy.start.fit_value", None)
     assert command("train", *SHORT, f"run={run}", f"cache_dir={run.parent}/data") == 0
     after = decisionllm.load(run).model.imagined.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
