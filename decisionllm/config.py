@@ -92,7 +92,7 @@ class ActOptions:
 
     target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
-    decode: str = "mode"  # mean, sample
+    decode: str = "mode"  # mean, sample, unclipped
     planning_horizon: int = 0  # steps to imagine before each action (needs model.dynamics)
     planning_margin: float = 0.6  # a plan replaces the policy's action only if its reward is this many deviations a step higher
 

@@ -58,7 +58,7 @@ MEANINGS = {  # where the comment in the source is short
     "log.save_every": "steps between checkpoints; also one at the end and at Ctrl-C",
     "log.validation_batches": "held-out batches of each log line; 0: none",
     "log.tracker": "`tensorboard`, `wandb` or `none`",
-    "act.decode": "action from the distribution: `mode`, `mean` or `sample`",
+    "act.decode": "action from the distribution: `mode`, `mean`, `sample` or `unclipped`",
 }
 
 

@@ -22,7 +22,7 @@ RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
 MAX_RETURN = {"target_return": None, "max_return_expectile": 0.9}
 CASES = {
     "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAX_RETURN),
-    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}} | MAX_RETURN),
+    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}, "decode": "unclipped"} | MAX_RETURN),
     "gpt2": (CONTINUOUS, "", {"backbone": "gpt2", "condition_on": "none", "target_return": None, "head": "bins", "timesteps": "none"}),
     "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3}),
 }  # fmt: skip

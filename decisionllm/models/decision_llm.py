@@ -9,6 +9,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.config import ModelOptions, TeamOptions, one_of
 from decisionllm.models.advantage import AdvantageWeights, expectile_loss
 from decisionllm.models.dynamics import Dynamics
+from decisionllm.models.heads import Gaussian
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.protocols import Distribution, Head
@@ -208,7 +209,7 @@ class DecisionLLM(nn.Module):
             hidden: (N, D) at the current observation.
             action_masks: (N, C) bool or None.
             observations: (N, S), see `distribution`.
-            decode: `mode`, `mean` or `sample` of the distribution.
+            decode: `mode`, `mean` or `sample` of the distribution; `unclipped`, see `heads.Gaussian`.
             generator: of samples.
 
         Returns:
@@ -218,6 +219,9 @@ class DecisionLLM(nn.Module):
         distribution = self.distribution(hidden[:, None], masks, current)
         if decode == "sample":
             chosen = distribution.sample(generator)
+        elif decode == "unclipped":
+            assert isinstance(distribution, Gaussian)
+            chosen = distribution.unclipped()
         else:
             chosen = distribution.mean if decode == "mean" else distribution.mode
         return self.normalizer.raw_actions(chosen[:, 0])

@@ -17,8 +17,6 @@ from decisionllm.schema import Spec
 from decisionllm.tokenizers import bins
 from decisionllm.tokenizers.entities import inner
 
-LIMIT = 1 - 1e-6  # of clipped actions in the model's units, which are rounded
-
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -39,34 +37,20 @@ class Gaussian:
         noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
         return self.mean + self.deviation * noise
 
+    def unclipped(self) -> Tensor:
+        """The actions (B, T, A) that have this mean once noise of this deviation is added and they are clipped to -1 .. 1; by Newton's method.
 
-@dataclass(frozen=True)
-class ClippedGaussian:
-    """Independent normal distributions of one deviation, of actions that were then clipped to -1 .. 1."""
-
-    before: Gaussian  # the actions before they were clipped
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """A density within the limits; at a limit, the probability of everything beyond it."""
-        scaled = (actions - self.before.mean) / self.before.deviation
-        within = -0.5 * scaled**2 - math.log(self.before.deviation * math.sqrt(2 * math.pi))
-        return torch.where(actions.abs() < LIMIT, within, torch.special.log_ndtr(-scaled * actions.sign())).sum(-1)
-
-    @property
-    def mode(self) -> Tensor:
-        return self.before.mean.clamp(-1, 1)
-
-    @property
-    def mean(self) -> Tensor:
-        limits = torch.tensor([-1.0, 1.0], device=self.before.mean.device)
-        scaled = (limits - self.before.mean[..., None]) / self.before.deviation
-        below, density = torch.special.ndtr(scaled), (-0.5 * scaled**2).exp() / math.sqrt(2 * math.pi)
-        at_limits: Tensor = 1 - below.sum(-1)
-        within: Tensor = self.before.mean * below.diff()[..., 0] - self.before.deviation * density.diff()[..., 0]
-        return at_limits + within
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        return self.before.sample(generator).clamp(-1, 1)
+        A controller's 1 with noise of 0.5 is 0.8 on average in the log, which is what the squared error learns.
+        """
+        wanted = self.mean.float()
+        actions, limits = wanted, wanted.new_tensor([-1.0, 1.0])
+        for _ in range(5):
+            away = (limits - actions[..., None]) / self.deviation
+            below, density = (1 + (away / math.sqrt(2)).erf()) / 2, (-0.5 * away**2).exp() / math.sqrt(2 * math.pi)
+            within = below[..., 1] - below[..., 0]
+            mean = 1 - below.sum(-1) + actions * within - self.deviation * (density[..., 1] - density[..., 0])
+            actions = (actions + (wanted - mean) / within).clamp(-1, 1)
+        return actions
 
 
 @register("head", "gaussian")
@@ -77,8 +61,6 @@ class GaussianHead(nn.Module):
         width: D, of hidden states.
         spec: of the data; continuous actions.
         deviation: in the model's units.
-        clipped: the log's actions were clipped to their limits after noise was added. Then the mean is of the actions before, and may be
-            beyond a limit; the squared error would be 0.8 where the log has 1 plus noise of 0.5, clipped. Source: Tobin (Econometrica 1958).
 
     Raises:
         ValueError: the data has discrete actions.
@@ -86,20 +68,14 @@ class GaussianHead(nn.Module):
 
     entities: slice | None = None
 
-    def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5, clipped: bool = False) -> None:
+    def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
-        self.out, self.deviation, self.clipped = nn.Linear(width, spec.action_dim), deviation, clipped
-        floor = math.log(deviation * math.sqrt(2 * math.pi))
-        self.loss_floor = spec.action_dim * (min(floor, 0.0) if clipped else floor)
+        self.out, self.deviation = nn.Linear(width, spec.action_dim), deviation
+        self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
 
-    def forward(
-        self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None
-    ) -> Gaussian | ClippedGaussian:
-        means: Tensor = self.out(hidden)
-        return (
-            ClippedGaussian(Gaussian(means.float(), self.deviation)) if self.clipped else Gaussian(means.tanh(), self.deviation)
-        )
+    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Gaussian:
+        return Gaussian(self.out(hidden).tanh(), self.deviation)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
 from decisionllm.policy.planner import plan
 from decisionllm.policy.session import Session
@@ -32,7 +33,8 @@ class Policy:
         target_return: unless a history has its own, raw reward units; None: the predicted maximum return.
         return_horizon: the target is the return of this many next steps and stays constant; 0: it is the return of the whole
             episode, and received rewards are subtracted.
-        decode: `mode`, `mean` or `sample` of the action distribution.
+        decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
+            which was added to the log's actions before they were clipped to their limits: the actions before.
         planning_horizon: steps to imagine before each action, see `planner.plan`; 0: no planning.
         planning_margin: see `planner.plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
@@ -63,8 +65,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         model = self.model
-        if self.decode not in ("mode", "mean", "sample"):
-            raise ValueError(f"decode: expected mode, mean or sample, got {self.decode!r}")
+        if self.decode not in ("mode", "mean", "sample", "unclipped"):
+            raise ValueError(f"decode: expected mode, mean, sample or unclipped, got {self.decode!r}")
+        if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
+            raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         if self.execution not in ("per_agent", "joint") or self.order not in ("random", "given", "reverse"):

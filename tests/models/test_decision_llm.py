@@ -1,5 +1,6 @@
 """What the whole model promises, on two architectures: invisible padding, causality, units, and what is trained."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -282,6 +283,17 @@ def test_the_scaler_is_saved_with_the_weights():
     new.load_state_dict(old.state_dict())
     batch = make_batch(CONTINUOUS, [4], 4)
     assert torch.equal(hidden_states(new, batch), hidden_states(old, batch))
+
+
+def test_an_action_before_noise_and_clipping_is_chosen():
+    """A mean of 0.8005 is that of 1 with the head's noise of 0.5, clipped."""
+    model = make_model(CONTINUOUS)
+    hidden = torch.ones(1, model.backbone.width)
+    torch.nn.init.zeros_(model.head.out.weight)
+    torch.nn.init.constant_(model.head.out.bias, math.atanh(0.80053))
+    kept, before = (model.choose(hidden, None, decode=decode) for decode in ("mode", "unclipped"))
+    torch.testing.assert_close(kept, model.normalizer.raw_actions(torch.full((1, 2), 0.80053)))
+    torch.testing.assert_close(before, model.normalizer.raw_actions(torch.ones(1, 2)), atol=1e-3, rtol=0)
 
 
 def test_a_masked_mean_is_over_what_is_real():

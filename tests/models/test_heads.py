@@ -3,16 +3,7 @@
 import pytest
 import torch
 
-from decisionllm.models.heads import (
-    Bins,
-    BinsHead,
-    ClippedGaussian,
-    Discrete,
-    DiscreteHead,
-    Gaussian,
-    GaussianHead,
-    PointerHead,
-)
+from decisionllm.models.heads import Bins, BinsHead, Discrete, DiscreteHead, Gaussian, GaussianHead, PointerHead
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from tests.conftest import node
@@ -22,10 +13,7 @@ pytestmark = pytest.mark.numeric
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
 AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, entity_schema=(("own", 1, 1), ("enemy", 1, 2)))
-HEADS = [(name, {}) for name in discover()["head"]] + [
-    ("bins", {"chained": True, "num_bins": 9}),
-    ("gaussian", {"clipped": True}),
-]
+HEADS = [(name, {}) for name in discover()["head"]] + [("bins", {"chained": True, "num_bins": 9})]
 
 
 def made(name, options, width=8, seed=0):
@@ -72,42 +60,23 @@ def test_gaussian_samples_have_its_mean_and_deviation():
     torch.testing.assert_close(drawn.std((0, 1)), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("deviation", [0.05, 0.5])
+def test_the_actions_before_noise_and_clipping_are_found(deviation):
+    """1 with noise of 0.5 that is clipped is 1 - 0.5 / sqrt(2 pi) on average: the lower half of the noise is left."""
+    wanted = torch.tensor([[[-1.0, -0.7, 0.0, 0.3, 0.95, 1.0]]])
+    noise = torch.randn(100_000, 1, 1, generator=generator())
+    mean = (wanted + deviation * noise).clamp(-1, 1).mean(0, keepdim=True)
+    found = Gaussian(mean, deviation).unclipped()
+    torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+    assert mean[0, 0, -1].item() == pytest.approx(1 - deviation / (2 * torch.pi) ** 0.5, abs=0.003)
+    certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped()  # beyond what clipped noise can have
+    torch.testing.assert_close(certain, torch.tensor([[[-1.0, 1.0, 1.0]]]), atol=1e-3, rtol=0)
+
+
 def test_the_mean_stays_between_the_bounds():
     hidden = 100 * torch.randn(2, 3, 8, generator=generator())
     torch.manual_seed(0)
     assert GaussianHead(8, CONTINUOUS)(hidden).mean.abs().max() <= 1
-
-
-def test_a_clipped_action_has_the_probability_beyond_its_limit():
-    """Mean 0.2 and deviation 0.5: 1 is 1.6 deviations above it, -1 is 2.4 below. 0.7 is one deviation above: exp(-0.5) / (0.5 sqrt(2 pi))."""
-    one = ClippedGaussian(Gaussian(torch.full((1, 3, 1), 0.2), 0.5))
-    probabilities = one.log_prob(torch.tensor([[[1.0], [-1.0], [0.7]]])).exp()[0]
-    torch.testing.assert_close(probabilities, torch.tensor([0.054799, 0.008198, 0.483941]), atol=0, rtol=1e-4)
-    rounded = one.log_prob(torch.tensor([[[1 - 1e-7], [-1 + 1e-7], [0.7]]])).exp()[0]
-    torch.testing.assert_close(rounded, probabilities, atol=0, rtol=1e-4)
-
-
-def test_the_mean_of_clipped_actions_by_hand():
-    """Around 1, half of the noise of 0.5 is cut off: 1 - 0.5 / sqrt(2 pi) is left; 3 is at the limit for certain."""
-    one = ClippedGaussian(Gaussian(torch.tensor([[[1.0, 0.0, 3.0, -1.0]]]), 0.5))
-    torch.testing.assert_close(one.mean, torch.tensor([[[0.800529, 0.0, 1.0, -0.800529]]]), atol=1e-4, rtol=0)
-    assert one.mode.tolist() == [[[1.0, 0.0, 1.0, -1.0]]]
-    drawn = one.before.mean.expand(1, 20_000, 4)
-    samples = ClippedGaussian(Gaussian(drawn, 0.5)).sample(generator())
-    assert samples.abs().max() == 1
-    torch.testing.assert_close(samples.mean((0, 1)), one.mean[0, 0], atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize(("clipped", "found"), [(False, 0.8), (True, 1.0)])
-def test_the_action_before_noise_was_clipped_is_found(clipped, found):
-    actions = (1 + 0.5 * torch.randn(1, 4000, 2, generator=generator())).clamp(-1, 1)
-    head, hidden = made("gaussian", {"clipped": clipped}), torch.ones(1, 1, 8)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-    for _ in range(400):
-        optimizer.zero_grad()
-        (-head(hidden).log_prob(actions).mean()).backward()
-        optimizer.step()
-    torch.testing.assert_close(head(hidden).mode, torch.full((1, 1, 2), found), atol=0.03, rtol=0)
 
 
 def test_bins_by_hand():
@@ -231,8 +200,6 @@ def test_the_loss_floor_is_the_loss_of_a_certain_action():
     assert gaussian.loss_floor == pytest.approx(2 * 0.225791, abs=1e-5)
     one = gaussian(torch.randn(1, 1, 8, generator=generator()))
     assert -one.log_prob(one.mode).item() == pytest.approx(gaussian.loss_floor, abs=1e-5)
-    assert made("gaussian", {"clipped": True}).loss_floor == 0  # an action at a limit for certain
-    assert made("gaussian", {"clipped": True, "deviation": 0.1}).loss_floor == pytest.approx(2 * -1.383647, abs=1e-5)
     assert binned.loss_floor == pytest.approx(2 * -2.772589, abs=1e-5)
     certain = Bins(lambda chosen: torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None], 3, 1)  # bins of width 1
     assert -certain.log_prob(torch.zeros(1, 1, 2)).item() == pytest.approx(made("bins", {"num_bins": 3}).loss_floor) == 0

@@ -324,8 +324,10 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
 
 
 def test_a_policy_that_cannot_act_is_refused():
-    with pytest.raises(ValueError, match="decode: expected mode, mean or sample, got 'greedy'"):
+    with pytest.raises(ValueError, match="decode: expected mode, mean, sample or unclipped, got 'greedy'"):
         make_policy(CONTINUOUS, decode="greedy")
+    with pytest.raises(ValueError, match="decode: unclipped needs head=gaussian, got BinsHead"):
+        make_policy(CONTINUOUS, head="bins", decode="unclipped")
     for stride in (0, 7):
         with pytest.raises(ValueError, match=rf"stride: expected 1 \.\. 6 \(the window\), got {stride}"):
             make_policy(CONTINUOUS, window=6, stride=stride)
