@@ -10,10 +10,7 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -48,13 +45,11 @@ def throughput(run):
     """Ticks a second in a closed loop: medians of alternating rounds."""
     kinds = {"one on one core": (1, "0"), "one": (1, ""), "two": (2, "")}
     rates, cpu = {kind: [] for kind in kinds}, []
-    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
+    with ExitStack() as stack:
         servers = {}
-        for i, (kind, (replicas, cores)) in enumerate(kinds.items()):
+        for kind, (replicas, cores) in kinds.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROWS.parent))  # the journal on a true disk
-            words = [f"port={port + i}", f"replicas={replicas}", "deadline_ms=60000", "max_campaigns=100000"]
+            words = [f"port={free_port()}", f"replicas={replicas}", "deadline_ms=60000", "max_campaigns=100000"]
             servers[kind] = load.Server(run, folder, cores, words)
             stack.callback(servers[kind].stop)
         for turn in range(ROUNDS):
@@ -67,6 +62,11 @@ def throughput(run):
     return {"benchmark": "replicas", "case": "closed loop", "unit": "ticks/s", "rates": rates, "load": os.getloadavg()[0]} | medians | ratios | {
         "client_cores": float(np.median(cpu)), "met": ratios["two / one on one core"] >= 1.8,
     }  # fmt: skip
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 class Loop:
@@ -110,42 +110,19 @@ class Loop:
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
     policy, _, run_info = checkpoint.load(run)
-    manager = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]))
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-        door.close()
-        command = [
-            sys.executable,
-            "-m",
-            "decisionllm",
-            "serve",
-            f"run={run}",
-            f"port={port}",
-            "replicas=2",
-            f"journal={folder}/j",
-        ]
-        began, row = time.monotonic(), {"benchmark": "replicas"}
-        server = subprocess.Popen(command, env=os.environ | {"DECISIONLLM_TOKEN": "secret"}, stdout=subprocess.DEVNULL)
+    manager, began = CampaignManager(policy, ObservationSpec.of(run_info["dataset"])), time.monotonic()
+    os.environ["DECISIONLLM_TOKEN"] = "secret"
+    with tempfile.TemporaryDirectory() as folder:
+        server = load.Server(run, folder, "", [f"port={free_port()}", "replicas=2"])
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                wait(client, server)
-                row |= {"start_s": round(time.monotonic() - began, 1)} | play(client, manager)
+            row = {"benchmark": "replicas", "start_s": round(time.monotonic() - began, 1)}
+            with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client:
+                row |= play(client, manager)
         finally:
-            server.send_signal(signal.SIGTERM)
-            row["exit"] = server.wait(60)
+            row["exit"] = server.stop()
+            del os.environ["DECISIONLLM_TOKEN"]
     assert row["exit"] == 0 and row["apart"] < 1e-5 and max(row["rebuilt"]) > 0 and row["unauthorised"] == 401
     return row
-
-
-def wait(client, server):
-    while True:
-        assert server.poll() is None, "the server ended"
-        try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
 
 
 def play(client, manager):
