@@ -3,12 +3,13 @@
 import logging
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.schema import Batch
@@ -29,7 +30,10 @@ def recorded(model: DecisionLLM, batch: Batch) -> dict[bool, Read]:
     """
     if model.team is not None or model.spec.entity_schema or model.backbone.layout is None or batch.observations.is_cuda:
         return {}
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    memo: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()}
+    frozen = deepcopy(
+        model, memo | {id(model.backbone.tokenizer): model.backbone.tokenizer}
+    )  # of the same memory, without gradients
     found: dict[bool, Read] = {}
     for given in (True,) if model.max_return is None else (True, False):
         null = None if given else torch.zeros(1, dtype=torch.bool)
@@ -37,21 +41,17 @@ def recorded(model: DecisionLLM, batch: Batch) -> dict[bool, Read]:
         def read(returns: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor, null: Any = null) -> Tensor:
             each = {"returns_to_go": returns, "observations": observations, "actions": actions, "timesteps": timesteps}
             steps: Any = SimpleNamespace(**vars(batch) | each)  # a record checks its shapes, which are tensors here
-            return model.read(steps, null)
+            return frozen.read(steps, null)
 
+        drawn = [replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)]
         try:
-            model.requires_grad_(False)  # a constant of a list has no gradient
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
                 found[given] = torch.jit.trace(read, columns(batch), check_trace=False)  # type: ignore[no-untyped-call]
+            if not all([torch.equal(found[given](*columns(other)), model.read(other, null)) for other in drawn]):
+                return {}
         except RuntimeError as error:
             logging.getLogger(__name__).warning("one step is read without a recorded list of operations: %s", error)
-            return {}
-        finally:
-            for weight in trained:  # torch folds a product otherwise where there is no gradient, with other bits
-                weight.requires_grad_(True)
-        drawn = [replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)]
-        if not all([torch.equal(found[given](*columns(other)), model.read(other, null)) for other in drawn]):
             return {}
     return found
 
