@@ -162,7 +162,7 @@ class Server:
 
     def stop(self):
         self.process.terminate()
-        self.process.wait(30)
+        return self.process.wait(60)
 
 
 def run(work):

@@ -1,74 +1,128 @@
-"""Two replicas: a campaign has the same answers from either replica as from one process.
+"""Two replicas: a campaign has the same answers from either replica as from one process, and how many ticks a second they answer.
 
 `python -m benchmarks.replicas runs/auction/nano-0` starts the command with replicas=2, plays campaigns over its port, half of them
-on one kept connection and half on another one at each tick, compares the answers with a manager in this process, appends a row to
-serve.jsonl and prints it.
+on one kept connection and half on another one at each tick, and compares the answers with a manager in this process. Then one
+process on one core, one process on any core and two replicas answer requests of 64 ticks in a closed loop over 16 connections, in
+alternating rounds; a client of so few requests needs little of a core. Two rows go to serve.jsonl and are printed.
 """
 
 import argparse
+import asyncio
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
+from collections import deque
+from contextlib import ExitStack
 
 import httpx
 import numpy as np
 
+from benchmarks import load
 from benchmarks.serve import ROWS, drawn
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from tests.serving.in_process import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
+CONNECTIONS, TOGETHER, ROUNDS, WARM, SECONDS = 16, 64, 3, 1.0, 4.0  # of the closed loop
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    run = parser.parse_args().run
-    policy, _, run_info = checkpoint.load(run)
-    manager = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]))
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-        door.close()
-        command = [
-            sys.executable,
-            "-m",
-            "decisionllm",
-            "serve",
-            f"run={run}",
-            f"port={port}",
-            "replicas=2",
-            f"journal={folder}/j",
-        ]
-        began, row = time.monotonic(), {"benchmark": "replicas"}
-        server = subprocess.Popen(command, env=os.environ | {"DECISIONLLM_TOKEN": "secret"}, stdout=subprocess.DEVNULL)
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                wait(client, server)
-                row |= {"start_s": round(time.monotonic() - began, 1)} | play(client, manager)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            row["exit"] = server.wait(60)
+    parser.add_argument("--loop-only", action="store_true", help="the closed loop alone")
+    options = parser.parse_args()
+    rows = [throughput(options.run)] if options.loop_only else [same_answers(options.run), throughput(options.run)]
     with ROWS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=1))
-    assert row["exit"] == 0 and row["apart"] < 1e-5 and max(row["rebuilt"]) > 0 and row["unauthorised"] == 401
+        for row in rows:
+            file.write(json.dumps(row | {"versions": checkpoint.versions()}) + "\n")
+            print(json.dumps(row, indent=1))
 
 
-def wait(client, server):
-    while True:
-        assert server.poll() is None, "the server ended"
+def throughput(run):
+    """Ticks a second in a closed loop: medians of alternating rounds."""
+    kinds = {"one on one core": (1, "0"), "one": (1, ""), "two": (2, "")}
+    rates, cpu = {kind: [] for kind in kinds}, []
+    with ExitStack() as stack:
+        servers = {}
+        for kind, (replicas, cores) in kinds.items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROWS.parent))  # the journal on a true disk
+            words = [f"port={free_port()}", f"replicas={replicas}", "deadline_ms=60000", "max_campaigns=100000"]
+            servers[kind] = load.Server(run, folder, cores, words)
+            stack.callback(servers[kind].stop)
+        for turn in range(ROUNDS):
+            for kind in list(servers)[:: 1 if turn % 2 else -1]:
+                loop, began = Loop(servers[kind].port), time.process_time()
+                rates[kind].append(load.run(loop.run()))
+                cpu.append((time.process_time() - began) / (WARM + SECONDS))
+    medians = {kind: float(np.median(rate)) for kind, rate in rates.items()}
+    ratios = {f"two / {kind}": float(np.median(np.divide(rates["two"], rates[kind]))) for kind in ("one on one core", "one")}
+    return {"benchmark": "replicas", "case": "closed loop", "unit": "ticks/s", "rates": rates, "load": os.getloadavg()[0]} | medians | ratios | {
+        "client_cores": float(np.median(cpu)), "met": ratios["two / one on one core"] >= 1.8,
+    }  # fmt: skip
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+class Loop:
+    """Connections that each send the next request of many ticks when the one before is answered."""
+
+    def __init__(self, port):
+        ids = load.opened(port, CONNECTIONS * TOGETHER)
+        known = [[json.dumps(drawn(kind, step)) for step in range(load.HORIZON)] for kind in range(8)]
+        self.port, self.ticks, self.left, self.queues = port, 0, CONNECTIONS, {}
+        self.waiting = [
+            deque(
+                load.http("/v1/ticks", f'{{"ticks": {{{", ".join(f"{chr(34)}{id}{chr(34)}: {known[i % 8][step]}" for i, id in enumerate(part))}}}}}'.encode())
+                for step in range(load.HORIZON)
+            )
+            for part in (ids[i::CONNECTIONS] for i in range(CONNECTIONS))
+        ]  # fmt: skip
+
+    def answered(self, connection, call, status, body):
+        now = time.perf_counter()
+        assert status == 200 and body.count(b'"fallback": null') == TOGETHER, body[:300]
+        self.ticks += TOGETHER * (self.begin <= now < self.begin + SECONDS)
+        queue = self.queues[connection]
+        assert queue, "more requests are needed"
+        if now < self.begin + SECONDS:
+            connection.send((now, queue.popleft()))
+        else:
+            self.left -= 1
+
+    async def run(self):
+        self.begin = time.perf_counter() + WARM
+        for queue in self.waiting:
+            connection = load.Connection(self)
+            self.queues[connection] = queue
+            await asyncio.get_running_loop().create_connection(lambda connection=connection: connection, "127.0.0.1", self.port)
+            connection.send((0.0, queue.popleft()))
+        while self.left:
+            await asyncio.sleep(0.05)
+        return self.ticks / SECONDS
+
+
+def same_answers(run):
+    """Answers of two replicas against a manager in this process."""
+    policy, _, run_info = checkpoint.load(run)
+    manager, began = CampaignManager(policy, ObservationSpec.of(run_info["dataset"])), time.monotonic()
+    os.environ["DECISIONLLM_TOKEN"] = "secret"
+    with tempfile.TemporaryDirectory() as folder:
+        server = load.Server(run, folder, "", [f"port={free_port()}", "replicas=2"])
         try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
+            row = {"benchmark": "replicas", "start_s": round(time.monotonic() - began, 1)}
+            with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client:
+                row |= play(client, manager)
+        finally:
+            row["exit"] = server.stop()
+            del os.environ["DECISIONLLM_TOKEN"]
+    assert row["exit"] == 0 and row["apart"] < 1e-5 and max(row["rebuilt"]) > 0 and row["unauthorised"] == 401
+    return row
 
 
 def play(client, manager):

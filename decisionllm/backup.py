@@ -1,6 +1,7 @@
 """`decisionllm backup`: a copy of a server's journal, whole also while the server writes it."""
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from decisionllm.envs.auction.journal import Journal
@@ -12,4 +13,5 @@ def backup(config: dict[str, Any]) -> None:
         journal.backup(config["to"])
     with closing(Journal(config["to"], read_only=True)) as copy:
         copy.verify()
-        print(f"{config['to']}: {len(copy.campaigns()):,} campaigns of {config['journal']}")
+        beside = ", and the decisions of its shadow policy" * Path(copy.shadow_path).exists()
+        print(f"{config['to']}: {len(copy.campaigns()):,} campaigns of {config['journal']}{beside}")

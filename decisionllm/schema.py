@@ -229,8 +229,9 @@ class Batch(WindowColumns["torch.Tensor"]):
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""
-        parts: dict[str, Any] = {name: x if x is None else x.to(device, non_blocking=True) for name, x in vars(self).items()}
-        return replace(self, **parts)
+        known = {name: x for name, x in vars(self).items() if x is not None}
+        moved = {name: y for name, x in known.items() if (y := x.to(device, non_blocking=True)) is not x}
+        return replace(self, **moved) if moved else self
 
 
 @dataclass(frozen=True)

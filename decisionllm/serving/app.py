@@ -77,7 +77,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with service.run():
-            await asyncio.to_thread(warm_up, policy)
+            await asyncio.to_thread(policy.warm_up)  # the first request does not wait for one-time work
             gc.freeze()  # what was loaded is not collected: a full collection would delay requests
             app.state.ready = True
             yield
@@ -172,7 +172,7 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, vars(request)), service.due(seconds(x_deadline_ms)))
+        action, togo = await service.act(parse_history(policy, vars(request)), service.due(x_deadline_ms))
         if not np.isfinite(action).all():
             raise RequestError(422, "observations", "the policy has no finite action for these numbers")
         return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
@@ -226,13 +226,13 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.post("/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409))
     async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
         """What to bid in a step. A repeated request has the same answer, byte for byte."""
-        return json_text(await service.tick(id, request.model_dump(), service.due(seconds(x_deadline_ms))))
+        return json_text(await service.tick(id, request.model_dump(), service.due(x_deadline_ms)))
 
     @routes.post("/v1/ticks", response_model=dict[str, schemas.TickAnswer | schemas.Error], responses=errors())
     async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
 
-        due = service.due(seconds(x_deadline_ms))
+        due = service.due(x_deadline_ms)
 
         async def one(id: str, tick: schemas.Tick) -> str:
             try:
@@ -254,7 +254,7 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
         """A tick in the form of AuctionNet's `bidding`: a bid for each opportunity."""
-        due, values = service.due(seconds(x_deadline_ms)), request.pValues
+        due, values = service.due(x_deadline_ms), request.pValues
         tick = await asyncio.to_thread(parse_bidding, vars(request))
         answer = json.loads(await service.tick(request.campaign, tick, due))
         bids = np.minimum(np.asarray(values, np.float64) * answer["multiplier"], answer["max_bid"])
@@ -268,10 +268,6 @@ def with_status(known: dict[str, Any], last: dict[str, Any] | None) -> dict[str,
     last = last or {"index": -1, "spend": 0.0, "conversions": 0.0}
     status = {"status": "ended" if known["ended"] else "open", "step": last["index"] + 1}
     return known | status | {"spend": last["spend"], "conversions": last["conversions"]}
-
-
-def seconds(ms: int | None) -> float | None:
-    return ms and ms / 1000
 
 
 def json_text(text: str | bytes) -> Response:
@@ -318,10 +314,3 @@ def parse_history(policy: Policy, request: dict[str, Any]) -> History:
     if masks is not None and not arrays["action_masks"].any(1).all():
         raise RequestError(422, "action_masks", "expected an allowed action in every step")
     return History(**arrays, target_return=request["target_return"], task=request["text"])
-
-
-def warm_up(policy: Policy) -> None:
-    """Make one decision, so that the first request does not wait for one-time work."""
-    spec = policy.model.spec
-    observations, actions = np.zeros((1, spec.observation_dim), np.float32), np.zeros((0, spec.action_dim), np.float32)
-    policy.act([History(observations, actions, np.zeros(0))])

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import logging
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -27,8 +27,7 @@ logger = logging.getLogger("decisionllm.serving")
 
 @dataclass
 class InFlightTick:
-    text: str  # of the request
-    index: int
+    request: dict[str, Any]
     task: asyncio.Task[str]
 
 
@@ -109,14 +108,14 @@ class Service:
         """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
         disconnects."""
         logs.note_campaign(id)
-        text, tick = json.dumps(request, sort_keys=True), self.in_flight.get(id)
-        if tick is None:
+        if (tick := self.in_flight.get(id)) is None:
             decide = partial(self._decided, due or self.due())
             task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
-            tick = self.in_flight[id] = InFlightTick(text, request["index"], task)
+            tick = self.in_flight[id] = InFlightTick(request, task)
             task.add_done_callback(lambda task: self._answered(id, request, task))
-        elif tick.text != text:
-            raise RequestError(409, "index", f"step {tick.index} is being answered", expected=tick.index)
+        elif tick.request != request:
+            step = tick.request["index"]
+            raise RequestError(409, "index", f"step {step} is being answered", expected=step)
         return await asyncio.shield(tick.task)
 
     def _answered(self, id: str, request: dict[str, Any], task: asyncio.Task[str]) -> None:
@@ -133,9 +132,9 @@ class Service:
             await asyncio.wait([tick.task])
         await self.campaigns.close_async(id, self._written)
 
-    def due(self, deadline: float | None = None) -> float:
-        """The loop's time at which a request that comes now is late. deadline: seconds, if shorter than the service's own."""
-        return asyncio.get_running_loop().time() + min(deadline or self.deadline, self.deadline)
+    def due(self, deadline_ms: int | None = None) -> float:
+        """The loop's time at which a request that comes now is late. deadline_ms: if shorter than the service's own."""
+        return asyncio.get_running_loop().time() + min(deadline_ms / 1000 if deadline_ms else math.inf, self.deadline)
 
     async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:
         try:

@@ -59,7 +59,7 @@ class Shadow:
         self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()  # id, request, multiplier of the answer
         self.busy: Callable[[], bool] = lambda: False
         self.arrived, self.stopped, self.lock = threading.Event(), threading.Event(), threading.Lock()
-        path = journal.path if journal.path == ":memory:" else f"{journal.path}.shadow"
+        path = journal.shadow_path
         try:
             self.file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):

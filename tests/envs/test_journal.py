@@ -1,6 +1,7 @@
 """The journal's file: a stop leaves one file, a copy of a live one is whole, and it is read where nothing can be written."""
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 1
     assert "expected a new file" in capsys.readouterr().err
     assert command("backup", f"journal={tmp_path}/none", f"to={tmp_path}/c") == 1 and not (tmp_path / "none").exists()
+
+
+def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_path, capsys):
+    journal = written(tmp_path / "j")
+    with closing(sqlite3.connect(journal.shadow_path)) as shadow:  # as a server has it open: its row lies in the log
+        shadow.execute("PRAGMA journal_mode=WAL")
+        shadow.execute("CREATE TABLE decisions (campaign TEXT, step INTEGER)")
+        shadow.execute("INSERT INTO decisions VALUES ('c', 29)")
+        shadow.commit()
+        assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 0
+    assert "shadow" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["copy", "copy.shadow"]
+    with closing(sqlite3.connect(tmp_path / "b" / "copy.shadow")) as copy:
+        assert copy.execute("SELECT * FROM decisions").fetchall() == [("c", 29)]
+    (tmp_path / "b" / "copy").unlink()
+    assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 1
+    assert "copy.shadow, which exists" in capsys.readouterr().err and not (tmp_path / "b" / "copy").exists()
 
 
 def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):

@@ -198,8 +198,8 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
         other = (await service.open(settings_of(1) | {"text": None}))["id"]
         await service.tick(id, drawn(0, 0))
         policy.gate.clear()
-        late = json.loads(await service.tick(id, drawn(0, 1), service.due(0.05)))
-        stuck = json.loads(await service.tick(other, drawn(1, 0), service.due(0.05)))  # behind it
+        late = json.loads(await service.tick(id, drawn(0, 1), service.due(50)))
+        stuck = json.loads(await service.tick(other, drawn(1, 0), service.due(50)))  # behind it
         policy.gate.set()
         return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
 

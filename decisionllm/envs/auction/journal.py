@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,16 @@ class Journal:
     """
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
-        self.path = str(path)
+        self.path, self.shadow_path = str(path), ":memory:" if path == ":memory:" else f"{path}.shadow"
         try:
             if read_only:
-                self._writer, self._writing = self._connect_to_read(), threading.Lock()
+                self._writer, self._writing = _connect_to_read(self.path), threading.Lock()
             else:
                 self._open_to_write()
             found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
             self._reader, self._reading = self._writer, self._writing
             if self.path != ":memory:" and not read_only:  # readers do not wait for a write
-                self._reader, self._reading = self._connect(), threading.Lock()
+                self._reader, self._reading = _connect(self.path), threading.Lock()
         except (sqlite3.Error, OSError) as error:
             kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
             raise ValueError(f"journal: expected {kind}, got {path} ({error})") from error
@@ -60,7 +60,7 @@ class Journal:
     def _open_to_write(self) -> None:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        self._writer, self._writing = self._connect(), threading.Lock()
+        self._writer, self._writing = _connect(self.path), threading.Lock()
         for pragma in ("journal_mode=WAL", "synchronous=FULL"):
             self._writer.execute(f"PRAGMA {pragma}")
         self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
@@ -68,24 +68,6 @@ class Journal:
             for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
                 self._writer.execute(statement)
         self._writer.execute("COMMIT")
-
-    def _connect(self, path: str = "") -> sqlite3.Connection:
-        path = path or self.path
-        return sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=path.startswith("file:"))
-
-    def _connect_to_read(self) -> sqlite3.Connection:
-        """A connection that changes no row; where nothing can be written beside the file, only to one without a log."""
-        file = Path(self.path).resolve()
-        connection = self._connect(f"{file.as_uri()}?mode=rw")
-        try:
-            connection.execute("PRAGMA query_only=1")
-            connection.execute("SELECT 1 FROM sqlite_master")
-        except sqlite3.OperationalError:
-            log = file.with_name(f"{file.name}-wal")
-            if not file.is_file() or (log.is_file() and log.stat().st_size):
-                raise
-            connection = self._connect(f"{file.as_uri()}?immutable=1")
-        return connection
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
         """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""
@@ -167,16 +149,20 @@ class Journal:
                 self._writer.execute(statement)
 
     def backup(self, to: str | Path) -> None:
-        """Copy the journal, also while a server writes it.
+        """Copy the journal, and the decisions of a shadow policy beside it, also while a server writes them.
 
         Raises:
             ValueError: there is a file already.
         """
-        if Path(to).exists():
-            raise ValueError(f"to: expected a new file, got {to}, which exists")
-        with atomic(to) as partial, closing(sqlite3.connect(partial)) as copy, self._reading:
-            self._reader.backup(copy)
-            copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
+        for path in (to, f"{to}.shadow"):
+            if Path(path).exists():
+                raise ValueError(f"to: expected a new file, got {path}, which exists")
+        with ExitStack() as stack:
+            if Path(self.shadow_path).is_file():  # first, so that it has no decision on a tick that the copied journal lacks
+                shadow = stack.enter_context(closing(_connect_to_read(self.shadow_path)))
+                _copy(shadow, stack.enter_context(atomic(f"{to}.shadow")))
+            with self._reading:
+                _copy(self._reader, stack.enter_context(atomic(to)))
 
     def close(self) -> None:
         """Close the file; what SQLite kept beside it is then in it, unless another process has it open."""
@@ -184,6 +170,31 @@ class Journal:
             self._writer.close()
         with self._reading:
             self._reader.close()
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=path.startswith("file:"))
+
+
+def _connect_to_read(path: str) -> sqlite3.Connection:
+    """A connection that changes no row; where nothing can be written beside the file, only to one without a log."""
+    file = Path(path).resolve()
+    connection = _connect(f"{file.as_uri()}?mode=rw")
+    try:
+        connection.execute("PRAGMA query_only=1")
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.OperationalError:
+        log = file.with_name(f"{file.name}-wal")
+        if not file.is_file() or (log.is_file() and log.stat().st_size):
+            raise
+        connection = _connect(f"{file.as_uri()}?immutable=1")
+    return connection
+
+
+def _copy(source: sqlite3.Connection, to: Path) -> None:
+    with closing(sqlite3.connect(to)) as copy:
+        source.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")  # one file, readable from anywhere
 
 
 def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:

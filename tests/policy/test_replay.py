@@ -1,0 +1,53 @@
+"""A single step is read by a recorded list of operations, where that gives the same bits."""
+
+import numpy as np
+import pytest
+import torch
+
+from decisionllm.schema import History, Spec
+from tests.conftest import make_policy
+from tests.tokenizers.test_entities import SPEC as ENTITIES
+
+pytestmark = pytest.mark.numeric
+SPEC = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-2.0, 0.0), high=(2.0, 1.0))
+
+
+def histories(spec, targets=(None, 2.0, -1.0), steps=6):
+    rng, A = np.random.default_rng(0), spec.action_dim
+    for t in range(steps):
+        observations, rewards = rng.normal(size=(t + 1, spec.observation_dim)).astype(np.float32), rng.normal(size=t)
+        yield History(observations, np.zeros((t, A), np.float32), rewards, targets[t % len(targets)])
+
+
+@pytest.mark.parametrize("options", [{}, {"max_return_expectile": 0.9, "target_return": None}, {"backbone": "gpt2"}, {"condition_on": "none"}], ids=str)  # fmt: skip
+def test_recorded_operations_give_the_same_actions(options, monkeypatch):
+    policy, predicts = make_policy(SPEC, window=1, stride=1, **options), "target_return" in options
+    given = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]
+
+    def played():
+        return [policy.act_with_returns([h]) for h in given]
+
+    wanted, together = played(), policy.act_with_returns(given)
+    policy.warm_up()  # on any processor: where the bits differ, there is no list
+    np.testing.assert_equal(played(), wanted)
+    np.testing.assert_equal(policy.act_with_returns(given), together)
+    monkeypatch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-4))
+    policy.warm_up()
+    assert set(policy.recorded) == ({True, False} if predicts else {True})
+    monkeypatch.setattr(policy.model, "read", None)  # a single step is read by the list alone
+    for got, expected in zip(played(), wanted, strict=True):
+        np.testing.assert_allclose(
+            np.concatenate([x.ravel() for x in got]), np.concatenate([x.ravel() for x in expected]), atol=1e-4
+        )
+
+
+def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_differ(monkeypatch):
+    policy = make_policy(ENTITIES, window=1, stride=1, head="discrete", entity_layers=1)
+    policy.warm_up()
+    assert not policy.recorded
+    policy, trace = make_policy(SPEC, window=1, stride=1), torch.jit.trace
+    monkeypatch.setattr(
+        torch.jit, "trace", lambda read, *given, **options: trace(lambda *x: read(*x) * (1 + 1e-4), *given, **options)
+    )
+    policy.warm_up()
+    assert not policy.recorded
