@@ -16,8 +16,8 @@ from decisionllm.datasets.windows import collate, cut, of_histories, window_star
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
+from decisionllm.policy.one_step import Read, columns, recorded
 from decisionllm.policy.planner import plan
-from decisionllm.policy.replay import Read, columns, recorded
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import Batch, History, Spec

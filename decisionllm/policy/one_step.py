@@ -47,7 +47,7 @@ def recorded(model: DecisionLLM, batch: Batch) -> dict[bool, Read]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
-                found[given] = torch.jit.trace(read, columns(batch), check_trace=False)  # type: ignore[no-untyped-call]
+                found[given] = torch.jit.trace(read, columns(batch), check_trace=False)
             if not all([torch.equal(found[given](*columns(other)), model.read(other, null)) for other in drawn]):
                 return {}
         except RuntimeError as error:
