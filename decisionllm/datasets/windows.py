@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, blocks
 from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
 
 if TYPE_CHECKING:
@@ -60,11 +60,8 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     """
     first, end = store.offsets[:-1], store.offsets[1:]
     togo: np.ndarray = np.empty(len(store.rewards), np.float32)
-    cuts = np.unique(np.searchsorted(end, np.arange(BLOCK, len(togo), BLOCK)))
-    for part in np.split(np.arange(len(first)), cuts):  # episodes of about BLOCK rows
-        if not len(part):
-            continue
-        rows, offsets = slice(first[part[0]], end[part[-1]]), np.append(first[part], end[part[-1]]) - first[part[0]]
+    for part, rows in blocks(store, BLOCK):
+        offsets = store.offsets[part.start : part.stop + 1] - rows.start
         each = returns_to_go(store.rewards[rows], store.returns[part], offsets)
         if return_horizon:
             last = np.repeat(offsets[1:], np.diff(offsets))
