@@ -149,12 +149,6 @@ def spec_of(
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
-def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The checked columns of an .npz or HDF5 file as a whole, see `blocks`."""
-    parts = list(blocks(path, widths))
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
 def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
     """The checked columns of an .npz or HDF5 file in D4RL's layout, rows by rows.
 
