@@ -35,7 +35,12 @@ def vault(path, size):
              "terminals.": ends, "truncations.": ends & False}  # fmt: skip
     for name, column in {**{name: x[None] for name, x in whole.items()}, "vault_index": np.array([n], np.int32)}.items():
         chunks = [1, max(2**20 // column[0, 0].size, 1), *column.shape[2:]] if column.ndim > 1 else [1]
-        metadata = {"shape": column.shape, "chunks": chunks, "dtype": column.dtype.str, "compressor": {"id": "gzip", "level": 1}}
+        metadata = {
+            "shape": column.shape,
+            "chunks": chunks,
+            "dtype": column.dtype.str,
+            "compressor": {"id": "gzip", "level": 1},
+        }
         kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": f"{name}/"}
         ts.open({"driver": "zarr", "kvstore": kvstore, "metadata": metadata}, create=True).result().write(column).result()
     card = {"version": 1.2, "structure_shape": {name.rstrip("."): "" for name in whole}}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,21 +177,15 @@ def files(*, path: str, meta: str = "", **options: Any) -> list[Path]:
 
 
 def source(
-    logs: Log | Callable[[], Iterable[Log]],
-    *,
-    text: str = "none",
-    capacity: int = 6,
-    returns: str = "",
-    team: int = 0,
-    **info: Any,
-) -> Source:
+    logs: Log | Callable[[], Iterable[Log]], *, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, **info: Any,
+) -> Source:  # fmt: skip
     """A log as episodes, one for each stay of each agent of `team`; other teams are part of the world.
 
     An agent that is absent for some steps has an episode for each stay. One whose rows end before the world's without
     `terminated` has left, and is truncated. A world must end, with `terminated` or `truncated` on its last step.
 
     Args:
-        logs: the log; or () -> its parts, Logs of some whole worlds each, which are called for twice and held one at a time.
+        logs: the log; or () -> its parts, Logs of some whole worlds each, which are read twice where there are several.
         text: `none`; `constant` names the task; `informative` also the team's size and the agent's role; `shuffled` is
             `informative` with the texts permuted between episodes; `paraphrased` is `informative` in the wordings of
             `frames/teams.yaml`, another one in each window.
@@ -205,66 +199,33 @@ def source(
         ValueError: a row that cannot be, with its table, number and key.
     """
     one_of("dataset.text", text, TEXTS)
+    parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     stays = partial(_stays, capacity=capacity, returns=returns, team=team)
-    given = [stays(logs)] if isinstance(logs, Log) else ()
-
-    def parts() -> Iterable[Stays]:
-        return given if isinstance(logs, Log) else map(stays, logs())
-
     number, named, masked = dict[tuple[int, str], int](), [], False
-    for part in parts():  # what they have in common
-        named.append(np.array([number.setdefault(each, len(number)) for each in part.named]))
-        masked |= part.masks is not None and not part.masks.all()
-    meta, which = part.meta, np.concatenate(named)
+    for part in map(stays, parts()):  # what they have in common
+        facts, _ = part
+        named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
+        masked |= facts["masked"]
+    meta, which = facts["meta"], np.concatenate(named)
     types, words = list(meta["types"].values()), [task_text(meta, n, name, text) for n, name in number]
     if text == "paraphrased":
         info["wordings"] = {task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)}
     if text == "shuffled":
         which = which[np.random.default_rng(0).permutation(len(which))]
-    tasks = map(words.__getitem__, which)
     bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
     bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
-    sizes = part.observations.shape[1], part.actions.shape[1], int(meta["horizon"])
-    spec = Spec(*sizes, entity_schema=part.schema, **bounds)
+    spec = Spec(*facts["sizes"], int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
-    chosen = {"text": text, "capacity": capacity, "returns": part.rewarded, "team": team}
-    episodes = (episode for part in parts() for episode in part.episodes(tasks, masked=masked))
-    return Source(spec, episodes, found | chosen | info)
+    chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
+    again, tasks = [part] if len(named) == 1 else map(stays, parts()), map(words.__getitem__, which)
+    return Source(spec, (episode for _, made in again for episode in made(tasks, masked)), found | chosen | info)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stays:
-    """The stays of a team's agents in a Log, which are episodes: rows start[e]:end[e] of the columns."""
-
-    meta: Meta
-    schema: Schema
-    rewarded: str  # the kind of returns
-    named: list[tuple[int, str]]  # of each stay, the size of its team and its type
-    start: np.ndarray
-    end: np.ndarray
-    observations: np.ndarray
-    actions: np.ndarray
-    masks: np.ndarray | None
-    loss_mask: np.ndarray
-    rewards: np.ndarray
-    later: np.ndarray  # reward of the team after the row
-    ended: np.ndarray
-    group: np.ndarray
-    agent: np.ndarray
-    step: np.ndarray
-
-    def episodes(self, tasks: Iterator[str], *, masked: bool) -> Iterator[Episode]:
-        """The episodes with these texts. masked: with action masks."""
-        for a, b in zip(self.start.tolist(), self.end.tolist(), strict=True):
-            yield Episode(
-                self.observations[a:b], self.actions[a:b], self.rewards[a:b], terminated=bool(self.ended[b - 1]), truncated=not self.ended[b - 1],
-                task=next(tasks), group=int(self.group[a]), action_masks=self.masks[a:b] if masked and self.masks is not None else None,
-                loss_mask=self.loss_mask[a:b], agent=int(self.agent[a]), start=int(self.step[a]), return_after_exit=float(self.later[b - 1]),
-            )  # fmt: skip
+Made = Callable[[Iterator[str], bool], Iterator[Episode]]
 
 
-def _stays(log: Log, *, capacity: int, returns: str, team: int) -> Stays:
-    """The stays of the agents of a team, see `source`."""
+def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[str, Any], Made]:
+    """Facts of the stays of a team's agents in a Log, see `source`; and (their texts, whether they have action masks) -> episodes."""
     meta = log.meta
     clock, offsets = _worlds(log, team)
     order, moment = _agent_rows(log, team, clock, offsets)
@@ -290,10 +251,23 @@ def _stays(log: Log, *, capacity: int, returns: str, team: int) -> Stays:
     rewards, later, rewarded = _rewards(log, returns, clock, offsets, order, moment, world, size)
     ended = (died > 0) | log.steps["terminated"][clock][moment]
     named = [*zip(size[world[start]].tolist(), np.array([*meta["types"]])[kind[start]].tolist(), strict=True)]
-    return Stays(
-        meta=meta, schema=shape, rewarded=rewarded, named=named, start=start, end=end, observations=observations, actions=actions,
-        masks=masks, loss_mask=loss_mask, rewards=rewards, later=later, ended=ended, group=group, agent=agent, step=step,
-    )  # fmt: skip
+
+    def made(tasks: Iterator[str], masked: bool) -> Iterator[Episode]:
+        for a, b in zip(start.tolist(), end.tolist(), strict=True):
+            yield Episode(
+                observations[a:b], actions[a:b], rewards[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1],
+                task=next(tasks), group=int(group[a]), action_masks=masks[a:b] if masked and masks is not None else None, loss_mask=loss_mask[a:b],
+                agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
+            )  # fmt: skip
+
+    facts = {
+        "meta": meta,
+        "named": named,
+        "schema": shape,
+        "sizes": (observations.shape[1], actions.shape[1]),
+        "returns": rewarded,
+    }
+    return facts | {"masked": masks is not None and not masks.all()}, made
 
 
 def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
