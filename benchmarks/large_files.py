@@ -66,7 +66,7 @@ def pymarl(path, size):
 
 def maze(path, size):
     n = size // (4 * 10)
-    made = {"observations": columns(n, 4), "actions": columns(n, 2), "rewards": columns(n), "goals": columns(n, 2)}
+    made = {"observations": columns(n, 4) / 20, "actions": columns(n, 2), "rewards": columns(n), "goals": columns(n, 2)}
     maze2d.write_hdf5(path, made | {"ends": np.arange(n) % LENGTH == 0})
 
 
@@ -88,10 +88,10 @@ def main():
                 reading["episodes"] = sum(1 for _ in load(str(path)).episodes)
             size = sum(each.stat().st_size for each in [path, *path.rglob("*")] if each.is_file()) / 2**20
             row[name] = reading | {"mb": reading["mb"] - before, "file_mb": size}
+            print(name, row[name], flush=True)
     row |= {"megabytes": options.megabytes, "versions": checkpoint.versions()}
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=1))
 
 
 if __name__ == "__main__":
