@@ -9,9 +9,8 @@ from rich.console import Console
 from decisionllm.datasets import altered, auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
-from decisionllm.datasets.faults import faults
-from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.store import Store, verify
+from decisionllm.datasets.faults import survey
+from decisionllm.datasets.store import Store
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.tokenizers import text
@@ -49,7 +48,7 @@ def data(config: dict[str, Any]) -> Store | None:
         export_days(target, config["dataset"], console)
         return None
     grow = {"append": config.get("append"), "new_texts": config.get("new_texts", False)}
-    store = verify(altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow))
+    store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow)
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
@@ -105,27 +104,18 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
             )
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
-    seen, taken, counts, edge = Moments(), Moments(), np.zeros(spec.num_actions, int), 0.0
-    for start in range(0, len(store.rewards), size := max(windows.BLOCK // spec.observation_dim, 1)):
-        rows = slice(start, start + size)
-        actions = store.actions[rows] if store.action_weight is None else store.actions[rows][store.action_weight[rows] > 0]
-        seen.add(store.observations[rows])
-        taken.add(actions)
-        if spec.num_actions:
-            counts += np.bincount(actions[:, 0].astype(int), minlength=spec.num_actions)
-        else:
-            edge += float((np.isclose(actions, spec.low) | np.isclose(actions, spec.high)).sum())
-    mean, deviation = (np.asarray(x).round(2).tolist() for x in (seen.mean, seen.deviation))
+    found = survey(store)
+    taken = found.actions
+    mean, deviation = (x.round(2).tolist() for x in (found.mean, found.deviation))
     yield f"  observation  {spec.observation_dim} numbers, mean {mean}, deviation {deviation}"
     if spec.num_actions:
-        yield f"  action       one of {spec.num_actions}, taken {counts.tolist()}"
+        yield f"  action       one of {spec.num_actions}, taken {found.counts.tolist()}"
     else:
         bounds = f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. {taken.high.tolist()}"
-        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * edge / (taken.count * spec.action_dim):.1f} % at a bound"
+        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * found.at_bound / (taken.count * spec.action_dim):.1f} % at a bound"
     if store.action_weight is not None:
-        recorded = int((store.action_weight > 0).sum())
-        yield f"  recorded     {recorded:,} of {len(store.rewards):,} actions, the others are missing"
-    yield from (f"  fault        {fault}" for fault in faults(store))
+        yield f"  recorded     {taken.count:,} of {len(store.rewards):,} actions, the others are missing"
+    yield from (f"  fault        {fault}" for fault in found.faults)
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 

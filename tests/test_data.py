@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from decisionllm.data import card, data, window
-from decisionllm.datasets.maze2d import load, read_hdf5
+from decisionllm.datasets.maze2d import load, name_in, read_hdf5
 from decisionllm.datasets.store import open_store, write
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
@@ -145,8 +145,8 @@ def test_the_command_exports_to_d4rls_format(tmp_path, capsys):
     path = tmp_path / "log.hdf5"
     store = data(config(tmp_path, node("dataset", "maze2d-umaze", steps=1000), export=f"hdf5:{path}"))
     assert capsys.readouterr().out.splitlines()[-1] == f"written: hdf5:{path}, {len(store.lengths)} episodes, 1,000 steps"
-    log, name = read_hdf5(path)
-    assert name == store.info["name"] and log["rewards"].tolist() == store.rewards.tolist()
+    (log,) = read_hdf5(path)
+    assert name_in(path) == store.info["name"] and log["rewards"].tolist() == store.rewards.tolist()
     with pytest.raises(ValueError, match="export=hdf5: expected a Maze2D dataset"):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=f"hdf5:{tmp_path / 'other.hdf5'}"))
     assert not (tmp_path / "other.hdf5").exists()

@@ -12,7 +12,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.store import NO_ACTIONS, Store, open_store, write
+from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -142,17 +142,11 @@ def spec_of(
         actions.add(taken if taken.shape[1] == A else taken[:0])
     if not sizes:
         raise ValueError("episodes: expected at least one, got none")
-    if not actions.count:
-        raise ValueError(f"episodes: {NO_ACTIONS}")
+    if not actions.count:  # a log that `write` refuses
+        actions.add(np.outer([-1, 1], np.ones(A)))
     if not num_actions:
         low, high = low or actions.low.tolist(), high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
-
-
-def read_columns(path: Path, widths: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The checked columns of an .npz or HDF5 file as a whole, see `blocks`."""
-    parts = list(blocks(path, widths))
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import team_windows, windows
-from decisionllm.datasets.store import NO_ACTIONS, Store
+from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.schema import Batch, Window
@@ -52,8 +52,6 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     if store.action_weight is not None:
         some, all_of = (f.reduceat(store.action_weight > 0, store.offsets[:-1]) for f in (np.logical_or, np.logical_and))
         held_out = held_out[some[held_out]]
-        if not some[chosen].any():
-            raise ValueError(f"{store.info['name']}, {len(chosen)} episodes to train on: {NO_ACTIONS}")
         if fill:
             steps = fill(store, steps, chosen)
             measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
@@ -63,9 +61,8 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
                 raise ValueError(f"window={c.window} reads past actions, which {(~all_of[chosen]).sum()} of {len(chosen)} episodes lack "
                                  "at some steps; take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1")  # fmt: skip
     if not len(chosen):
-        raise ValueError(
-            f"model.return_horizon: expected episodes of at least {horizon} steps, the longest has {store.lengths.max()}"
-        )
+        raise ValueError(f"model.return_horizon, recorded actions: expected episodes of at least {horizon} steps that have some, "
+                         f"got none to train on; the longest has {store.lengths.max()}")  # fmt: skip
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature)
     shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, **shape)

@@ -7,17 +7,18 @@ Regenerated logs are equal in their statistics, not in their bytes, and are name
 """
 
 import os
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.arrays import read_columns
+from decisionllm.datasets import arrays
 from decisionllm.datasets.store import Store
 from decisionllm.envs.maze2d import Maze, Planner, reward
-from decisionllm.files import atomic
+from decisionllm.files import AGAIN, atomic, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -86,22 +87,23 @@ def load(
             f"{file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
         )
     if file:
-        log, name = read_hdf5(file)
+        blocks, name = partial(read_hdf5, file), name_in(file)
         names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
         name = name or names.get(file.name, f"{published}@{file.stem}")
     else:
         log = generate(simulator, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
         name = f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)
         log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
+        blocks = partial(iter, [log])
     info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
-    first, last = cut_points(log, cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
-    until = np.minimum(last + steps_after_goal, next_jump(log)[first])
+    first, last, stop = cut_points(blocks(), cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
+    until = np.minimum(last + steps_after_goal, stop)
     goals, tasks = None, [task_text(maze) if text == "constant" else ""] * len(first)
     if by_goal:
-        if "goals" not in log:
+        if "goals" not in next(blocks()):
             raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
         rows = np.random.default_rng(seed).integers(first, last)  # one of the goals that the planner had in this episode
-        goals = np.rint(log["goals"][rows]).astype(int)
+        goals = np.concatenate([np.rint(block["goals"]).astype(np.int8) for block in blocks()])[rows].astype(int)
         kept = ~(goals[:, None] == absent).all(-1).any(1)
         first, last, until, goals = (x[kept] for x in (first, last, until, goals))
         tasks = [task_text(maze, goal) for goal in goals]
@@ -110,14 +112,14 @@ def load(
     if text == "shuffled":
         tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
 
-    def episode(i: int) -> Episode:
-        observations, actions = (np.asarray(log[key][first[i] : until[i]], np.float32) for key in ("observations", "actions"))
-        rewards = log["rewards"][first[i] : last[i]] if goals is None else reward(observations[:, :2], goals[i], dense=dense)
+    def episode(i: int, rows: Log) -> Episode:
+        observations, actions = (np.asarray(rows[key], np.float32) for key in ("observations", "actions"))
+        rewards = rows["rewards"] if goals is None else reward(observations[:, :2], goals[i], dense=dense)
         loss_mask = np.arange(len(actions)) < last[i] - first[i] if steps_after_goal else None
         return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, loss_mask=loss_mask)
 
     spec = Spec(observation_dim=4, action_dim=2, horizon=longest + steps_after_goal, low=(-1.0, -1.0), high=(1.0, 1.0))
-    return Source(spec, map(episode, range(len(first))), info)
+    return Source(spec, map(episode, range(len(first)), pieces(blocks(), first, until)), info)
 
 
 def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> str:
@@ -166,32 +168,41 @@ def goal_facts(maze: str) -> dict[str, dict[str, Any]]:
     return {task: {name: fact for name, fact in known.items() if name not in shared} for task, known in found.items()}
 
 
-def cut_points(log: Log, cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray]:
-    """First rows and ends (exclusive) of the episodes: two (E,) int arrays. A jump of the ball always parts two episodes."""
-    position = log["observations"][:, :2]
-    end = jumps(log)
-    if cut == "timeouts":
-        end |= log["ends"]
-    if cut == "goal_exit":
-        inside = reward(position, simulator.goal) > 0
-        end |= np.append(inside[:-1] & ~inside[1:], True)
-    last = np.flatnonzero(end) + 1
-    first = np.concatenate([[0], last[:-1]])
+def cut_points(blocks: Iterable[Log], cut: str, longest: int, simulator: Maze) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First rows and ends (exclusive) of the episodes, and the end of the run that each is of: three (E,) int arrays.
+
+    A run ends where the ball is somewhere else in the next row, or there is none; that always parts two episodes.
+    """
+    jumps, ends, n, before = [], [], 0, None
+    for block in blocks:
+        own = block["observations"][:, :2]
+        position = np.concatenate([own[:1] if before is None else before, own])  # row n - 1 and the block's
+        jumps.append(n + np.flatnonzero(np.abs(np.diff(position, axis=0)).max(1) > 0.06))  # one step moves at most 0.053
+        if cut == "timeouts":
+            ends.append(n + 1 + np.flatnonzero(block["ends"]))
+        if cut == "goal_exit":
+            inside = reward(position, simulator.goal) > 0
+            ends.append(n + np.flatnonzero(inside[:-1] & ~inside[1:]))
+        before, n = own[-1:], n + len(own)
+    jump = np.append(np.concatenate(jumps), n)
+    last = np.unique(np.concatenate([jump, *ends]))
+    first = np.append(0, last[:-1])
     pieces = -(-(last - first) // longest)  # what is longer is cut into pieces, counted back from the end
     back = np.concatenate([np.arange(p)[::-1] for p in pieces])
     last_of, first_of = np.repeat(last, pieces), np.repeat(first, pieces)
-    return np.maximum(first_of, last_of - (back + 1) * longest), last_of - back * longest
+    starts = np.maximum(first_of, last_of - (back + 1) * longest)
+    return starts, last_of - back * longest, jump[np.searchsorted(jump, starts, side="right")]
 
 
-def jumps(log: Log) -> np.ndarray:
-    """Where the ball is somewhere else in the next row, or there is none: (n,) bool"""
-    return np.append(np.abs(np.diff(log["observations"][:, :2], axis=0)).max(1) > 0.06, True)  # one step moves at most 0.053
-
-
-def next_jump(log: Log) -> np.ndarray:
-    """The row after the end of the run that each row belongs to: (n,) int"""
-    ends = np.flatnonzero(jumps(log)) + 1
-    return ends[np.searchsorted(ends, np.arange(len(log["observations"])), side="right")]
+def pieces(blocks: Iterable[Log], first: np.ndarray, until: np.ndarray) -> Iterator[Log]:
+    """The rows first[i]:until[i] of columns that come block by block, for each i; both ascend."""
+    following, kept, start, stop = iter(blocks), dict[str, np.ndarray](), 0, 0  # rows start:stop are kept
+    for a, b in zip(first.tolist(), until.tolist(), strict=True):
+        while stop < b:
+            block = next(following)
+            kept = {key: np.concatenate([kept[key][a - start :], x]) if kept else x for key, x in block.items()}
+            start, stop = min(a, stop), stop + len(block["ends"])
+        yield {key: x[a - start : b - start] for key, x in kept.items()}
 
 
 def generate(simulator: Maze, steps: int, *, seed: int = 0, time_limit: int = 300, noise: float = 0.5, chains: int = 50) -> Log:
@@ -248,7 +259,7 @@ def save(path: str | Path, store: Store) -> None:
 
 
 def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
-    """Columns as the file that D4RL's users read, all or nothing; what `read_hdf5` gives back."""
+    """Columns as the file that D4RL's users read, all or nothing; what `read_hdf5` gives back block by block."""
     import h5py
 
     path = Path(path).expanduser()
@@ -264,20 +275,24 @@ def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
         file.attrs["name"] = name
 
 
-def read_hdf5(path: Path) -> tuple[Log, str]:
-    """A D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there, goals; and the name that `save` gave it.
+def read_hdf5(path: Path) -> Iterator[Log]:
+    """Blocks of a D4RL Maze2D file: its columns observations, actions, rewards, ends and, if there, goals.
 
     Files of the public generator have no `timeouts` and put the flag into `terminals`; (N, 1) rewards are squeezed;
     rewards stay as published, computed from the observation of their own row.
     """
+    for log in arrays.blocks(path, WIDTHS):
+        flags = [log.pop(key).astype(bool) for key in ("terminals", "timeouts") if key in log]
+        goals = {"goals": log.pop("infos/goal")} if "infos/goal" in log else {}
+        yield log | {"ends": np.any(flags, axis=0)} | goals
+
+
+def name_in(path: Path) -> str:
+    """The name that `save` gave a file; empty without one."""
     import h5py
 
-    log = read_columns(path, WIDTHS)
-    with h5py.File(path) as file:
-        name = file.attrs.get("name", "")
-    flags = [log.pop(key).astype(bool) for key in ("terminals", "timeouts") if key in log]
-    goals = {"goals": log.pop("infos/goal")} if "infos/goal" in log else {}
-    return log | {"ends": np.any(flags, axis=0)} | goals, name
+    with explained(f"{path}: not a readable HDF5 file, perhaps truncated", OSError, remedy=AGAIN), h5py.File(path) as file:
+        return str(file.attrs.get("name", ""))
 
 
 def files(*, maze: str, dense: bool = False, path: str = "", source: str = "auto", **options: Any) -> list[Path]:

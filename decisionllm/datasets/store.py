@@ -12,11 +12,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +34,6 @@ FORMAT = 1
 REMEDY = "delete the folder to make it again"
 ANEW = "leave append out to write all of it anew"
 HEADER = 128  # bytes, of each .npy file
-NO_ACTIONS = "expected the recorded action of some steps, all of them are missing (NaN); record some to learn from"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -166,7 +167,8 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
         if "action_weight" in arrays and not arrays["action_weight"].any():
-            raise ValueError(f"{source.info.get('name', path)}: {NO_ACTIONS}")
+            why = "all of them are missing (NaN); record some to learn from"
+            raise ValueError(f"{source.info.get('name', path)}: expected the recorded action of some steps, {why}")
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
@@ -253,15 +255,23 @@ def open_store(path: str | Path) -> Store:
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
 
 
-def verify(store: Store) -> Store:
-    """Read every byte of a store. Returns the store.
+def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
+    """Read every byte of a store: whole episodes and their rows, about `size` rows at a time, whose observations have just been read.
 
     Raises:
         ValueError: its content is not what was written.
     """
-    if (found := prefix(store, len(store.lengths), store.spec)) != store.fingerprint:
+    digest, card = hashlib.blake2b(digest_size=16), (asdict(store.spec), list(store.tasks), columns_of(store))
+    yield from _hashed(digest, *card, blocks(store, size))
+    if (found := digest.hexdigest()) != store.fingerprint:
         raise ValueError(f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}")
-    return store
+
+
+def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
+    """All episodes in their order, in blocks of about `size` rows: (episodes, rows) of each block."""
+    cuts = np.searchsorted(store.offsets[1:], np.arange(size, store.offsets[-1], size))
+    for a, b in pairwise(np.unique([0, *cuts, len(store.lengths)]).tolist()):
+        yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
 
 
 def prefix(store: Store, episodes: int, spec: Spec) -> str:
@@ -292,12 +302,21 @@ def _same(e: int, rows: dict[str, np.ndarray], old: Store, stored: dict[str, np.
 
 def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
     """Hash of the spec, the texts and every byte of the arrays."""
+    digest = hashlib.blake2b(digest_size=16)
+    deque(_hashed(digest, spec, tasks, arrays, [(slice(0), slice(None))]), 0)
+    return digest.hexdigest()
+
+
+def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any], parts: Iterable[Any]) -> Iterator[Any]:
+    """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are read."""
     spaces = {key: value for key, value in spec.items() if value or key != "entity_schema"}
-    digest = hashlib.blake2b(json.dumps([spaces, tasks], sort_keys=True).encode(), digest_size=16)
+    digest.update(json.dumps([spaces, tasks], sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data.cast("B"))
-    return digest.hexdigest()
+        for part in parts if name == "observations" else [(None, slice(None))]:
+            digest.update(np.ascontiguousarray(arrays[name][part[1]]).data.cast("B"))
+            if name == "observations":
+                yield part
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """Logs of many agents in one world: each stay of each agent is an episode, and the episodes of one world share their group."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,26 +142,21 @@ def load(
             blocks of its types; the only type of a public log is `agent`.
         cut: steps of a world in an OMAR log.
     """
-    kind = marl_archives.kind_of(path)
-    given = {"path": path, "format": kind, "meta": meta, "cut": cut}
-    return source(log_of(path, meta, cut), text=text, capacity=capacity, returns=returns, team=team, **given)
+    given = {"path": path, "format": marl_archives.kind_of(path), "meta": meta, "cut": cut}
+    return source(logs_of(path, meta, cut), text=text, capacity=capacity, returns=returns, team=team, **given)
 
 
-def log_of(path: str, meta: str = "", cut: int = 25) -> Log:
-    """The Log of a path, see `load`, with the file `meta` laid over its own meta."""
+def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterable[Log]]:
+    """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid over their meta."""
     file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
-    readers: dict[str, Callable[[Path], Log]] = {
-        "ours": read, "vault": marl_archives.read_vault, "omar": partial(marl_archives.read_omar, cut=cut),
-        "pymarl": marl_archives.read_pymarl,
-    }  # fmt: skip
-    log = readers[kind](file)
-    return replace(log, meta=_overlaid(log.meta, path, meta))
+    logs = partial(list, [read(file)]) if kind == "ours" else marl_archives.logs(file, kind, cut=cut)
+    return lambda: (replace(log, meta=_overlaid(log.meta, path, meta)) for log in logs())
 
 
 def meta_of(path: str, meta: str = "") -> Meta:
-    """The meta of `log_of`; the tables of a log in our own format are not read."""
+    """The meta of `logs_of`; the tables of a log in our own format are not read."""
     ours = marl_archives.kind_of(path) == "ours"
-    return _overlaid(read_meta(Path(path).expanduser()), path, meta) if ours else log_of(path, meta).meta
+    return _overlaid(read_meta(Path(path).expanduser()), path, meta) if ours else next(iter(logs_of(path, meta)())).meta
 
 
 def _overlaid(found: Meta, path: str, meta: str) -> Meta:
@@ -181,14 +176,16 @@ def files(*, path: str, meta: str = "", **options: Any) -> list[Path]:
     return [*inside, *([Path(meta).expanduser()] if meta else [])]
 
 
-def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, **info: Any) -> Source:
+def source(
+    logs: Log | Callable[[], Iterable[Log]], *, text: str = "none", capacity: int = 6, returns: str = "", team: int = 0, **info: Any,
+) -> Source:  # fmt: skip
     """A log as episodes, one for each stay of each agent of `team`; other teams are part of the world.
 
     An agent that is absent for some steps has an episode for each stay. One whose rows end before the world's without
     `terminated` has left, and is truncated. A world must end, with `terminated` or `truncated` on its last step.
 
     Args:
-        log: the log.
+        logs: the log; or () -> its parts, Logs of some whole worlds each, which are read twice where there are several.
         text: `none`; `constant` names the task; `informative` also the team's size and the agent's role; `shuffled` is
             `informative` with the texts permuted between episodes; `paraphrased` is `informative` in the wordings of
             `frames/teams.yaml`, another one in each window.
@@ -201,8 +198,35 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     Raises:
         ValueError: a row that cannot be, with its table, number and key.
     """
-    meta, types = log.meta, list(log.meta["types"].values())
     one_of("dataset.text", text, TEXTS)
+    parts = partial(list, [logs]) if isinstance(logs, Log) else logs
+    stays = partial(_stays, capacity=capacity, returns=returns, team=team)
+    number, named, masked = dict[tuple[int, str], int](), [], False
+    for part in map(stays, parts()):  # what they have in common
+        facts, _ = part
+        named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
+        masked |= facts["masked"]
+    meta, which = facts["meta"], np.concatenate(named)
+    types, words = list(meta["types"].values()), [task_text(meta, n, name, text) for n, name in number]
+    if text == "paraphrased":
+        info["wordings"] = {task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)}
+    if text == "shuffled":
+        which = which[np.random.default_rng(0).permutation(len(which))]
+    bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
+    bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
+    spec = Spec(*facts["sizes"], int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
+    found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
+    chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
+    again, tasks = [part] if len(named) == 1 else map(stays, parts()), map(words.__getitem__, which)
+    return Source(spec, (episode for _, made in again for episode in made(tasks, masked)), found | chosen | info)
+
+
+Made = Callable[[Iterator[str], bool], Iterator[Episode]]
+
+
+def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[str, Any], Made]:
+    """Facts of the stays of a team's agents in a Log, see `source`; and (their texts, whether they have action masks) -> episodes."""
+    meta = log.meta
     clock, offsets = _worlds(log, team)
     order, moment = _agent_rows(log, team, clock, offsets)
     refuse = partial(log.refuse, "agents", order)
@@ -227,25 +251,23 @@ def source(log: Log, *, text: str = "none", capacity: int = 6, returns: str = ""
     rewards, later, rewarded = _rewards(log, returns, clock, offsets, order, moment, world, size)
     ended = (died > 0) | log.steps["terminated"][clock][moment]
     named = [*zip(size[world[start]].tolist(), np.array([*meta["types"]])[kind[start]].tolist(), strict=True)]
-    tasks = [task_text(meta, n, name, text) for n, name in named]
-    if text == "paraphrased":
-        info["wordings"] = {task: team_facts(meta, *who) for task, who in zip(tasks, named, strict=True)}
-    if text == "shuffled":
-        tasks = [tasks[k] for k in np.random.default_rng(0).permutation(len(tasks))]
 
-    def episode(e: int) -> Episode:
-        a, b = start[e], end[e]
-        return Episode(
-            observations[a:b], actions[a:b], rewards[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1], task=tasks[e],
-            group=int(group[a]), action_masks=None if masks is None else masks[a:b], loss_mask=loss_mask[a:b], agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
-        )  # fmt: skip
+    def made(tasks: Iterator[str], masked: bool) -> Iterator[Episode]:
+        for a, b in zip(start.tolist(), end.tolist(), strict=True):
+            yield Episode(
+                observations[a:b], actions[a:b], rewards[a:b], terminated=bool(ended[b - 1]), truncated=not ended[b - 1],
+                task=next(tasks), group=int(group[a]), action_masks=masks[a:b] if masked and masks is not None else None, loss_mask=loss_mask[a:b],
+                agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
+            )  # fmt: skip
 
-    bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
-    bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
-    spec = Spec(observations.shape[1], actions.shape[1], int(meta["horizon"]), entity_schema=shape, **bounds)
-    found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
-    chosen = {"text": text, "capacity": capacity, "returns": rewarded, "team": team}
-    return Source(spec, map(episode, range(len(start))), found | chosen | info)
+    facts = {
+        "meta": meta,
+        "named": named,
+        "schema": shape,
+        "sizes": (observations.shape[1], actions.shape[1]),
+        "returns": rewarded,
+    }
+    return facts | {"masked": masks is not None and not masks.all()}, made
 
 
 def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
@@ -314,7 +336,7 @@ def _rewards(
 
 
 def _decisions(log: Log, order: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Actions (n, A), action masks (n, C) or None if all are allowed, and the loss mask (n,)."""
+    """Actions (n, A), action masks (n, C) or None of continuous ones, and the loss mask (n,)."""
     types, rows, refuse = list(log.meta["types"].values()), log.agents, partial(log.refuse, "agents", order)
     discrete = all("num_actions" in each for each in types)
     bounds = [(each.get("low"), each.get("high")) for each in types]
@@ -342,7 +364,7 @@ def _decisions(log: Log, order: np.ndarray, kind: np.ndarray) -> tuple[np.ndarra
     refuse(forbidden, "available: forbids the recorded action {}; say loss_mask=false where the agent did not choose it", taken)
     masks |= ~masks.any(1, keepdims=True)  # no choice there
     taken = np.where(allowed, taken, masks.argmax(1))  # what was not recorded is shown as the first that is allowed
-    return taken[:, None].astype(np.float32), None if masks.all() else masks, loss_mask
+    return taken[:, None].astype(np.float32), masks, loss_mask
 
 
 def _observations(log: Log, order: np.ndarray, kind: np.ndarray, capacity: int) -> tuple[np.ndarray, Schema]:
@@ -397,4 +419,4 @@ def save(folder: str, store: Store) -> None:
     """Write the log that a store was made of, see `write`. The log is read again, since a store has one layout for all types."""
     if store.info.get("format") is None or store.agent is None:
         raise ValueError(f"export=team: expected a dataset of many agents (dataset=team), got {store.info['name']}")
-    write(folder, log_of(*(store.info[name] for name in ("path", "meta", "cut"))))
+    write(folder, logs_of(*(store.info[name] for name in ("path", "meta", "cut")))())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, blocks
 from decisionllm.schema import OPTIONAL_STEP_FIELDS, Batch, History, StepColumns, Window, shaped
 
 if TYPE_CHECKING:
@@ -60,11 +60,8 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     """
     first, end = store.offsets[:-1], store.offsets[1:]
     togo: np.ndarray = np.empty(len(store.rewards), np.float32)
-    cuts = np.unique(np.searchsorted(end, np.arange(BLOCK, len(togo), BLOCK)))
-    for part in np.split(np.arange(len(first)), cuts):  # episodes of about BLOCK rows
-        if not len(part):
-            continue
-        rows, offsets = slice(first[part[0]], end[part[-1]]), np.append(first[part], end[part[-1]]) - first[part[0]]
+    for part, rows in blocks(store, BLOCK):
+        offsets = store.offsets[part.start : part.stop + 1] - rows.start
         each = returns_to_go(store.rewards[rows], store.returns[part], offsets)
         if return_horizon:
             last = np.repeat(offsets[1:], np.diff(offsets))
@@ -113,18 +110,25 @@ def of_histories(histories: Sequence[History], target_returns: Any, *, return_ho
 def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
     """Windows of T steps that begin at these steps (B,) of these episodes (B,), padded where they leave the episode."""
     first, end = steps.first[episodes], steps.end[episodes]
-    rows = (first + starts)[:, None] + np.arange(T)
-    mask = (rows < end[:, None]) & (rows >= first[:, None])
-    rows = np.clip(rows, first[:, None], end[:, None] - 1)
+    step = starts[:, None] + np.arange(T)
+    mask = (step >= 0) & (step < (end - first)[:, None])
     real = mask[..., None]
-    optional = {name: column.take(rows, 0) for name, column in _optional(steps).items()}
+    optional = {name: _rows(column, first + starts, T) for name, column in _optional(steps).items()}
     for name, values in optional.items():  # padding is zero; every action is allowed there
         optional[name] = values | ~real if name == "action_masks" else values * mask
     given = {"observations": steps.observations, "actions": steps.actions, "returns_to_go": steps.returns_to_go}
-    columns: dict[str, Any] = {name: column.take(rows, 0) for name, column in given.items()}  # three times faster than an index
+    columns: dict[str, Any] = {name: _rows(column, first + starts, T) for name, column in given.items()}
     for column in columns.values():
         column *= real if column.ndim == 3 else mask  # in place: a further array would be pages that the system must clear
-    return Window(**columns, timesteps=(rows - first[:, None]) * mask, mask=mask, episodes=episodes, **optional)
+    return Window(**columns, timesteps=step * mask, mask=mask, episodes=episodes, **optional)
+
+
+def _rows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
+    """T rows of a column from each of these on (B,): (B, T, ...). What would be before or behind the column is any row of it."""
+    if begin.min() < 0 or begin.max() > len(column) - T:
+        return column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
+    shape, strides = (len(column) - T + 1, T, *column.shape[1:]), (column.strides[0], *column.strides)
+    return np.ndarray(shape, column.dtype, column, 0, strides)[begin]  # overlapping windows, each copied in one go
 
 
 def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.ndarray) -> Batch:

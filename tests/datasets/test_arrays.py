@@ -66,7 +66,7 @@ def test_rows_of_nan_actions_are_missing(tmp_path):
     assert [None if e.action_weight is None else e.action_weight.tolist() for e in source.episodes] == [[0, 1], [0, 1], None]
     assert (source.spec.low, source.spec.high) == ((np.float32(0.2),), (0.5,)), "of the actions that are there"
     with pytest.raises(ValueError, match="expected the recorded action of some steps, all of them are missing"):
-        load(path=put(tmp_path / "none.npz", actions=np.full((5, 1), np.nan)))
+        prepare(node("dataset", "arrays", path=put(tmp_path / "none.npz", actions=np.full((5, 1), np.nan))), tmp_path)
     with pytest.raises(ValueError, match="expected finite actions, got inf in row 0"):
         load(path=put(tmp_path / "inf.npz", actions=np.array([[np.inf]] * 5)))
     with pytest.raises(ValueError, match="expected finite actions, got nan in row 0"):

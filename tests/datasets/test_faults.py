@@ -1,4 +1,6 @@
-"""Faults of a log: each kind is found, counted by hand, and a clean log has none."""
+"""Faults of a log: each kind is found, counted by hand, and a clean log has none; a log is read once."""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from decisionllm.schema import Episode, Spec
 
 def found(path, episodes):
     S = episodes[0].observations.shape[1]
-    return list(faults.faults(write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))))
+    return faults.survey(write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))).faults
 
 
 def walk(group, n=40, *, columns=1, seed=None, **changed):
@@ -44,7 +46,7 @@ def test_constant_rewards_and_numbers(tmp_path):
 
 
 def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "BLOCK", 7)  # an episode is in many blocks
+    monkeypatch.setattr(faults, "BLOCK", 7)  # each episode is a block
     line = np.arange(40.0)[:, None] % 2  # changes of 1
     jumped = line.copy()
     jumped[20] += 31.5
@@ -64,3 +66,22 @@ def test_an_observation_that_holds_the_future(tmp_path, monkeypatch):
         "observation [1]: as good as the return-to-go, which is known only later",
         "observation [2]: as good as the reward of the step, which is known only later",
     ]
+
+
+class Traced(np.ndarray):
+    """An array that notes the first row of each slice that is taken of it."""
+
+    def __getitem__(self, rows):
+        if isinstance(rows, slice):
+            self.starts.append(rows.start)
+        return np.asarray(self)[rows]
+
+
+def test_a_log_is_read_once_from_its_begin_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "BLOCK", 80)  # of rows, about
+    monkeypatch.setattr(faults, "SAMPLE", 1)  # one episode is
+    store = write(tmp_path / "s", Source(Spec(1, 1, 40, (-1.0,), (1.0,)), [walk(g) for g in range(6)], {"name": "test"}))
+    observations = store.observations.view(Traced)
+    observations.starts = []
+    assert faults.survey(replace(store, observations=observations)).faults == []
+    assert observations.starts == [0, 0, 0, 40, 40, 120, 120], "the sample; then the hash and the survey of each block"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -12,10 +13,26 @@ import pytest
 
 from decisionllm.datasets import team
 from decisionllm.datasets.formats import marl_archives
+from decisionllm.datasets.formats.team_log import Log
 from decisionllm.datasets.store import write
 from tests.conftest import near
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/vaults/vaults.tar.gz"
+
+
+@pytest.fixture(autouse=True, params=[1 << 22, 100], ids=["whole", "parts"])
+def block(request, monkeypatch):
+    """Every file is read as a whole, and in parts of a few steps."""
+    monkeypatch.setattr(marl_archives, "BLOCK", request.param)
+    return request.param
+
+
+def joined(folder, kind="vault"):
+    """The parts of a log as one."""
+    parts = list(marl_archives.logs(folder, kind)())
+    assert all(part.meta == parts[0].meta for part in parts)
+    tables = [[part.tables[table] for part in parts] for table in ("steps", "agents")]
+    return Log(parts[0].meta, *({name: np.concatenate([t[name] for t in each]) for name in each[0]} for each in tables))
 
 
 @pytest.fixture
@@ -40,7 +57,7 @@ def worlds(arrays):
 
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
     wanted = worlds(np.load(vaults / "units.npz"))
-    log = marl_archives.read_vault(vaults / "toy.vlt/units")
+    log = joined(vaults / "toy.vlt/units")
     store = write(tmp_path / "store", team.source(log))
     assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
     for g, world in enumerate(wanted):
@@ -65,7 +82,7 @@ def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_p
 
 def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
     arrays = np.load(vaults / "points.npz")
-    log = marl_archives.read_vault(vaults / "toy.vlt/points")
+    log = joined(vaults / "toy.vlt/points")
     wanted = worlds(arrays)
     assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()  # a rule for one agent cuts more
     assert log.meta["repairs"] == {"worlds cut at the end": 1}
@@ -86,7 +103,7 @@ def test_rows_of_b_are_never_joined(vaults):
     arrays = np.load(vaults / "units.npz")
     over = (arrays["terminals"] | arrays["truncations"]).all(2)
     assert not over[:, -1].any()
-    log = marl_archives.read_vault(vaults / "toy.vlt/units")
+    log = joined(vaults / "toy.vlt/units")
     assert len(log.steps["group"]) == sum(np.flatnonzero(row)[-1] + 1 for row in over)
     assert log.meta["repairs"] == {"worlds cut at the end": 2}
 
@@ -94,7 +111,7 @@ def test_rows_of_b_are_never_joined(vaults):
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
         "import sys; from pathlib import Path; from decisionllm.datasets.formats import marl_archives; "
-        f"marl_archives.read_vault(Path({str(vaults / 'toy.vlt/units')!r})); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
+        f"marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault'); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -105,10 +122,10 @@ def test_a_vault_that_was_cut_is_refused(vaults):
     whole = data.read_bytes()
     data.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
-        marl_archives.read_vault(folder)
+        joined(folder)
     data.unlink()
     with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
-        marl_archives.read_vault(folder)
+        joined(folder)
 
 
 def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
@@ -120,7 +137,7 @@ def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
     with pytest.raises(
         ValueError, match=r"units, row 0 of B, step 32: expected 40 steps \(vault_index\), got nothing from here"
     ):
-        marl_archives.read_vault(folder)
+        joined(folder)
 
 
 def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
@@ -128,14 +145,14 @@ def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
     card = json.loads((folder / "metadata.json").read_text())
     (folder / "metadata.json").write_text(json.dumps(card | {"version": 2.0}))
     with pytest.raises(ValueError, match="expected version 1 of the format, got 2.0"):
-        marl_archives.read_vault(folder)
+        joined(folder)
     for table in ("structure_shape", "structure_dtype"):
         del card[table]["rewards"]
     (folder / "metadata.json").write_text(json.dumps(card))
     with pytest.raises(
         ValueError, match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state"
     ):
-        marl_archives.read_vault(folder)
+        joined(folder)
 
 
 def omar(folder, steps=53, N=2):
@@ -237,3 +254,20 @@ def test_a_folder_of_several_logs_says_which_there_are(vaults):
         team.load(path=str(vaults / "toy.vlt"))
     with pytest.raises(FileNotFoundError, match="got no such thing"):
         team.load(path=str(vaults / "no.vlt"))
+
+
+@pytest.mark.parametrize("kind", ["omar", "pymarl"])
+def test_a_log_is_never_in_memory_as_a_whole(tmp_path, kind, block):
+    peaks = []
+    for worlds in (20, 1000):
+        path = tmp_path / f"{worlds}.h5"
+        if kind == "omar":
+            omar(path, steps=25 * worlds)
+        else:
+            pymarl(path, lengths=(5,) * worlds)
+        tracemalloc.start()
+        assert sum(1 for _ in team.load(path=str(path), text="informative").episodes) == 2 * worlds
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
+    assert (peaks[1] - peaks[0] < size / 4) == (block == 100), "bytes, of fifty times the log"

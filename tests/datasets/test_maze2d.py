@@ -1,12 +1,14 @@
 """D4RL's Maze2D logs: every quirk of the published files, every way to cut them, and the protocol run again."""
 
+import tracemalloc
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets.maze2d import cut_points, files, generate, load, read_hdf5, save, task_text, write_hdf5
+from decisionllm.datasets import arrays
+from decisionllm.datasets.maze2d import cut_points, files, generate, load, name_in, read_hdf5, save, task_text, write_hdf5
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.maze2d import Maze, reward
 from tests.conftest import episode, make_store, node
@@ -81,7 +83,7 @@ def test_a_ball_at_full_speed_does_not_jump():
     n = 20
     moving = np.stack([np.ones(n), 1 + 0.0532 * np.arange(n)], 1)
     columns = {"observations": np.concatenate([moving, np.zeros((n, 2))], 1), "ends": np.zeros(n, bool)}
-    first, last = cut_points(columns, "horizon", 300, Maze.named("umaze"))
+    first, last, _ = cut_points([columns], "horizon", 300, Maze.named("umaze"))
     assert (first.tolist(), last.tolist()) == ([0], [20])
 
 
@@ -192,7 +194,7 @@ def test_a_damaged_file_says_that_it_should_be_fetched_again(tmp_path):
     for damaged in (whole[:-1000], whole[:100], b"<html>404</html>", whole[:middle] + b"\0" * 2000 + whole[middle + 2000 :]):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="log.hdf5: not a readable HDF5 file, perhaps truncated .*fetch it again"):
-            read_hdf5(path)
+            list(read_hdf5(path))
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -242,8 +244,8 @@ def test_columns_come_back_from_the_file_that_they_are_written_to(tmp_path):
     made = generate(Maze.named("umaze"), 500, seed=3)
     made["rewards"] = np.arange(500, dtype=np.float32)
     write_hdf5(tmp_path / "log.hdf5", made, name="mine")
-    back, name = read_hdf5(tmp_path / "log.hdf5")
-    assert name == "mine" and back.keys() == made.keys()
+    (back,) = read_hdf5(tmp_path / "log.hdf5")
+    assert name_in(tmp_path / "log.hdf5") == "mine" and back.keys() == made.keys()
     for key in made:
         np.testing.assert_array_equal(back[key], made[key], err_msg=key)
 
@@ -321,7 +323,7 @@ def test_regenerated_statistics_are_the_published_ones():
     steps = 400_000
     made = generate(Maze.named("umaze"), steps)
     rewards = reward(made["observations"][:, :2], [1, 1])
-    first, last = cut_points(made, "timeouts", 300, Maze.named("umaze"))
+    first, last, _ = cut_points([made], "timeouts", 300, Maze.named("umaze"))
     assert made["ends"].sum() / steps == pytest.approx(0.012459, rel=0.03)
     assert (last - first).max() <= 300 and (last - first == 1).mean() == pytest.approx(
         0.14, abs=0.02
@@ -352,3 +354,26 @@ def test_regenerated_statistics_are_the_published_ones():
 def test_unknown_names_are_refused_with_the_known_ones(options, message):
     with pytest.raises(ValueError, match=message):
         load(**{"maze": "umaze"} | options)
+
+
+def test_a_file_in_blocks_gives_the_same_episodes_in_less_memory(tmp_path, monkeypatch):
+    made = generate(Maze.named("umaze"), 20_000, seed=3)
+    made["rewards"] = np.arange(20_000, dtype=np.float32)
+    write_hdf5(tmp_path / "log.hdf5", made)
+    goals = {"text": "shuffled", "steps_after_goal": 7, "without_goals": "1,1"}
+    options = [{"cut": cut, "piece": 70} for cut in ("timeouts", "horizon", "goal_exit", "run")] + [goals]
+
+    def stores():
+        sources = (load(maze="umaze", path=str(tmp_path / "log.hdf5"), **each) for each in options)
+        return [write(tmp_path / "s", source).fingerprint for source in sources]
+
+    def peak():
+        tracemalloc.start()
+        assert sum(len(e.rewards) for e in load(maze="umaze", path=str(tmp_path / "log.hdf5")).episodes) == 20_000
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    whole, most = stores(), peak()
+    monkeypatch.setattr(arrays, "BLOCK", 400)  # 100 rows
+    assert stores() == whole and peak() < most / 4

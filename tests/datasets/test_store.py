@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 import tracemalloc
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import windows
-from decisionllm.datasets.store import Column, open_store, prepare, verify, write
+from decisionllm.datasets.store import Column, open_store, prepare, read, write
 from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
@@ -271,6 +272,12 @@ def test_opening_a_million_steps_reads_none_of_them(tmp_path):
 def endless(n=10**9):
     """Episodes of 1,000 steps of 20 numbers, made one after the other."""
     return (Episode(np.full((1000, 20), e % 7, np.float32), np.zeros((1000, 1)), np.ones(1000), group=e) for e in range(n))
+
+
+def verify(store):
+    """The store, of which every byte was read."""
+    deque(read(store, 9), 0)
+    return store
 
 
 WIDE = Spec(observation_dim=20, action_dim=1, horizon=1000, low=(-1.0,), high=(1.0,))

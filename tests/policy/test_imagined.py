@@ -9,7 +9,8 @@ from decisionllm.data import card
 from decisionllm.datasets.store import open_store, prepare
 from tests.conftest import LOOP, NANO, command, node
 
-SHORT = (*LOOP, *NANO, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
+CORRUPT = ("data.corrupt=observations", "data.corrupt_share=1")
+SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
 def test_a_run_imagines_a_dataset(run, tmp_path):
     imagined = node("dataset", "imagined", run=str(run), episodes=6, steps=4)
     store = prepare(imagined, tmp_path)
-    policy, data = decisionllm.load(run), open_store(next((run.parent / "data" / "stores").iterdir()))
+    policy, data = decisionllm.load(run), open_store(next((run.parent / "data" / "stores").glob("altered-*")))
     assert len(store.lengths) == 6 and store.lengths.max() <= 4 and store.spec == data.spec
     first = store.episode(int(store.lengths.argmax()))
     assert (data.observations == first.observations[0]).all(1).any(), "it begins at an observation of the data"

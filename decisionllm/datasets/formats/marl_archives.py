@@ -1,4 +1,4 @@
-"""Public logs of many agents, as a Log: Vaults (OG-MARL), OMAR's folders of .npy, PyMARL's padded .h5.
+"""Public logs of many agents, as Logs of some whole worlds each: Vaults (OG-MARL), OMAR's folders of .npy, PyMARL's padded .h5.
 
 All three hold arrays of (steps, agents) for a fixed team and do not say which agents are alive. An agent is gone, and has no row,
 after it terminated by itself, or when it has only action 0 from a step on, which is what a dead unit of SMAC has. One that has only
@@ -7,6 +7,10 @@ which most files repeat for each agent. Sources: flashbax `vault.py`, OMAR (arXi
 """
 
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,36 @@ from decisionllm.files import AGAIN, explained
 
 VAULT, MORE_OF_VAULT = ("observations", "actions", "rewards", "terminals", "truncations"), ("infos.legals", "infos.state")
 PYMARL, MORE_OF_PYMARL = ("obs", "actions", "reward", "terminated", "filled"), ("avail_actions", "state")
+BLOCK = 1 << 22  # numbers of the observations that are read at a time
+Worlds = Iterator[dict[str, Any]]  # arguments of `joint`
 
 
-def read_vault(folder: Path) -> Log:
+def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]:
+    """A public log as () -> its parts in their order, Logs of one meta; the file is read once to find it, and at each call.
+
+    Args:
+        path: the folder or file.
+        kind: see `kind_of`.
+        cut: steps of a world in an OMAR log.
+    """
+    worlds: Callable[[Path, Counter[str]], Worlds] = {
+        "vault": read_vault,
+        "omar": partial(read_omar, cut=cut),
+        "pymarl": read_pymarl,
+    }[kind]
+    repairs, shared, horizon, limits = Counter[str](), True, 0, dict[str, Any]()
+    for part in worlds(path, repairs):
+        log = joint(path, **part)
+        shared, horizon = shared and "reward" not in log.agents, max(horizon, log.meta["horizon"])
+        for key, x in log.meta["types"]["agent"].items():
+            limits[key] = (np.minimum if key == "low" else np.maximum)(limits.get(key, x), x).tolist()
+    if not horizon:
+        raise ValueError(f"{path}: expected a world that ended, got none")
+    meta = {"types": {"agent": limits}, "horizon": horizon, "repairs": dict(+repairs)}
+    return lambda: (replace(joint(path, **part, shared=shared), meta=meta) for part in worlds(path, Counter()))
+
+
+def read_vault(folder: Path, repairs: Counter[str]) -> Worlds:
     """One Vault: a folder with `manifest.ocdbt`. Its rows of B are separate worlds; a world ends when all of its agents have ended.
 
     Only steps before `vault_index` count; the last world of each row of B is left out if it did not end.
@@ -30,49 +61,71 @@ def read_vault(folder: Path) -> Log:
         store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": f"{name}/"}
         return ts.open({"driver": "zarr", "kvstore": store}, read=True, open=True).result()
 
-    with explained(f"{folder}: not a readable Vault, perhaps cut", OSError, ValueError, KeyError, RuntimeError, remedy=AGAIN):
+    readable = partial(
+        explained, f"{folder}: not a readable Vault, perhaps cut", OSError, ValueError, KeyError, RuntimeError, remedy=AGAIN
+    )
+    with readable():
         card = json.loads((folder / "metadata.json").read_text())
         if float(card["version"]) // 1 != 1:
             raise ValueError(f"expected version 1 of the format, got {card['version']}")
         known = card["structure_shape"].keys() | {f"infos.{name}" for name in card["structure_shape"].get("infos", ())}
         length = int(opened("vault_index").read().result()[0])
-        columns = {name: opened(f"{name}.")[:, :length].read().result() for name in (*VAULT, *MORE_OF_VAULT) if name in known}
+        files = {name: opened(f"{name}.") for name in (*VAULT, *MORE_OF_VAULT) if name in known}
     if lacking := [name for name in VAULT if name not in known]:
         raise ValueError(f"{folder}: expected a Vault's columns, {', '.join(lacking)} not among {', '.join(sorted(known))}")
-    numbers = [columns[name] for name in ("observations", "infos.legals") if name in columns]
-    written = [column.reshape(*column.shape[:2], -1).any(2) for column in numbers]
-    if (blank := ~np.any(written, axis=0)).any() or not length:
-        lane, at = np.argwhere(blank)[0] if length else (0, 0)
-        why = "got nothing from here; it was cut while it was written: fetch it again"
-        raise ValueError(f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), {why}")
-    over = (columns["terminals"] != 0) | (columns["truncations"] != 0)
-    whole = over.all(2)  # (B, T)
-    kept = whole[:, ::-1].cumsum(1)[:, ::-1] > 0
-    flat = {name: column[kept] for name, column in columns.items()}
-    return joint(
-        folder, np.cumsum(whole[kept]) - whole[kept], flat["observations"], flat["actions"], flat["rewards"], flat["terminals"] != 0,
-        available=flat.get("infos.legals"), state=flat.get("infos.state"), repairs={"worlds cut at the end": int((~whole[:, -1]).sum())},
-    )  # fmt: skip
+    lanes, _, *shape = files["observations"].shape
+    size, group = max(BLOCK // int(np.prod(shape)), 1), 0
+    for lane in range(lanes):
+        left: dict[str, np.ndarray] = {}  # of a world whose end has not come yet
+        for start in range(0, max(length, 1), size):
+            with readable():
+                block = {name: file[lane, start : min(start + size, length)].read().result() for name, file in files.items()}
+            numbers = [block[name].reshape(len(block[name]), -1) for name in ("observations", "infos.legals") if name in block]
+            if (blank := ~np.concatenate(numbers, 1).any(1)).any() or not length:
+                at = start + int(np.argmax(blank)) if length else 0
+                why = "got nothing from here; it was cut while it was written: fetch it again"
+                raise ValueError(f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), {why}")
+            columns = {name: np.concatenate([left[name], x]) if left else x for name, x in block.items()}
+            whole = ((columns["terminals"] != 0) | (columns["truncations"] != 0)).all(1)
+            n = len(whole) - int(np.argmax(whole[::-1])) if whole.any() else 0
+            left = {name: x[n:] for name, x in columns.items()}
+            if n:
+                flat = {name: x[:n] for name, x in columns.items()}
+                yield {"group": group + np.cumsum(whole[:n]) - whole[:n], "terminals": flat["terminals"] != 0,
+                       "observations": flat["observations"], "actions": flat["actions"], "rewards": flat["rewards"],
+                       "available": flat.get("infos.legals"), "state": flat.get("infos.state")}  # fmt: skip
+                group += int(whole.sum())
+        repairs["worlds cut at the end"] += len(left["rewards"]) > 0
 
 
-def read_omar(folder: Path, *, cut: int = 25) -> Log:
+def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Worlds:
     """One seed of OMAR: obs_0.npy, acs_0.npy, rews_0.npy and so on for each agent, in worlds of `cut` steps."""
-    try:
+    what = f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i"
+    with explained(what, OSError, ValueError, EOFError):
         agents = range(len(list(folder.glob("obs_*.npy"))))
-        parts = ([np.load(folder / f"{name}_{i}.npy") for i in agents] for name in ("obs", "acs", "rews"))
-        observations, actions, rewards = (np.stack(part, 1) for part in parts)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{folder}: expected arrays obs_i, acs_i, rews_i of one shape for each agent i ({error})") from error
-    n = len(observations) - len(observations) % cut
-    if not n or not len(observations) == len(actions) == len(rewards):
-        sizes = f"{len(observations)}, {len(actions)} and {len(rewards)}"
-        raise ValueError(f"{folder}: expected as many steps in each array and at least {cut}, got {sizes}")
-    terminals = np.zeros((n, len(agents)), bool)
-    repairs = {"steps cut at the end": len(observations) - n}
-    return joint(folder, np.arange(n) // cut, observations[:n], actions[:n], rewards[:n], terminals, repairs=repairs)
+        files = [[np.load(folder / f"{name}_{i}.npy", mmap_mode="r") for i in agents] for name in ("obs", "acs", "rews")]
+    sizes = [len(part[0]) for part in files]
+    n = sizes[0] - sizes[0] % cut
+    if not n or len(set(sizes)) > 1:
+        raise ValueError(
+            f"{folder}: expected as many steps in each array and at least {cut}, got {sizes[0]}, {sizes[1]} and {sizes[2]}"
+        )
+    repairs["steps cut at the end"] += sizes[0] - n
+    size = cut * max(BLOCK // (cut * sum(x[0].size for x in files[0])), 1)
+    for start in range(0, n, size):
+        with explained(what, ValueError):
+            observations, actions, rewards = (np.stack([x[start : min(start + size, n)] for x in part], 1) for part in files)
+        group = np.arange(start, start + len(rewards)) // cut
+        yield {
+            "group": group,
+            "observations": observations,
+            "actions": actions,
+            "rewards": rewards,
+            "terminals": np.zeros(rewards.shape, bool),
+        }
 
 
-def read_pymarl(file: Path) -> Log:
+def read_pymarl(file: Path, repairs: Counter[str]) -> Worlds:
     """A PyMARL file: arrays of (worlds, time, agents, numbers), where `filled` says which steps are real.
 
     As in PyMARL's learner, a world is over after its first `terminated`, and the last column, which has no action, is no step
@@ -80,46 +133,52 @@ def read_pymarl(file: Path) -> Log:
     """
     import h5py
 
-    with explained(f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN), h5py.File(file) as source:
-        columns = {key: source[key][()] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
-    sizes = {key: column.shape[:2] for key, column in columns.items()}
-    if lacking := [key for key in PYMARL if key not in columns]:
-        raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
-    over, real = (columns[key].reshape(sizes[key]) != 0 for key in ("terminated", "filled"))
-    real &= over.cumsum(1) - over == 0
-    real[:, -1] &= over[:, -1].any()
-    if (gap := real[:, 1:] & ~real[:, :-1]).any() or not real[:, 0].all():
-        world = np.argwhere(gap)[0, 0] if gap.any() else np.argmin(real[:, 0])
-        raise ValueError(f"{file}, world {world}: expected filled steps from the first on without a gap")
-    N = columns["obs"].shape[2]
-    flat = {key: column[real] for key, column in columns.items()}
-    rewards, terminals = (np.repeat(column.reshape(*real.shape, 1)[real], N, 1) for column in (columns["reward"], over))
-    return joint(
-        file, np.nonzero(real)[0], flat["obs"], flat["actions"], rewards, terminals, available=flat.get("avail_actions"), state=flat.get("state"),
-    )  # fmt: skip
+    readable = partial(explained, f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN)
+    with readable():
+        source = h5py.File(file)
+        columns = {key: source[key] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
+    with source:
+        sizes = {key: column.shape[:2] for key, column in columns.items()}
+        if lacking := [key for key in PYMARL if key not in columns]:
+            raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"{file}: expected as many worlds and steps under each key, got {sizes}")
+        worlds, _, N, _ = columns["obs"].shape
+        size = max(BLOCK // int(np.prod(columns["obs"].shape[1:])), 1)
+        with readable():
+            ended_late = columns["terminated"][:, -1].any()
+        for start in range(0, worlds, size):
+            with readable():
+                block = {key: column[start : start + size] for key, column in columns.items()}
+            over, real = (block[key].reshape(len(block[key]), -1) != 0 for key in ("terminated", "filled"))
+            real &= over.cumsum(1) - over == 0
+            real[:, -1] &= ended_late
+            if (gap := real[:, 1:] & ~real[:, :-1]).any() or not real[:, 0].all():
+                world = start + int(np.argwhere(gap)[0, 0] if gap.any() else np.argmin(real[:, 0]))
+                raise ValueError(f"{file}, world {world}: expected filled steps from the first on without a gap")
+            flat = {key: column[real] for key, column in block.items()}
+            rewards, terminals = (np.repeat(x.reshape(*real.shape, 1)[real], N, 1) for x in (block["reward"], over))
+            yield {"group": start + np.nonzero(real)[0], "observations": flat["obs"], "actions": flat["actions"], "rewards": rewards,
+                   "terminals": terminals, "available": flat.get("avail_actions"), "state": flat.get("state")}  # fmt: skip
 
 
 def joint(
     path: Path, group: np.ndarray, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminals: np.ndarray, *,
-    available: np.ndarray | None = None, state: np.ndarray | None = None, repairs: dict[str, int] | None = None,
+    available: np.ndarray | None = None, state: np.ndarray | None = None, shared: bool | None = None,
 ) -> Log:  # fmt: skip
     """A Log of s steps, worlds end to end.
 
     Args:
         path: where they were read from.
-        group: (s,) world.
+        group: (s,) world, ascending without a gap.
         observations: (s, N, O).
         actions: (s, N) or (s, N, A).
         rewards, terminals: (s, N).
         available: (s, N, C).
         state: (s, ...).
-        repairs: counts of what was left out.
+        shared: whether the agents of each world of the file have one reward; None: of these worlds.
     """
     s, N = observations.shape[:2]
-    if not s:
-        raise ValueError(f"{path}: expected a world that ended, got none")
     last = np.append(np.diff(group) != 0, True)
     first = np.flatnonzero(np.append(True, last[:-1]))
     world, row = np.cumsum(np.append(False, last[:-1])), np.arange(s)[:, None]
@@ -131,10 +190,10 @@ def joint(
     until = np.minimum(np.maximum.reduceat(chose, first), np.minimum.reduceat(died, first))[world]  # (s, N), last row of each
     alive = row <= until
     at, agent = np.nonzero(alive)
-    shared = (rewards == rewards[:, :1]).all()
-    steps = {"group": world, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
+    shared = bool((rewards == rewards[:, :1]).all()) if shared is None else shared
+    steps = {"group": group, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
              "truncated": last & ~terminals.all(1)}  # fmt: skip
-    agents = {"group": world[at], "step": step[at], "agent": agent, "observation": observations[alive].reshape(len(at), -1),
+    agents = {"group": group[at], "step": step[at], "agent": agent, "observation": observations[alive].reshape(len(at), -1),
               "loss_mask": choice[alive], "terminated": (row == until)[alive] & ~last[at]}  # fmt: skip
     if discrete:
         agents["action"] = actions.reshape(s, N)[alive]
@@ -146,8 +205,7 @@ def joint(
     agents |= {} if available is None else {"available": available[alive]}
     agents |= {} if shared else {"reward": rewards[alive]}
     steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
-    found = {what: count for what, count in (repairs or {}).items() if count}
-    return Log({"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": found}, steps, agents, str(path))
+    return Log({"types": {"agent": limits}, "horizon": int(step.max()) + 1}, steps, agents, str(path))
 
 
 def kind_of(path: str | Path) -> str:
