@@ -149,7 +149,8 @@ def load(
 def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterable[Log]]:
     """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid over their meta."""
     file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
-    logs = partial(list, [read(file)]) if kind == "ours" else marl_archives.logs(file, kind, cut=cut)
+    log = read(file) if kind == "ours" else None
+    logs = marl_archives.logs(file, kind, cut=cut) if log is None else lambda: iter([log])
     return lambda: (replace(log, meta=_overlaid(log.meta, path, meta)) for log in logs())
 
 
@@ -214,7 +215,8 @@ def source(
         which = which[np.random.default_rng(0).permutation(len(which))]
     bounds: Meta = {name: tuple(types[0][name]) for name in ("low", "high") if name in types[0]}
     bounds = bounds or {"num_actions": max(each["num_actions"] for each in types)}
-    spec = Spec(*facts["sizes"], int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
+    observation_dim, action_dim = facts["sizes"]
+    spec = Spec(observation_dim, action_dim, int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
     chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
     again, tasks = [part] if len(named) == 1 else map(stays, parts()), map(words.__getitem__, which)

@@ -126,7 +126,8 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
 def _rows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
     """T rows of a column from each of these on (B,): (B, T, ...). What would be before or behind the column is any row of it."""
     if begin.min() < 0 or begin.max() > len(column) - T:
-        return column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
+        taken: np.ndarray = column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
+        return taken
     shape, strides = (len(column) - T + 1, T, *column.shape[1:]), (column.strides[0], *column.strides)
     return np.ndarray(shape, column.dtype, column, 0, strides)[begin]  # overlapping windows, each copied in one go
 

@@ -33,11 +33,10 @@ def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]
         kind: see `kind_of`.
         cut: steps of a world in an OMAR log.
     """
-    worlds: Callable[[Path, Counter[str]], Worlds] = {
-        "vault": read_vault,
-        "omar": partial(read_omar, cut=cut),
-        "pymarl": read_pymarl,
-    }[kind]
+    readers: dict[str, Callable[[Path, Counter[str]], Worlds]] = {
+        "vault": read_vault, "omar": partial(read_omar, cut=cut), "pymarl": read_pymarl,
+    }  # fmt: skip
+    worlds = readers[kind]
     repairs, shared, horizon, limits = Counter[str](), True, 0, dict[str, Any]()
     for part in worlds(path, repairs):
         log = joint(path, **part)
