@@ -14,7 +14,6 @@ from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
-
 STARTS = 1000  # evaluation `seed` draws its worlds with seeds from this times `seed` on; logs begin at a million
 
 
