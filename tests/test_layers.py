@@ -31,6 +31,7 @@ OPTIONAL = {
     "mpe2",
     "jax",
     "jaxmarl",
+    "jumanji",
     "gymnasium_robotics",
     "mujoco",
     "ray",
