@@ -43,7 +43,13 @@ class Constant:
 
 def log(name="one", groups=3, begin=Countdown, **options):
     def describe(world, **generator):
-        return {"horizon": 3, "types": {"agent": {"num_actions": 3}}, "returns": "team", "behaviours": ["one", "two"], "generator": generator}
+        return {
+            "horizon": 3,
+            "types": {"agent": {"num_actions": 3}},
+            "returns": "team",
+            "behaviours": ["one", "two"],
+            "generator": generator,
+        }
 
     return generate(name, ("one", "two"), begin, Constant, describe, groups=groups, **{"noise": 0.0, "seed": 1} | options)
 

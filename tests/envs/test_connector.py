@@ -35,7 +35,9 @@ def sideways(world, agent, side):
 def test_agents_that_pass_on_two_sides_connect_and_on_one_do_not(world):
     other = Connector(np.arange(6), "facing", 4, 2)
     for board, sides in ((world, (1, -1)), (other, (1, 1))):
-        assert board.step(np.stack([sideways(board, i, side) for i, side in enumerate(sides)], 1)).tolist() == pytest.approx([-0.03] * 6)
+        assert board.step(np.stack([sideways(board, i, side) for i, side in enumerate(sides)], 1)).tolist() == pytest.approx(
+            [-0.03] * 6
+        )
         teacher = Teacher(board, 0, np.random.default_rng(0))
         gains = [board.step(teacher.act(board)) for _ in range(3)]
         if sides == (1, -1):
@@ -76,5 +78,7 @@ def test_jumanjis_boards_are_solved_by_the_expert_and_not_at_random():
 
 @pytest.mark.parametrize("options", [{"agents": 3}, {"agents": 6}, {"boards": "ring"}])
 def test_a_board_that_cannot_be_is_refused(options):
-    with pytest.raises(ValueError, match="expected an even number up to 4 on facing boards of 6|boards: expected one of facing, walk"):
+    with pytest.raises(
+        ValueError, match="expected an even number up to 4 on facing boards of 6|boards: expected one of facing, walk"
+    ):
         Connector([0], **options)

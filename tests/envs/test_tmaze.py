@@ -14,7 +14,12 @@ def cued(agents=2, length=2):
 
 
 def test_a_team_is_right_if_each_room_of_the_cued_side_has_one_agent():
-    for taken, won in (([[2, 1], [3, 4]], [1, 1]), ([[1, 1], [4, 4]], [0, 0]), ([[3, 4], [1, 2]], [0, 0]), ([[1, 4], [4, 3]], [0, 1])):
+    for taken, won in (
+        ([[2, 1], [3, 4]], [1, 1]),
+        ([[1, 1], [4, 4]], [0, 0]),
+        ([[3, 4], [1, 2]], [0, 0]),
+        ([[1, 4], [4, 3]], [0, 1]),
+    ):
         world = cued()
         assert [world.step(np.zeros((2, 2), int)).tolist() for _ in range(2)] == [[0, 0]] * 2 and not world.over.any()
         assert world.step(np.array(taken)).tolist() == won and world.over.all() and not world.alive.any()

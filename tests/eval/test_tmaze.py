@@ -19,7 +19,9 @@ BOARD = {"grid": 4, "agents": 2}  # compiled once for both tests
 def teams(name):
     """An evaluation of six teams and its log."""
     if name == "tmaze":
-        return TMazeTeams(6, agents=3, length=2, text="informative"), tmaze.load(agents=3, length=2, groups=4, text="informative")
+        return TMazeTeams(6, agents=3, length=2, text="informative"), tmaze.load(
+            agents=3, length=2, groups=4, text="informative"
+        )
     pytest.importorskip("jumanji")
     return ConnectorTeams(6, **BOARD, text="informative"), connector.load(**BOARD, groups=6, text="informative")
 
@@ -34,7 +36,9 @@ def test_the_expert_wins_all_and_a_log_has_the_same_layout(name):
     assert log.spec.entity_schema == env.entity_schema and log.spec.horizon == env.horizon
     assert {e.task for e in logged} == set(env.tasks) and log.spec.num_actions == env.action_masks.shape[1]
     assert logged[0].observations.shape[1] == env.observe().shape[1]
-    assert {float(e.rewards.sum()) for e in logged} == {float(e.rewards.sum()) for e in episodes}, "a path has a length of its own"
+    assert {float(e.rewards.sum()) for e in logged} == {float(e.rewards.sum()) for e in episodes}, (
+        "a path has a length of its own"
+    )
 
 
 @pytest.mark.parametrize("name", ["tmaze", "connector"])
