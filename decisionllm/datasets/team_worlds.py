@@ -21,12 +21,18 @@ class World(Protocol):
     """
 
     time: int
-    observations: np.ndarray
-    masks: np.ndarray
     alive: np.ndarray
     over: np.ndarray
-    terminated: np.ndarray
     won: np.ndarray
+
+    @property
+    def observations(self) -> np.ndarray: ...
+
+    @property
+    def masks(self) -> np.ndarray: ...
+
+    @property
+    def terminated(self) -> np.ndarray: ...
 
     def step(self, actions: np.ndarray) -> np.ndarray:
         """(E, N) actions -> the reward of each team (E,), 0 where the world was over. Only agents that are alive act."""

@@ -34,15 +34,17 @@ def compiled(boards: str, grid: int, agents: int) -> tuple[Callable[..., Any], C
     """The start and the step of E boards, each compiled once for every E."""
     import jax
     from jax import numpy as jnp
-    from jumanji.environments.routing.connector import Connector as Board
-    from jumanji.environments.routing.connector.generator import Generator, RandomWalkGenerator
+    from jumanji.environments.routing.connector.env import Connector as Board
+    from jumanji.environments.routing.connector.generator import RandomWalkGenerator
     from jumanji.environments.routing.connector.types import Agent, State
     from jumanji.environments.routing.connector.utils import get_action_masks, get_position, get_target
 
-    class Facing(Generator):  # type: ignore[misc]
+    class Facing:
         """Lanes with two agents each, turned by a multiple of 90 degrees, agents in random order."""
 
-        def __call__(self, key: Any) -> State:
+        grid_size, num_agents = grid, agents
+
+        def __call__(self, key: Any) -> Any:
             where, turn, order = jax.random.split(key, 3)
             lane, number = jnp.divmod(jax.random.permutation(order, agents), 2)  # of each agent, and which of the two it is
             left = jax.random.randint(where, (agents // 2,), 0, grid - 3)[lane]  # columns from here on: target, agents, target
@@ -57,7 +59,7 @@ def compiled(boards: str, grid: int, agents: int) -> tuple[Callable[..., Any], C
             masks = get_action_masks(each, cells)
             return State(key=key, grid=cells, step_count=jnp.array(0, jnp.int32), agents=each, action_mask=masks)
 
-    made = (Facing if boards == "facing" else RandomWalkGenerator)(grid_size=grid, num_agents=agents)
+    made: Any = Facing() if boards == "facing" else RandomWalkGenerator(grid_size=grid, num_agents=agents)
     env = Board(made, time_limit=horizon(grid))
 
     def begin(seed: Any) -> Any:
@@ -98,16 +100,16 @@ class Connector:
             import jax  # noqa: F401
             import jumanji  # noqa: F401
         begin, self._step = compiled(boards, grid, agents)
-        self.time, self.over = 0, np.zeros(len(seeds), bool)
-        self.terminated, self.won = self.over, self.over
+        self.time = 0
         self._update(begin(np.asarray(seeds, np.uint32)))
 
     def _update(self, state: Any) -> None:
         self._state, self.taken, self.masks = state, np.asarray(state.grid) > 0, np.asarray(state.action_mask)
         self.positions, self.targets = np.asarray(state.agents.position), np.asarray(state.agents.target)
-        connected, self.alive = (self.positions == self.targets).all(-1), self.masks[..., 1:].any(-1)
+        connected = np.asarray((self.positions == self.targets).all(-1))
+        self.alive: np.ndarray = self.masks[..., 1:].any(-1)
         self.connected = connected.mean(1)
-        self.won, self.terminated = connected.all(1), ~self.alive.any(1)
+        self.won, self.terminated = np.asarray(connected.all(1)), np.asarray(~self.alive.any(1))
         self.over = self.terminated | (self.time >= horizon(self.taken.shape[1]))
 
     @property
@@ -127,7 +129,7 @@ class Connector:
         going, self.time = ~self.over, self.time + 1
         state, gains = self._step(self._state, np.where(self.alive & going[:, None], actions, 0).astype(np.int32))
         self._update(state)
-        return np.where(going, np.asarray(gains), 0)
+        return np.asarray(np.where(going, np.asarray(gains), 0))
 
 
 def plan(world: Connector, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -182,4 +184,4 @@ class Teacher:
         moves, costs = (np.stack(parts) for parts in zip(*(plan(world, self.rng) for _ in range(TRIES)), strict=True))
         best = moves[costs.argmin(0), np.arange(len(world.over))]
         random = self.rng.random(best.shape) < self.noise[:, None]
-        return np.where(random, np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1), best)
+        return np.asarray(np.where(random, np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1), best))
