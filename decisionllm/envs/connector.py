@@ -107,7 +107,7 @@ class Connector:
         self._state, self.taken, self.masks = state, np.asarray(state.grid) > 0, np.asarray(state.action_mask)
         self.positions, self.targets = np.asarray(state.agents.position), np.asarray(state.agents.target)
         connected = np.asarray((self.positions == self.targets).all(-1))
-        self.alive: np.ndarray = self.masks[..., 1:].any(-1)
+        self.alive = np.asarray(self.masks[..., 1:].any(-1))
         self.connected = connected.mean(1)
         self.won, self.terminated = np.asarray(connected.all(1)), np.asarray(~self.alive.any(1))
         self.over = self.terminated | (self.time >= horizon(self.taken.shape[1]))
