@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multiagent import Row, Verdicts, rows, score
-from decisionllm.datasets.smax import SEEDS, generate
+from decisionllm.datasets.smax import generate
 from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.team_worlds import SEEDS
 from decisionllm.envs.smax import STOP, TEACHERS
 from decisionllm.eval.smax import SmaxTeams
 

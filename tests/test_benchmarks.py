@@ -34,6 +34,7 @@ NAMES = sorted(
     - {
         "__init__",
         "__main__",
+        "agreement",
         "auction_bidders",
         "isoflops",
         "large_log",

@@ -33,6 +33,7 @@ OPTIONAL = {
     "mpe2",
     "jax",
     "jaxmarl",
+    "jumanji",
     "gymnasium_robotics",
     "mujoco",
     "ray",

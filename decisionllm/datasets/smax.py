@@ -3,18 +3,17 @@
 expert, medium, random: one teacher. mixed: a third of the groups each.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from decisionllm.config import one_of
+from decisionllm.datasets import team_worlds
 from decisionllm.datasets.team import Log, source
 from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Facts, Smax, Teacher
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 
-LOGS = (*TEACHERS, "mixed")
-SEEDS = 1_000_000  # log `seed` fights its battles with seeds from (seed + 1) times this on
 TASK = "Defeat every enemy unit, and lose none that can be spared"
 REWARD_RULE = "the share of the enemies' health that is taken, and 1 for a victory"
 
@@ -27,7 +26,7 @@ def load(
 
     Args:
         map: one of JaxMARL's, such as 3m, 2s3z, 8m.
-        log: one of LOGS.
+        log: expert, medium, random or mixed.
         groups: number of battles.
         noise: share of the teacher's actions that are random.
         text: see `team.source`.
@@ -41,30 +40,10 @@ def load(
 
 def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 0.1, seed: int = 0) -> Log:
     """The columns of a log; see `load`."""
-    one_of("dataset.log", log, LOGS)
-    if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
-        raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
-    rng = np.random.default_rng(seed)
-    kinds = rng.permutation(np.arange(groups) % 3) if log == "mixed" else np.full(groups, TEACHERS.index(log))
-    world = Smax(SEEDS * (seed + 1) + np.arange(groups), map)
-    teacher, meta = Teacher(world, kinds, rng, noise=noise), describe(map, world.facts, log=log, noise=noise, seed=seed)
-    steps: list[dict[str, np.ndarray]] = []
-    agents: list[dict[str, np.ndarray]] = []
-    while not world.over.all():
-        acting, time, fighting = world.acting, world.time, np.flatnonzero(~world.over)
-        group, agent = np.nonzero(acting)
-        rows = {"group": group, "step": np.full(len(group), time), "agent": agent, "behaviour": kinds[group],
-                "agent_type": np.searchsorted(world.facts.kinds, world.kinds[acting]),
-                "observation": world.observations[acting], "available": world.masks[acting]}  # fmt: skip
-        actions = teacher.act(world)
-        gains = world.step(actions)
-        agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
-        steps.append({
-            "group": fighting, "step": np.full(len(fighting), time), "reward": gains[fighting], "won": world.won[fighting],
-            "terminated": world.terminated[fighting], "truncated": (world.over & ~world.terminated)[fighting],
-        })  # fmt: skip
-    tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
-    return Log(meta, tables[0], tables[1])
+    return team_worlds.generate(
+        log, TEACHERS, partial(Smax, map=map), Teacher, lambda world, **generator: describe(map, world.facts, **generator),
+        types=lambda world: np.searchsorted(world.facts.kinds, world.kinds), groups=groups, noise=noise, seed=seed,
+    )  # fmt: skip
 
 
 def blocks(facts: Facts) -> list[list[Any]]:

@@ -3,24 +3,21 @@
 A row is a unit, its group a battle. The reward of every unit is its team's, and the score is the battles won, in percent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from decisionllm.config import ranges
-from decisionllm.datasets.smax import blocks, describe
-from decisionllm.datasets.team import canonical, entity_schema
+from decisionllm.datasets.smax import describe
 from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
-from decisionllm.eval.team_env import TeamEnv
+from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
-STARTS = 1000  # evaluation `seed` starts its battles with seeds from this times `seed` on; logs begin at a million
-
 
 @register("env", "smax", text="${text}", map="${dataset.map}", frames="${text_wordings}")
-class SmaxTeams(TeamEnv):
+class SmaxTeams(WorldTeams):
     """num_episodes battles under each condition: undisturbed, then with each crash.
 
     Args:
@@ -29,7 +26,7 @@ class SmaxTeams(TeamEnv):
         crash: steps from which on one unit stands still, such as `20,10,0`; no observation says so.
     """
 
-    horizon, unit, teachers, averages = HORIZON, "battles won, %", TEACHERS, ("deaths", "out_of_time")
+    unit, teachers, averages = "battles won, %", TEACHERS, ("deaths", "out_of_time")
 
     def __init__(
         self, num_episodes: int, *, map: str = "2s3z", crash: str = "", text: str = "none", wordings: str = "trained", frames: int = 0
@@ -39,31 +36,24 @@ class SmaxTeams(TeamEnv):
         super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
         self.map = map
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
-        self.seeds = np.tile(np.arange(num_episodes), len(self.labels))
         self.reset(0)
-        self.groups = np.repeat(np.arange(len(self.condition)), self.world.facts.allies)
+
+    def begin(self, seeds: np.ndarray) -> Smax:
+        return Smax(seeds, self.map)
+
+    def meta_of(self, world: Smax) -> dict[str, Any]:
+        return describe(self.map, world.facts)
+
+    def types(self, world: Smax) -> np.ndarray:
+        return np.searchsorted(world.facts.kinds, world.kinds)
 
     def reset(self, seed: int) -> np.ndarray:
-        self.world = world = Smax(STARTS * seed + self.seeds, self.map)
-        self.meta = describe(self.map, world.facts)
-        self.entity_schema = entity_schema(self.meta, world.facts.allies)
-        self.kinds = np.searchsorted(world.facts.kinds, world.kinds).ravel()
-        (E, N), names = world.alive.shape, np.array([*self.meta["types"]])
-        self.tasks = self.texts(self.meta, [N] * len(self.kinds), names[self.kinds].tolist())
+        observations, (E, N) = super().reset(seed), self.world.alive.shape
         drawn = np.random.default_rng(seed).integers(N, size=int((self.condition == 0).sum()))
         self.struck = np.tile(drawn, len(self.labels))  # the unit that stands still in a crash
-        self.returns, self.decisions, self.illegal, self.deaths, self.length = np.zeros((5, E))
-        self.history = [(world.places, world.health)]
-        return self.observe()
-
-    def observe(self) -> np.ndarray:
-        """(rows, S) float32"""
-        raw, facts = self.world.observations.reshape(len(self.kinds), -1), self.world.facts
-        return canonical(raw, blocks(facts), self.entity_schema, agent_type=self.kinds, types=len(facts.kinds))
-
-    @property
-    def action_masks(self) -> np.ndarray:
-        return self.world.masks.reshape(len(self.kinds), -1)
+        self.decisions, self.illegal, self.deaths, self.length = np.zeros((4, E))
+        self.history = [(self.world.places, self.world.health)]
+        return observations
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         world, acting, each = self.world, self.world.acting, np.arange(len(self.condition))
@@ -73,21 +63,16 @@ class SmaxTeams(TeamEnv):
         self.length += ~world.over
         crashed = world.time >= self.crash
         chosen[each[crashed], self.struck[crashed]] = STOP
-        gains = world.step(chosen)
-        self.returns += gains
+        made = super().step(chosen)
         self.deaths += (acting & ~world.alive).sum(1)
         self.history.append((world.places, world.health))
-        ended, truncated = (~world.alive | world.terminated[:, None]).ravel(), (world.over & ~world.terminated)[self.groups]
-        return self.observe(), gains[self.groups], ended, truncated
+        return made
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        return {
-            "team_return": self.returns, "won": self.world.won, "deaths": self.deaths, "decisions": self.decisions,
-            "illegal": self.illegal, "out_of_time": self.world.over & ~self.world.terminated,
+        late = self.world.over & ~self.world.terminated
+        return super().world_outcomes() | {
+            "deaths": self.deaths, "decisions": self.decisions, "illegal": self.illegal, "out_of_time": late,
         }  # fmt: skip
-
-    def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
-        return 100.0 * outcome["won"]
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         sums = {name: int(sum(e.outcome[name] for e in episodes)) for name in ("decisions", "illegal")}

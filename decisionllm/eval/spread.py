@@ -13,11 +13,10 @@ from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.spread import blocks, describe
 from decisionllm.datasets.team import canonical, entity_schema
 from decisionllm.envs.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
-from decisionllm.eval.team_env import TeamEnv
+from decisionllm.eval.team_env import STARTS, TeamEnv
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
-STARTS = 1000  # evaluation `seed` starts its worlds as mpe2 does with seeds from this times `seed` on; logs begin at a million
 # Mean returns of random play and of the expert teacher by number of agents, 1,000 worlds each; tests measure them again
 REFERENCE_STARTS = 900_000  # and the next ones are mpe2's seeds of these worlds
 REFERENCE = {

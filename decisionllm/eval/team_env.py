@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.datasets.team import Meta, task_text, team_facts
+from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
+from decisionllm.datasets.team_worlds import World
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
+
+STARTS = 1000  # evaluation `seed` draws its worlds with seeds from this times `seed` on; logs begin at a million
 
 
 class TeamEnv(Env):
@@ -117,3 +120,61 @@ class TeamEnv(Env):
             return ScriptedPlayer(lambda observations, rows: choose(), tasks)
 
         return {name: partial(begin, name) for name in self.teachers}
+
+
+class WorldTeams(TeamEnv):
+    """Worlds as of `team_worlds`, which a team wins or loses. Each of its agents plays until it ends, and has the team's reward.
+
+    A subclass writes `begin`, `meta_of` and `controller`, and calls `reset` once its attributes are set.
+
+    Attributes:
+        world: the worlds of the last reset, and their meta.
+    """
+
+    unit = "worlds won, %"
+    world: Any
+
+    def begin(self, seeds: np.ndarray) -> World:
+        """The worlds of these seeds."""
+        raise NotImplementedError
+
+    def meta_of(self, world: Any) -> Meta:
+        """The meta of a log of these worlds."""
+        raise NotImplementedError
+
+    def types(self, world: Any) -> np.ndarray:
+        """(E, N) index of each agent's type in meta["types"]"""
+        return np.zeros(world.alive.shape, int)
+
+    def reset(self, seed: int) -> np.ndarray:
+        E = int((self.condition == 0).sum())
+        self.world = world = self.begin(STARTS * seed + np.tile(np.arange(E), len(self.labels)))
+        (_, N), self.meta, self.kinds = world.alive.shape, self.meta_of(world), self.types(world).ravel()
+        self.groups, self.horizon = np.repeat(np.arange(len(self.condition)), N), self.meta["horizon"]
+        self.entity_schema = entity_schema(self.meta, N)
+        self.tasks = self.texts(self.meta, [N] * len(self.kinds), np.array([*self.meta["types"]])[self.kinds].tolist())
+        self.returns = np.zeros(len(self.condition))
+        return self.observe()
+
+    def observe(self) -> np.ndarray:
+        """(rows, S) float32"""
+        raw, types = self.world.observations.reshape(len(self.kinds), -1), self.meta["types"]
+        ((blocks, *_), *_) = ([*each["observations"].values()] for each in types.values())
+        return canonical(raw, blocks, self.entity_schema, agent_type=self.kinds, types=len(types))
+
+    @property
+    def action_masks(self) -> np.ndarray:
+        return np.asarray(self.world.masks.reshape(len(self.kinds), -1))
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        gains = self.world.step(actions.astype(int).reshape(self.world.alive.shape))
+        self.returns += gains
+        ended = (~self.world.alive | self.world.terminated[:, None]).ravel()
+        truncated = (self.world.over & ~self.world.terminated)[self.groups]
+        return self.observe(), gains[self.groups], ended, truncated
+
+    def world_outcomes(self) -> dict[str, np.ndarray]:
+        return {"team_return": self.returns, "won": self.world.won}
+
+    def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
+        return 100.0 * outcome["won"]

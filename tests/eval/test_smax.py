@@ -175,7 +175,7 @@ def test_observations_have_the_entity_schema_of_the_log(duel):
 def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
     monkeypatch.setattr(Duel, "hit", 0.25)
     env = SmaxTeams(40, crash="0,1")
-    env.seeds = env.seeds * 2
+    env.begin = lambda seeds: Duel(2 * seeds)
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     assert list(env.conditions("per_agent", False)) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
     taken = np.stack(env.world.taken[:2])  # (2, E, N)

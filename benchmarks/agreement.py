@@ -1,0 +1,69 @@
+"""Both executions of the same checkpoints in the same worlds: what teams win when they decide in turn, and when each agent decides by itself.
+
+`python -m benchmarks.agreement runs/tmaze/nano-* runs/connector/nano-*` rolls each run out twice, appends a row a run to multiagent.jsonl and
+prints a line a run. The interval is of the paired difference, world by world; passes are calls of the backbone a step, at most.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from benchmarks.multiagent import ROWS, Row
+from decisionllm.backbones.forward import Backbone
+from decisionllm.eval.report import interval
+from decisionllm.eval.rollout import rollout
+from decisionllm.policy import checkpoint
+from decisionllm.registry import build
+
+
+def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int]:
+    """The score of each world (E,), and the calls of the backbone a step, at most."""
+    generator = torch.Generator().manual_seed(seed)
+    policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
+    env, calls = build(config["env"], episodes), [0]
+    advance = env.step
+
+    def step(actions: np.ndarray) -> Any:
+        calls.append(read.call_count)
+        return advance(actions)
+
+    with patch.object(env, "step", step), patch.object(Backbone, "append", autospec=True, side_effect=Backbone.append) as read:
+        played = rollout(lambda tasks: policy.begin(tasks, env.horizon, groups=env.groups), env, seed=seed)
+    ((_, members), *_) = env.conditions(execution, False).items()
+    return env.score([played[i] for i in members]), int(np.diff(calls).max())
+
+
+def compare(run: Path, episodes: int, seed: int = 0) -> Row:
+    """The row of a run."""
+    (joint, passes), (alone, passes_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
+    (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
+    return {
+        "dataset": info["dataset"]["name"], "policy": config["name"], "protocol": "joint against per agent", "seed": config["seed"], "n": episodes,
+        "joint": joint.mean(), "per_agent": alone.mean(), "difference": (joint - alone).mean(), "low": low, "high": high,
+        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "env_seed": seed,
+        "fingerprint": info["fingerprint"], "versions": checkpoint.versions(),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=sys.modules[__name__].__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=ROWS)
+    given = parser.parse_args()
+    for run in given.runs:
+        row = compare(run, given.episodes)
+        with given.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print("{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
+              "{passes} and {passes_per_agent} passes a step".format(**row))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

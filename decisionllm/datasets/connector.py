@@ -1,0 +1,57 @@
+"""Logs of Connector, made from a seed: one board is a group, and each of its agents an episode until it is connected or cut off.
+
+expert: paths planned for one agent after another. random: any allowed moves. mixed: half of the groups each.
+"""
+
+from functools import partial
+from typing import Any
+
+from decisionllm.datasets import team_worlds
+from decisionllm.datasets.team import Log, source
+from decisionllm.envs.connector import MOVES, TEACHERS, Connector, Teacher, horizon
+from decisionllm.protocols import Source
+from decisionllm.registry import register
+
+TASK = "Draw a path from every agent to its target, so that no two paths cross"
+REWARD_RULE = "1 for each connection and -0.03 for each step before it, divided by the number of agents"
+
+
+@register("dataset", "connector", text="${text}")
+def load(
+    *, log: str = "expert", boards: str = "facing", grid: int = 6, agents: int = 4, groups: int = 2000, noise: float = 0.0,
+    text: str = "none", seed: int = 0,
+) -> Source:  # fmt: skip
+    """A log of Connector as episodes; the return of each agent is its team's, also after its end.
+
+    Args:
+        log: expert, random or mixed.
+        boards, grid, agents: see `envs.connector`.
+        groups: number of boards.
+        noise: share of the teacher's actions that are random.
+        text: see `team.source`.
+        seed: of the boards and of the teachers.
+    """
+    made = generate(log, boards=boards, grid=grid, agents=agents, groups=groups, noise=noise, seed=seed)
+    facts: dict[str, Any] = {"name": f"connector-{boards}-{log}-{agents}x{grid}@seed{seed}-{groups}", "behaviour": log}
+    return source(made, text=text, capacity=agents, boards=boards, grid=grid, agents=agents, **facts)
+
+
+def generate(
+    log: str, *, boards: str = "facing", grid: int = 6, agents: int = 4, groups: int = 2000, noise: float = 0.0, seed: int = 0
+) -> Log:
+    """The columns of a log; see `load`."""
+    return team_worlds.generate(
+        log, TEACHERS, partial(Connector, boards=boards, grid=grid, agents=agents), Teacher,
+        lambda world, **generator: describe(grid, agents, **generator), groups=groups, noise=noise, seed=seed,
+    )  # fmt: skip
+
+
+def describe(grid: int, agents: int, **generator: Any) -> dict[str, Any]:
+    """meta of a log, or of the boards of an evaluation."""
+    own = (2 * grid - 1) ** 2 + 2
+    blocks = [["own", own, 1], ["agent", 5, agents - 1]]
+    return {
+        "name": "Connector", "task": TASK, "reward_rule": REWARD_RULE, "env": "connector", "horizon": horizon(grid), "returns": "team",
+        "behaviours": list(TEACHERS), "generator": generator,
+        "types": {"agent": {"role": "", "num_actions": MOVES, "observations": {str(own + 5 * (agents - 1)): blocks}}},
+    }  # fmt: skip

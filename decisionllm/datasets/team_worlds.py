@@ -1,0 +1,90 @@
+"""Logs of worlds that are simulated here: scripted teachers play worlds drawn from a seed, and every step becomes rows of a team log."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from decisionllm.config import one_of
+from decisionllm.datasets.formats.team_log import Log
+
+SEEDS = 1_000_000  # log `seed` draws its worlds with seeds from (seed + 1) times this on; evaluations stay below
+
+
+class World(Protocol):
+    """E worlds of N agents side by side, in lock-step. One that is over stays as it ended.
+
+    Attributes:
+        time: steps that were played.
+        observations, masks: (E, N, S) float32, and (E, N, C) bool, the allowed discrete actions.
+        alive: (E, N) agents that have not ended. over, terminated, won: (E,) bool; over also where time is up.
+    """
+
+    time: int
+    alive: np.ndarray
+    over: np.ndarray
+    won: np.ndarray
+
+    @property
+    def observations(self) -> np.ndarray: ...
+
+    @property
+    def masks(self) -> np.ndarray: ...
+
+    @property
+    def terminated(self) -> np.ndarray: ...
+
+    def step(self, actions: np.ndarray) -> np.ndarray:
+        """(E, N) actions -> the reward of each team (E,), 0 where the world was over. Only agents that are alive act."""
+        ...
+
+
+class Controller(Protocol):
+    """Scripted players of E worlds."""
+
+    def act(self, world: Any) -> np.ndarray:
+        """(E, N) int, each allowed."""
+        ...
+
+
+W = TypeVar("W", bound=World)
+
+
+def generate(
+    log: str, teachers: Sequence[str], begin: Callable[[np.ndarray], W], teacher: Callable[..., Controller],
+    describe: Callable[..., dict[str, Any]], *, types: Callable[[W], np.ndarray] | None = None, groups: int, noise: float, seed: int,
+) -> Log:  # fmt: skip
+    """The columns of a log.
+
+    Args:
+        log: one of the teachers, or `mixed`: an equal share of the groups each.
+        begin: seeds (E,) -> worlds.
+        teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,) are indices into `teachers`.
+        describe: (worlds, facts of the generator) -> meta.
+        types: worlds -> (E, N) index into meta["types"]; None: there is one type.
+        groups, noise, seed: number of worlds, share of the actions that are random, and of all draws.
+    """
+    one_of("dataset.log", log, (*teachers, "mixed"))
+    if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
+        raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
+    rng = np.random.default_rng(seed)
+    mixed = rng.permutation(np.arange(groups) % len(teachers)) if log == "mixed" else None
+    kinds = np.full(groups, teachers.index(log)) if mixed is None else mixed
+    world = begin(SEEDS * (seed + 1) + np.arange(groups))
+    player, meta = teacher(world, kinds, rng, noise=noise), describe(world, log=log, noise=noise, seed=seed)
+    steps: list[dict[str, np.ndarray]] = []
+    agents: list[dict[str, np.ndarray]] = []
+    while not world.over.all():
+        running = np.flatnonzero(~world.over)
+        acting = world.alive & ~world.over[:, None]
+        group, agent = np.nonzero(acting)
+        rows = {"group": group, "step": np.full(len(group), world.time), "agent": agent, "behaviour": kinds[group],
+                "observation": world.observations[acting], "available": world.masks[acting]}  # fmt: skip
+        rows |= {"agent_type": types(world)[acting]} if types else {}
+        actions = player.act(world)
+        clock = {"group": running, "step": np.full(len(running), world.time), "reward": world.step(actions)[running]}
+        ends = {"won": world.won, "terminated": world.terminated, "truncated": world.over & ~world.terminated}
+        agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
+        steps.append(clock | {name: column[running] for name, column in ends.items()})
+    tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
+    return Log(meta, tables[0], tables[1])

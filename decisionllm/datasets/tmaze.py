@@ -1,0 +1,61 @@
+"""Logs of the T-maze for teams, made from a seed: one world is a group, and each of its agents an episode.
+
+expert: the rooms of the right side in an order drawn for each group. random: any rooms. mixed: half of the groups each.
+"""
+
+from functools import partial
+from typing import Any
+
+from decisionllm.datasets import team_worlds
+from decisionllm.datasets.team import Log, source
+from decisionllm.envs.tmaze import TEACHERS, Teacher, TMaze
+from decisionllm.protocols import Source
+from decisionllm.registry import register
+
+TASK = "Go to the side that the first observation says, each agent to another room"
+REWARD_RULE = "1 where each room of that side has one agent"
+
+
+@register("dataset", "tmaze", text="${text}")
+def load(
+    *,
+    log: str = "expert",
+    agents: int = 3,
+    length: int = 4,
+    groups: int = 4000,
+    noise: float = 0.0,
+    text: str = "none",
+    seed: int = 0,
+) -> Source:
+    """A log of the T-maze as episodes; the reward of each agent is its team's.
+
+    Args:
+        log: expert, random or mixed.
+        agents: of each group, and rooms on a side.
+        length: steps of the corridor, so that windows of length + 1 steps hold the cue where it is needed.
+        groups: number of worlds.
+        noise: share of the teacher's actions that are random.
+        text: see `team.source`.
+        seed: of the worlds and of the teachers.
+    """
+    made = generate(log, agents=agents, length=length, groups=groups, noise=noise, seed=seed)
+    facts: dict[str, Any] = {"name": f"tmaze-{log}-{agents}x{length}@seed{seed}-{groups}", "behaviour": log}
+    return source(made, text=text, capacity=agents, agents=agents, length=length, **facts)
+
+
+def generate(log: str, *, agents: int = 3, length: int = 4, groups: int = 4000, noise: float = 0.0, seed: int = 0) -> Log:
+    """The columns of a log; see `load`."""
+    if not (2 <= agents <= 16 and length >= 1):
+        raise ValueError(f"dataset: expected agents of 2 .. 16 and a length of at least 1, got {agents} and {length}")
+    return team_worlds.generate(
+        log, TEACHERS, partial(TMaze, agents=agents, length=length), Teacher,
+        lambda world, **generator: describe(agents, length, **generator), groups=groups, noise=noise, seed=seed,
+    )  # fmt: skip
+
+
+def describe(agents: int, length: int, **generator: Any) -> dict[str, Any]:
+    """meta of a log, or of the worlds of an evaluation."""
+    return {
+        "name": "T-maze", "task": TASK, "reward_rule": REWARD_RULE, "env": "tmaze", "horizon": length + 1, "returns": "team", "behaviours": list(TEACHERS),
+        "types": {"agent": {"role": "", "num_actions": 2 * agents + 1, "observations": {"3": [["own", 3, 1]]}}}, "generator": generator,
+    }  # fmt: skip

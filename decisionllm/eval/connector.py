@@ -1,0 +1,47 @@
+"""Connector's evaluation: E boards, all of their agents in one batch. The score is the boards on which all connect, in percent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from decisionllm.datasets.connector import describe
+from decisionllm.envs.connector import TEACHERS, Connector, Teacher
+from decisionllm.eval.team_env import WorldTeams
+from decisionllm.registry import register
+
+
+@register(
+    "env", "connector", text="${text}", boards="${dataset.boards}", grid="${dataset.grid}", agents="${dataset.agents}",
+    frames="${text_wordings}",
+)  # fmt: skip
+class ConnectorTeams(WorldTeams):
+    """num_episodes boards.
+
+    Args:
+        boards, grid, agents, text: as in the dataset.
+        wordings, frames: see TeamEnv.
+    """
+
+    teachers, averages = TEACHERS, ("connected",)
+
+    def __init__(
+        self, num_episodes: int, *, boards: str = "facing", grid: int = 6, agents: int = 4, text: str = "none",
+        wordings: str = "trained", frames: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(num_episodes, text=text, wordings=wordings, frames=frames)
+        self.board = (boards, grid, agents)
+        self.reset(0)
+
+    def begin(self, seeds: np.ndarray) -> Connector:
+        return Connector(seeds, *self.board)
+
+    def meta_of(self, world: Connector) -> dict[str, Any]:
+        return describe(*self.board[1:])
+
+    def world_outcomes(self) -> dict[str, np.ndarray]:
+        return super().world_outcomes() | {"connected": self.world.connected}
+
+    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
+        teacher = Teacher(self.world, TEACHERS.index(name), rng)
+        return lambda: teacher.act(self.world)[self.world.alive & ~self.world.over[:, None]][:, None]
