@@ -37,6 +37,7 @@ NAMES = sorted(
         "agreement",
         "auction_bidders",
         "isoflops",
+        "large_files",
         "large_log",
         "latency",
         "ledger",

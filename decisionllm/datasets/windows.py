@@ -129,7 +129,9 @@ def _rows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
         taken: np.ndarray = column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
         return taken
     shape, strides = (len(column) - T + 1, T, *column.shape[1:]), (column.strides[0], *column.strides)
-    return np.ndarray(shape, column.dtype, column, 0, strides)[begin]  # overlapping windows, each copied in one go
+    overlapping: np.ndarray = np.ndarray(shape, column.dtype, column, 0, strides)
+    copied: np.ndarray = overlapping[begin]  # each window in one go
+    return copied
 
 
 def collate(window: Window, texts: tuple[torch.Tensor, torch.Tensor], index: np.ndarray) -> Batch:
