@@ -41,7 +41,7 @@ from decisionllm.registry import build
 from decisionllm.schema import Spec
 
 FORMAT = 2  # of run.json, config.yaml and the names of weights
-UPGRADE = "train again with this version, or evaluate it with decisionllm 0.1; CHANGELOG.md lists the options that were renamed"
+UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
               "log.save_every")  # fmt: skip  # when a run is continued
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
@@ -66,7 +66,8 @@ def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
         A `DecisionLLM`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     backbone = build(config["backbone"], config["seed"])
-    options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
+    with explained("the options of this run are not those of this version", TypeError, remedy=UPGRADE):
+        options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
         if isinstance(spec, Spec):

@@ -282,6 +282,14 @@ def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folde
     checkpoint.load(open_folder / "run")
 
 
+def test_an_option_of_another_version_is_one_clear_error(tmp_path):
+    trained(tmp_path / "run", config("nano full"))
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(file.read_text().replace("team:\n", "team:\n  shuffled: 1\n"))
+    with pytest.raises(ValueError, match="the options of this run are not those of this version .*'shuffled'.*train again"):
+        checkpoint.load(tmp_path / "run")
+
+
 def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
     words = ("train", *LOOP, *NANO, f"run={tmp_path}/runs/a", f"cache_dir={tmp_path}/data")
     assert command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data") == 0
