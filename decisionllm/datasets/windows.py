@@ -129,7 +129,7 @@ def _rows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
         taken: np.ndarray = column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
         return taken
     shape, strides = (len(column) - T + 1, T, *column.shape[1:]), (column.strides[0], *column.strides)
-    overlapping: np.ndarray = np.ndarray(shape, column.dtype, column, 0, strides)
+    overlapping = np.lib.stride_tricks.as_strided(np.asarray(column), shape, strides, writeable=False)
     copied: np.ndarray = overlapping[begin]  # each window in one go
     return copied
 

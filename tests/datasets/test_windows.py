@@ -86,6 +86,17 @@ def test_padding_allows_every_action(tmp_path):
     assert window.action_masks.tolist() == [[[True, False], [True, True], [True, True]]]
 
 
+def test_columns_need_not_be_contiguous():
+    wide = np.arange(120, dtype=np.float32).reshape(20, 6)
+    rest = wide[:, 4:], wide[:, 0], np.array([0, 10]), np.array([10, 20])
+    slices, copies = (
+        windows.cut(windows.Steps(x, *rest), np.arange(2), np.array([3, 5]), 4) for x in (wide[:, :3], wide[:, :3].copy())
+    )
+    np.testing.assert_array_equal(slices.observations, copies.observations)
+    np.testing.assert_array_equal(slices.observations[1], wide[15:19, :3])
+    np.testing.assert_array_equal(slices.actions[0], wide[3:7, 4:])
+
+
 def test_a_decision_window_grows_and_then_drops_a_stride():
     now = np.arange(9)
     assert windows.window_start(now, 4, 2).tolist() == [0, 0, 0, 0, 2, 2, 4, 4, 6]
