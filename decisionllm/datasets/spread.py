@@ -10,12 +10,12 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.team_worlds import SEEDS
 from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
-SEEDS = 1_000_000  # log `seed` starts its worlds as mpe2's reset(seed=...) does with seeds from (seed + 1) times this on
 TASK = "Cover every landmark, each with one agent, without touching another"
 REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step, and half a point for each touch"
 

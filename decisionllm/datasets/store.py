@@ -313,10 +313,12 @@ def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[st
     digest.update(json.dumps([spaces, tasks], sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(name.encode())
-        for part in parts if name == "observations" else [(None, slice(None))]:
+        if name != "observations":
+            digest.update(np.ascontiguousarray(arrays[name]).data.cast("B"))
+            continue
+        for part in parts:
             digest.update(np.ascontiguousarray(arrays[name][part[1]]).data.cast("B"))
-            if name == "observations":
-                yield part
+            yield part
 
 
 def prepare(

@@ -149,8 +149,8 @@ def load(
 def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterable[Log]]:
     """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid over their meta."""
     file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
-    log = read(file) if kind == "ours" else None
-    logs = marl_archives.logs(file, kind, cut=cut) if log is None else lambda: iter([log])
+    logs: Callable[[], Iterator[Log]]
+    logs = partial(iter, [read(file)]) if kind == "ours" else marl_archives.logs(file, kind, cut=cut)
     return lambda: (replace(log, meta=_overlaid(log.meta, path, meta)) for log in logs())
 
 
@@ -262,14 +262,8 @@ def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[st
                 agent=int(agent[a]), start=int(step[a]), return_after_exit=float(later[b - 1]),
             )  # fmt: skip
 
-    facts = {
-        "meta": meta,
-        "named": named,
-        "schema": shape,
-        "sizes": (observations.shape[1], actions.shape[1]),
-        "returns": rewarded,
-    }
-    return facts | {"masked": masks is not None and not masks.all()}, made
+    sizes, masked = (observations.shape[1], actions.shape[1]), masks is not None and not masks.all()
+    return {"meta": meta, "named": named, "schema": shape, "sizes": sizes, "returns": rewarded, "masked": masked}, made
 
 
 def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:

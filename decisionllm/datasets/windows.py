@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 1 << 22  # rows that are worked on at a time
+STRIDED = 16  # steps from which on a window is copied in one go: shorter ones are up to ten times faster row by row
 
 
 def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -125,7 +126,7 @@ def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Windo
 
 def _rows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
     """T rows of a column from each of these on (B,): (B, T, ...). What would be before or behind the column is any row of it."""
-    if begin.min() < 0 or begin.max() > len(column) - T:
+    if T < STRIDED or begin.min() < 0 or begin.max() > len(column) - T:
         taken: np.ndarray = column.take(begin[:, None] + np.arange(T), 0, mode="clip")  # a row at a time
         return taken
     shape, strides = (len(column) - T + 1, T, *column.shape[1:]), (column.strides[0], *column.strides)

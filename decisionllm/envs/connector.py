@@ -24,20 +24,19 @@ from decisionllm.files import explained
 MOVES = 5  # stay, up, right, down, left
 TRIES = 4  # plans of which the expert takes the best
 TEACHERS = ("expert", "random")
-
-
 BOARDS = ("facing", "walk")
 
 
 @cache
 def compiled(boards: str, grid: int, agents: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The start and the step of E boards, each compiled once for every E."""
-    import jax
-    from jax import numpy as jnp
-    from jumanji.environments.routing.connector.env import Connector as Board
-    from jumanji.environments.routing.connector.generator import RandomWalkGenerator
-    from jumanji.environments.routing.connector.types import Agent, State
-    from jumanji.environments.routing.connector.utils import get_action_masks, get_position, get_target
+    with explained("Connector needs jumanji: pip install 'decisionllm[connector]'", ImportError, raised=ImportError):
+        import jax
+        from jax import numpy as jnp
+        from jumanji.environments.routing.connector.env import Connector as Board
+        from jumanji.environments.routing.connector.generator import RandomWalkGenerator
+        from jumanji.environments.routing.connector.types import Agent, State
+        from jumanji.environments.routing.connector.utils import get_action_masks, get_position, get_target
 
     class Facing:
         """Lanes with two agents each, turned by a multiple of 90 degrees, agents in random order."""
@@ -96,9 +95,6 @@ class Connector:
             raise ValueError(
                 f"agents: expected an even number up to {grid // 3 * 2} on facing boards of {grid} cells, got {agents}"
             )
-        with explained("Connector needs jumanji: pip install 'decisionllm[connector]'", ImportError, raised=ImportError):
-            import jax  # noqa: F401
-            import jumanji  # noqa: F401
         begin, self._step = compiled(boards, grid, agents)
         self.time = 0
         self._update(begin(np.asarray(seeds, np.uint32)))

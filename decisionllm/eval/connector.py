@@ -1,6 +1,5 @@
 """Connector's evaluation: E boards, all of their agents in one batch. The score is the boards on which all connect, in percent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ class ConnectorTeams(WorldTeams):
         wordings, frames: see TeamEnv.
     """
 
-    teachers, averages = TEACHERS, ("connected",)
+    teachers, teacher, averages = TEACHERS, Teacher, ("connected",)
 
     def __init__(
         self, num_episodes: int, *, boards: str = "facing", grid: int = 6, agents: int = 4, text: str = "none",
@@ -41,7 +40,3 @@ class ConnectorTeams(WorldTeams):
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return super().world_outcomes() | {"connected": self.world.connected}
-
-    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        teacher = Teacher(self.world, TEACHERS.index(name), rng)
-        return lambda: teacher.act(self.world)[self.world.alive & ~self.world.over[:, None]][:, None]

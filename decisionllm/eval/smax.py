@@ -3,7 +3,7 @@
 A row is a unit, its group a battle. The reward of every unit is its team's, and the score is the battles won, in percent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class SmaxTeams(WorldTeams):
         crash: steps from which on one unit stands still, such as `20,10,0`; no observation says so.
     """
 
-    unit, teachers, averages = "battles won, %", TEACHERS, ("deaths", "out_of_time")
+    unit, teachers, teacher, averages = "battles won, %", TEACHERS, Teacher, ("deaths", "out_of_time")
 
     def __init__(
         self, num_episodes: int, *, map: str = "2s3z", crash: str = "", text: str = "none", wordings: str = "trained", frames: int = 0
@@ -77,10 +77,6 @@ class SmaxTeams(WorldTeams):
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         sums = {name: int(sum(e.outcome[name] for e in episodes)) for name in ("decisions", "illegal")}
         return super().metrics(episodes) | sums
-
-    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        teacher = Teacher(self.world, TEACHERS.index(name), rng)
-        return lambda: teacher.act(self.world)[self.world.acting][:, None]
 
     def frames(self, world: int) -> Sequence[int]:
         return [int(step) for step in np.linspace(0, self.length[world], 5).round()]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
-from decisionllm.datasets.team_worlds import World
+from decisionllm.datasets.team_worlds import Controller, World
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -125,14 +125,16 @@ class TeamEnv(Env):
 class WorldTeams(TeamEnv):
     """Worlds as of `team_worlds`, which a team wins or loses. Each of its agents plays until it ends, and has the team's reward.
 
-    A subclass writes `begin`, `meta_of` and `controller`, and calls `reset` once its attributes are set.
+    A subclass writes `begin`, `meta_of` and `teacher`, and calls `reset` once its attributes are set.
 
     Attributes:
         world: the worlds of the last reset, and their meta.
+        teacher: (world, index into teachers, rng) -> the players of all agents.
     """
 
     unit = "worlds won, %"
     world: Any
+    teacher: Callable[..., Controller]
 
     def begin(self, seeds: np.ndarray) -> World:
         """The worlds of these seeds."""
@@ -172,6 +174,10 @@ class WorldTeams(TeamEnv):
         ended = (~self.world.alive | self.world.terminated[:, None]).ravel()
         truncated = (self.world.over & ~self.world.terminated)[self.groups]
         return self.observe(), gains[self.groups], ended, truncated
+
+    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
+        player = self.teacher(self.world, self.teachers.index(name), rng)
+        return lambda: player.act(self.world)[self.world.alive & ~self.world.over[:, None]][:, None]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return {"team_return": self.returns, "won": self.world.won}

@@ -1,6 +1,5 @@
 """The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is right, in percent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ class TMazeTeams(WorldTeams):
         wordings, frames: see TeamEnv.
     """
 
-    teachers = TEACHERS
+    teachers, teacher = TEACHERS, Teacher
 
     def __init__(
         self, num_episodes: int, *, agents: int = 3, length: int = 4, text: str = "none", wordings: str = "trained", frames: int = 0
@@ -34,7 +33,3 @@ class TMazeTeams(WorldTeams):
 
     def meta_of(self, world: TMaze) -> dict[str, Any]:
         return describe(self.agents, self.length)
-
-    def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        teacher = Teacher(self.world, TEACHERS.index(name), rng)
-        return lambda: teacher.act(self.world)[self.world.alive][:, None]

@@ -97,6 +97,17 @@ def test_columns_need_not_be_contiguous():
     np.testing.assert_array_equal(slices.actions[0], wide[3:7, 4:])
 
 
+@pytest.mark.parametrize("T", [windows.STRIDED - 1, windows.STRIDED])
+def test_short_and_long_windows_have_the_same_rows(T):
+    """Two episodes of 40 steps in a column that is a slice of a wider one; the last window leaves its episode after 5 steps."""
+    wide = np.arange(480, dtype=np.float32).reshape(80, 6)
+    steps = windows.Steps(wide[:, :3], wide[:, 4:], wide[:, 0], np.array([0, 40]), np.array([40, 80]))
+    window = windows.cut(steps, np.array([0, 1, 0]), np.array([3, 7, 35]), T)
+    np.testing.assert_array_equal(window.observations[:2], [wide[3 : 3 + T, :3], wide[47 : 47 + T, :3]])
+    np.testing.assert_array_equal(window.actions[2, :5], wide[35:40, 4:])
+    assert not window.actions[2, 5:].any() and window.mask.sum(1).tolist() == [T, T, 5]
+
+
 def test_a_decision_window_grows_and_then_drops_a_stride():
     now = np.arange(9)
     assert windows.window_start(now, 4, 2).tolist() == [0, 0, 0, 0, 2, 2, 4, 4, 6]

@@ -26,7 +26,7 @@ Worlds = Iterator[dict[str, Any]]  # arguments of `joint`
 
 
 def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]:
-    """A public log as () -> its parts in their order, Logs of one meta; the file is read once to find it, and at each call.
+    """A public log as () -> its parts in their order, Logs of one meta; the file is read once to find it, and at each call if there are several.
 
     Args:
         path: the folder or file.
@@ -37,8 +37,8 @@ def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]
         "vault": read_vault, "omar": partial(read_omar, cut=cut), "pymarl": read_pymarl,
     }  # fmt: skip
     worlds = readers[kind]
-    repairs, shared, horizon, limits = Counter[str](), True, 0, dict[str, Any]()
-    for part in worlds(path, repairs):
+    repairs, shared, horizon, limits, count = Counter[str](), True, 0, dict[str, Any](), 0
+    for count, part in enumerate(worlds(path, repairs), 1):  # noqa: B007  # how many there are
         log = joint(path, **part)
         shared, horizon = shared and "reward" not in log.agents, max(horizon, log.meta["horizon"])
         for key, x in log.meta["types"]["agent"].items():
@@ -46,6 +46,8 @@ def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]
     if not horizon:
         raise ValueError(f"{path}: expected a world that ended, got none")
     meta = {"types": {"agent": limits}, "horizon": horizon, "repairs": dict(+repairs)}
+    if count == 1:
+        return partial(iter, [replace(log, meta=meta)])
     return lambda: (replace(joint(path, **part, shared=shared), meta=meta) for part in worlds(path, Counter()))
 
 
@@ -82,7 +84,7 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Worlds:
             numbers = [block[name].reshape(len(block[name]), -1) for name in ("observations", "infos.legals") if name in block]
             if (blank := ~np.concatenate(numbers, 1).any(1)).any() or not length:
                 at = start + int(np.argmax(blank)) if length else 0
-                why = "got nothing from here; it was cut while it was written: fetch it again"
+                why = f"got nothing from here; it was cut while it was written: {AGAIN}"
                 raise ValueError(f"{folder}, row {lane} of B, step {at}: expected {length} steps (vault_index), {why}")
             columns = {name: np.concatenate([left[name], x]) if left else x for name, x in block.items()}
             whole = ((columns["terminals"] != 0) | (columns["truncations"] != 0)).all(1)
@@ -114,14 +116,8 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Worlds:
     for start in range(0, n, size):
         with explained(what, ValueError):
             observations, actions, rewards = (np.stack([x[start : min(start + size, n)] for x in part], 1) for part in files)
-        group = np.arange(start, start + len(rewards)) // cut
-        yield {
-            "group": group,
-            "observations": observations,
-            "actions": actions,
-            "rewards": rewards,
-            "terminals": np.zeros(rewards.shape, bool),
-        }
+        yield {"group": np.arange(start, start + len(rewards)) // cut, "terminals": np.zeros(rewards.shape, bool),
+               "observations": observations, "actions": actions, "rewards": rewards}  # fmt: skip
 
 
 def read_pymarl(file: Path, repairs: Counter[str]) -> Worlds:
@@ -135,8 +131,9 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Worlds:
     readable = partial(explained, f"{file}: not a readable HDF5 file, perhaps cut", OSError, remedy=AGAIN)
     with readable():
         source = h5py.File(file)
-        columns = {key: source[key] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
     with source:
+        with readable():
+            columns = {key: source[key] for key in (*PYMARL, *MORE_OF_PYMARL) if key in source}
         sizes = {key: column.shape[:2] for key, column in columns.items()}
         if lacking := [key for key in PYMARL if key not in columns]:
             raise ValueError(f"{file}: expected PyMARL's keys, {', '.join(lacking)} not among {', '.join(columns)}")
