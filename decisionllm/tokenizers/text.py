@@ -1,7 +1,7 @@
 """Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with the package.
 
-`tokenizer.json` is made from `corpus.txt` by `python -m decisionllm.tokenizers.text`; a test makes it again and compares the
-bytes. It splits text as Qwen does, digits apart, and its vocabulary holds every byte, so that every text can be encoded.
+`tokenizer.json` is made from `corpus.txt` by `python -m docs.tokenizer`; a test makes it again and compares the bytes. It splits
+text as Qwen does, digits apart, and its vocabulary holds every byte, so that every text can be encoded.
 """
 
 import re
@@ -16,8 +16,6 @@ from torch import Tensor
 from decisionllm.tokenizers.numbers import insert
 
 HERE = Path(__file__).parent
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen2's pre-tokenisation pattern
-VOCABULARY = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
 
 
@@ -27,22 +25,6 @@ def of_team(tasks: Iterable[str]) -> str:
     if len(different) == 1:
         return different[0]
     return " ".join(dict.fromkeys(sentence for task in different for sentence in re.split(r"(?<=\.) ", task)))
-
-
-def build(corpus: Iterable[str]) -> Any:
-    """Train the tokenizer on lines of text; the same lines give the same bytes."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet, min_frequency=2, show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
-    return tokenizer
 
 
 @cache
@@ -78,7 +60,3 @@ def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     rows = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], dtype=torch.long).view(len(ids), length)
     sizes = torch.tensor([len(row) for row in ids])
     return rows, torch.arange(length) < sizes[:, None]
-
-
-if __name__ == "__main__":
-    build((HERE / "corpus.txt").read_text().splitlines()).save(str(HERE / "tokenizer.json"), pretty=False)
