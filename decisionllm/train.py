@@ -24,8 +24,7 @@ from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
-from decisionllm.policy.continued import continued, forgotten
-from decisionllm.policy.start import new_model, take_up
+from decisionllm.policy.start import continued, forgotten, new_model, take_up
 from decisionllm.schema import Window
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
@@ -75,9 +74,8 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
                 raise SystemExit(1) from error
             folder = checkpoint.find(c.run)
             step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
-            raise ConnectionError(
-                f"a process of this run was lost ({error}); the same command continues from step {step:,}"
-            ) from error
+            remedy = f"the same command continues from step {step:,}"
+            raise ConnectionError(f"a process of this run was lost ({error}); {remedy}") from error
 
 
 def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
@@ -184,14 +182,13 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     if c.data.return_weighting_temperature < 0:
         raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
-        raise ValueError("model.language_loss: expected 0 or more, and task texts to learn from (text=...), "
-                         f"got {c.model.language_loss} and text={c.text}")  # fmt: skip
+        raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
     for key in POSITIVE:
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")
     if c.log.keep_best and not (c.data.held_out and c.log.validation_batches):
-        raise ValueError("log.keep_best: held-out groups say which weights are best; expected data.held_out and "
-                         f"log.validation_batches above 0, got {c.data.held_out} and {c.log.validation_batches}")  # fmt: skip
+        got = f"{c.data.held_out} and {c.log.validation_batches}"
+        raise ValueError(f"log.keep_best: expected data.held_out and log.validation_batches above 0, got {got}")
 
 
 def processes(c: TrainConfig) -> Any:
@@ -263,10 +260,8 @@ def measure(
     weights = (w for w in inner.parameters() if w.requires_grad)
     if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
         kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
-        raise FloatingPointError(
-            f"loss or weights are not finite ({values}) after the {loop.count} steps before step {loop.step}; {kept}. "
-            "Try a lower optim.lr or optim.clip"
-        )
+        when = f"after the {loop.count} steps before step {loop.step}; {kept}"
+        raise FloatingPointError(f"loss or weights are not finite ({values}) {when}. Try a lower optim.lr or optim.clip")
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
     loop.sums, loop.count = {}, 0
     accelerator.log(values, step=loop.step)

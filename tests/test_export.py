@@ -138,7 +138,7 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected finite numbers"):
         found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
     (tmp_path / "onnx" / "policy.json").write_text(json.dumps(found.info | {"format": 0}))
-    with pytest.raises(ValueError, match="expected an export of format 1, got 0; export the run again"):
+    with pytest.raises(ValueError, match="expected an export of format 1, got 0; export it again"):
         ExportedPolicy(tmp_path / "onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match="an exported policy needs onnxruntime: pip install onnxruntime"):

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decisionllm.datasets.windows import rollout_returns_to_go
 from decisionllm.protocols import Player
-from decisionllm.schema import History
+from decisionllm.schema import History, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -68,15 +69,19 @@ class EpisodeBuffer(Player):
         now, each = self.now[rows], np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
             raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
-        if not np.isfinite(observations).all():
-            raise ValueError(
-                f"observations: expected finite numbers, got {np.asarray(observations)[~np.isfinite(observations)][0]}"
-            )
+        refuse("observations", ~np.isfinite(observations), ": expected finite numbers, got {}", observations)
         self.observations[each, now] = observations
         if rewards is not None:
             self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
         if action_masks is not None and self.masks is not None:
             self.masks[each, now] = action_masks
+
+    def returns_to_go(self, rows: Rows = ALL) -> np.ndarray:
+        """Return-to-go at each step of these rows (M, H) float32, raw reward units; NaN where it is to be predicted."""
+        rewards, targets = self.rewards[rows], self.targets[rows]
+        offsets = np.arange(len(rewards) + 1) * rewards.shape[1]
+        togo = rollout_returns_to_go(rewards.ravel(), targets, offsets, return_horizon=self.policy.return_horizon)
+        return togo.reshape(rewards.shape).astype(np.float32)
 
     def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
         """Take in the actions (M, A) that were taken at the current step of these rows."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.datasets.windows import rollout_returns_to_go, window_start
+from decisionllm.datasets.windows import window_start
 from decisionllm.files import explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History, Spec
@@ -45,9 +45,8 @@ class ExportedPolicy:
             raise FileNotFoundError(f"{folder}: expected a folder of `decisionllm export`, found no {missing[0]}")
         self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())
         if self.info["format"] != FORMAT:
-            raise ValueError(
-                f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export the run again"
-            )
+            raise ValueError(f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export it again")
+        self.return_horizon: int = self.info["return_horizon"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
 
@@ -105,9 +104,7 @@ class ExportedPolicy:
             raise ValueError(f"text: expected none, this policy was trained without task texts; got {max(tasks)!r}")
         ids = [self.tokenizer.encode(task, add_special_tokens=False).ids for task in tasks]
         if len(lengths := {*map(len, ids)}) > 1:
-            raise ValueError(
-                f"text: expected texts of equally many tokens in a session, got {sorted(lengths)}; begin one for each"
-            )
+            raise ValueError(f"text: expected texts of equally many tokens, got {sorted(lengths)}; begin a session for each")
         texts = np.array(ids, np.int64).reshape(len(tasks), -1)
         (cache,) = self.text_graph.run(None, {"text_ids": texts})
         return np.repeat(cache[None], R, 0)
@@ -126,10 +123,7 @@ class ExportedSession(EpisodeBuffer):
         """Actions (N, A) for the current observations, raw units."""
         info, N, now = self.policy.info, len(self.targets), int(self.now[0])
         start, H = int(window_start(now, info["window"], info["stride"])), now + 1
-        totals = rollout_returns_to_go(
-            self.rewards[:, :H].ravel(), self.targets, np.arange(N + 1) * H, return_horizon=info["return_horizon"]
-        )
-        returns = totals.reshape(N, H).astype(np.float32)
+        returns = self.returns_to_go()
         if start != self.start:  # the window is read from its first step on
             self.start, self.following, self.cache = start, start, self.texts
         for step in range(self.following, H):

@@ -31,9 +31,8 @@ def recorded(model: DecisionLLM, batch: Batch) -> dict[bool, Read]:
     if model.team is not None or model.spec.entity_schema or model.backbone.layout is None or batch.observations.is_cuda:
         return {}
     memo: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()}
-    frozen = deepcopy(
-        model, memo | {id(model.backbone.tokenizer): model.backbone.tokenizer}
-    )  # of the same memory, without gradients
+    memo[id(model.backbone.tokenizer)] = model.backbone.tokenizer
+    frozen = deepcopy(model, memo)  # of the same memory, without gradients
     found: dict[bool, Read] = {}
     for given in (True,) if model.max_return is None else (True, False):
         null = None if given else torch.zeros(1, dtype=torch.bool)

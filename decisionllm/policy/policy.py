@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decisionllm.config import one_of
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
 from decisionllm.policy.one_step import Read, columns, recorded
-from decisionllm.policy.planner import plan
-from decisionllm.policy.session import Session
+from decisionllm.policy.session import Session, plan
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import Batch, History, Spec
 
@@ -36,8 +36,8 @@ class Policy:
             episode, and received rewards are subtracted.
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
             which was added to the log's actions before they were clipped to their limits: the actions before.
-        planning_horizon: steps to imagine before each action, see `planner.plan`; 0: no planning.
-        planning_margin: see `planner.plan`.
+        planning_horizon: steps to imagine before each action, see `session.plan`; 0: no planning.
+        planning_margin: see `session.plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
         order: in which the agents of a group decide: `random`, `given` or `reverse`.
         device: of the model.
@@ -67,28 +67,22 @@ class Policy:
 
     def __post_init__(self) -> None:
         model = self.model
-        if self.decode not in ("mode", "mean", "sample", "unclipped"):
-            raise ValueError(f"decode: expected mode, mean, sample or unclipped, got {self.decode!r}")
+        one_of("decode", self.decode, ("mode", "mean", "sample", "unclipped"))
+        one_of("team.execution", self.execution, ("per_agent", "joint"))
+        one_of("team.order", self.order, ("random", "given", "reverse"))
         if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
             raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
-        if self.execution not in ("per_agent", "joint") or self.order not in ("random", "given", "reverse"):
-            raise ValueError("execution, order: expected per_agent or joint, and random, given or reverse, "
-                             f"got {self.execution!r} and {self.order!r}")  # fmt: skip
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
             if model.dynamics is None and model.imagined is None:
-                raise ValueError(
-                    f"act.planning_horizon={self.planning_horizon}: needs a model trained with model.dynamics=true or model.value_discount"
-                )
+                raise ValueError("act.planning_horizon: needs a model trained with model.dynamics=true or model.value_discount")
             candidates = candidate_actions(model.spec).to(self.device)
             self.candidate_actions: np.ndarray = model.normalizer.raw_actions(candidates).cpu().numpy()
         if self.target_return is None and self.return_conditioned and model.max_return is None:
-            raise ValueError(
-                "target_return: expected a number, since this model was trained without model.max_return_expectile"
-            )
+            raise ValueError("target_return: expected a number, the model was trained without model.max_return_expectile")
         model.eval()
 
     @property
@@ -153,7 +147,12 @@ class Policy:
 
     def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
         """The windows of N histories as a batch, and the place of the last observation in each (N,)."""
-        self._check(histories)
+        wanted = self.spec.observation_dim, self.spec.action_dim
+        for i, h in enumerate(histories):
+            if (got := (h.observations.shape[1], h.actions.shape[1])) != wanted:
+                sizes = "observations of {} and actions of {} numbers".format
+                raise ValueError(f"history {i}: expected {sizes(*wanted)}, as in training, got {sizes(*got)}")
+        self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
         steps = of_histories(histories, np.nan_to_num(targets), return_horizon=self.return_horizon)
         now = steps.end - steps.first - 1
@@ -186,9 +185,7 @@ class Policy:
             ValueError: the model cannot read that many steps, or joint execution has no groups.
         """
         if self.execution == "joint" and groups is None:
-            raise ValueError(
-                "team.execution=joint: expected the groups of the agents, the env names none; take team.execution=per_agent"
-            )
+            raise ValueError("team.execution=joint: the env names no groups of agents; take team.execution=per_agent")
         if self.model.team is not None:
             return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
@@ -208,19 +205,5 @@ class Policy:
         """Raise a ValueError if the model cannot read episodes of this many steps."""
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
-            raise ValueError(
-                f"horizon: expected at most {longest} steps, the longest training episode, since this model learned one "
-                f"vector a step; got {horizon}. Train with model.timesteps=none to go beyond"
-            )
-
-    def _check(self, histories: Sequence[History]) -> None:
-        spec, timed = self.model.spec, self.model.tokenizer.timesteps is not None
-        for i, h in enumerate(histories):
-            got = h.observations.shape[1], h.actions.shape[1]
-            if got != (spec.observation_dim, spec.action_dim):
-                raise ValueError(
-                    f"history {i}: expected observations of {spec.observation_dim} and actions of {spec.action_dim} numbers, "
-                    f"as this policy was trained on; got {got[0]} and {got[1]}"
-                )
-            if timed and len(h.observations) > spec.horizon:
-                raise ValueError(f"history {i}: expected at most {spec.horizon} steps (the horizon), got {len(h.observations)}")
+            remedy = "train with model.timesteps=none to go beyond"
+            raise ValueError(f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; {remedy}")

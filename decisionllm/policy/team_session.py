@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decisionllm.backbones.forward import KVCache
-from decisionllm.datasets.windows import collate, rollout_returns_to_go, window_start
+from decisionllm.datasets.windows import collate, window_start
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.schema import Batch, Window
 from decisionllm.tokenizers import text
@@ -46,8 +46,7 @@ class TeamSession(EpisodeBuffer):
         super().__init__(policy, N, horizon, target_returns)
         _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
         if sizes.max() > POOL:
-            raise ValueError(f"groups: expected at most {POOL} agents in a team (the identities there are), got {sizes.max()}; "
-                             "take team.execution=per_agent")  # fmt: skip
+            raise ValueError(f"groups: expected teams of at most {POOL}, got {sizes.max()}; take team.execution=per_agent")
         given = np.empty(N, int)  # the number of each in its team
         given[np.argsort(team, kind="stable")] = np.arange(N) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
@@ -95,12 +94,9 @@ class TeamSession(EpisodeBuffer):
         """Steps from `begin` on of the teams of these rows: a Batch, and its rows."""
         span = slice(begin, now + 1)
         members = np.flatnonzero(np.isin(self.team, self.team[rows]) & self.present[:, span].any(1))
-        present, offsets = self.present[members, span], np.arange(len(self.rewards) + 1) * self.horizon
-        togo = rollout_returns_to_go(
-            self.rewards.ravel(), self.targets, offsets, return_horizon=self.policy.return_horizon
-        ).reshape(self.rewards.shape)
+        present, togo = self.present[members, span], self.returns_to_go()
         window = Window(
-            self.observations[members, span], self.actions[members, span], togo[members, span].astype(np.float32),
+            self.observations[members, span], self.actions[members, span], togo[members, span],
             np.arange(begin, now + 1) * present, present, members, team=self.team[members], identity=self.identity[members],
         )  # fmt: skip
         return collate(window, self.texts, self.text_index[members]).to(self.policy.device), members

@@ -166,7 +166,7 @@ def test_dynamics_learn_a_known_system():
 
 
 def test_a_plan_needs_dynamics_and_few_dimensions():
-    with pytest.raises(ValueError, match="act.planning_horizon=3: needs a model trained with model.dynamics=true"):
+    with pytest.raises(ValueError, match="act.planning_horizon: needs a model trained with model.dynamics=true"):
         make_policy(CONTINUOUS, planning_horizon=3)
     wide = Spec(observation_dim=3, action_dim=3, horizon=15, low=(-1.0,) * 3, high=(1.0,) * 3)
     with pytest.raises(ValueError, match="at most two action dimensions, or discrete actions, got 3"):

@@ -383,14 +383,14 @@ def test_teams_are_independent_and_ended_members_stay_in_windows():
 def test_a_policy_that_cannot_act_as_a_team_is_refused():
     with pytest.raises(ValueError, match="team.execution=joint: needs a model trained with team.execution=joint or both"):
         policy_of(make_model(DISCRETE, head="discrete"))
-    with pytest.raises(ValueError, match="team.execution=joint: expected the groups of the agents, the env names none"):
+    with pytest.raises(ValueError, match="team.execution=joint: the env names no groups of agents"):
         policy_of(joint()).begin([""], 5)
-    with pytest.raises(ValueError, match=r"groups: expected at most 16 agents in a team.*got 17"):
+    with pytest.raises(ValueError, match=r"groups: expected teams of at most 16, got 17"):
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(ValueError, match="execution, order: .* got 'both' and 'random'"):
         policy_of(joint(), execution="both")
     with pytest.raises(
-        ValueError, match="team.execution=joint: expected neither model.max_return_expectile nor model.dynamics"
+        ValueError, match="team.execution=joint: model.max_return_expectile and model.dynamics need per_agent"
     ):
         joint(max_return_expectile=0.9)
     with pytest.raises(ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"):
