@@ -29,7 +29,7 @@ from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import attach
-from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat
+from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat, one_of
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.distributed import whole
@@ -41,6 +41,7 @@ from decisionllm.registry import build
 from decisionllm.schema import Spec
 
 FORMAT = 2  # of run.json, config.yaml and the names of weights
+ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
               "log.save_every")  # fmt: skip  # when a run is continued
@@ -104,14 +105,12 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
                "fingerprint": store.fingerprint, "episodes": len(store.lengths)} for name, store in stores.items()
     }  # fmt: skip
     data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
-    try:
+    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         (path / "run.json").write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
-    except OSError as error:
-        raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
 
 
 def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
@@ -123,8 +122,7 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
         changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
     if info["fingerprint"] != (data := fingerprint_of(stores)):
-        raise ValueError(f"{path} was begun on data {info['fingerprint']}, this is {data}: choose another run=..., "
-                         "or fresh=true")  # fmt: skip
+        raise ValueError(f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true")
     return info
 
 
@@ -137,15 +135,11 @@ def locked(path: str | Path) -> Iterator[None]:
         OSError: it cannot be written.
     """
     file = Path(path) / ".lock"
-    try:
+    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file).acquire(blocking=False)
-    except Timeout:
-        raise ValueError(
-            f"{path}: another training is running in this directory; wait for it, or choose another run=..."
-        ) from None
-    except OSError as error:
-        raise OSError(f"{path}: could not be written ({error}). Make room or choose another run=...") from error
+        wait = "wait for it, or choose another run=..."
+        with explained(f"{path}: another training is running in this directory", Timeout, remedy=wait):
+            lock = FileLock(file).acquire(blocking=False)
     with lock:
         try:
             yield
@@ -185,17 +179,15 @@ def save(
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with atomic(folder) as partial:
-            partial.mkdir()
-            save_file(own, partial / "model.safetensors")
-            if adapters:
-                model.backbone.model.save_pretrained(partial / "adapter", state_dict=adapters, save_embedding_layers=False)
-            save_file(trainer_tensors, partial / "trainer.safetensors")
-            (partial / "trainer.json").write_text(json.dumps(trainer_state))
-    except (OSError, SafetensorError) as error:
-        kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
-        raise OSError(f"{folder}: could not be written ({error}); {kept}. Make room or choose another run=...") from error
+    kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
+    errors = explained(f"{folder}: could not be written", OSError, SafetensorError, remedy=f"{kept}; {ROOM}", raised=OSError)
+    with errors, atomic(folder) as partial:
+        partial.mkdir()
+        save_file(own, partial / "model.safetensors")
+        if adapters:
+            model.backbone.model.save_pretrained(partial / "adapter", state_dict=adapters, save_embedding_layers=False)
+        save_file(trainer_tensors, partial / "trainer.safetensors")
+        (partial / "trainer.json").write_text(json.dumps(trainer_state))
 
 
 def find(path: str | Path) -> Path | None:
@@ -225,15 +217,9 @@ def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, A
 
         adapter = content(folder / "adapter" / "adapter_model.safetensors")
         expected |= get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
-    saved = own | adapter
-    missing, unknown = sorted(set(expected) - set(saved)), sorted(set(saved) - set(expected))
-    if missing or unknown:
-        raise ValueError(f"{folder}: not this model's weights; {_names('missing', missing)}{_names('unknown', unknown)}"
-                         "the config names another backbone, head or embedding than was trained")  # fmt: skip
-    for name, tensor in saved.items():
-        if tensor.shape != expected[name].shape:
-            raise ValueError(f"{folder}: {name} is {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}; "
-                             "it was trained with other sizes")  # fmt: skip
+    if why := _differences(own | adapter, expected):
+        trained = "the config names another backbone, head or embedding than was trained"
+        raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
     if info["frozen"] != fingerprint(model.backbone):
         raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
     if adapter:
@@ -280,12 +266,11 @@ def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[s
 def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
     """Load the weights and buffers of one module into another, but for a model's backbone; a ValueError if they differ in more."""
     given, own = ({k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")} for m in (source, model))
-    shapes, own_shapes = ({(name, x.shape) for name, x in m.items()} for m in (given, own))
-    different = {name for name, _ in shapes ^ own_shapes}
-    if different or (what == "backbone" and fingerprint(source) != fingerprint(model)):
-        why = f"the {what} differs in {_names('', sorted(different)) or 'frozen weights; '}"
-        raise ValueError(f"init_from={path}: expected a run of the same backbone, head, embedding and, with model.timesteps=learned, "
-                         f"horizon; {why}take the options of its config.yaml")  # fmt: skip
+    why = _differences(given, own)
+    if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
+        wanted = "a run of the same backbone, head, embedding and, with model.timesteps=learned, horizon"
+        why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
+        raise ValueError(f"init_from={path}: expected {wanted}; {why}")
     model.load_state_dict(given, strict=False)
 
 
@@ -301,8 +286,7 @@ def content(path: Path) -> dict[str, Any]:
 
 def usable(device: str) -> str:
     """auto, cpu or cuda -> cpu or cuda; a ValueError if torch cannot use it."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device: expected auto, cpu or cuda, got {device!r}")
+    one_of("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch")
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -310,8 +294,7 @@ def usable(device: str) -> str:
 
 def precision(device: str, choice: str) -> str:
     """`no` or `bf16`; auto: bf16 where the processor multiplies it faster than float32."""
-    if choice not in ("auto", "no", "bf16"):
-        raise ValueError(f"optim.precision: expected auto, no or bf16, got {choice!r}")
+    one_of("optim.precision", choice, ("auto", "no", "bf16"))
     if choice != "auto":
         return choice
     if usable(device) == "cuda":
@@ -352,9 +335,7 @@ def load_parts(
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
     if "embodiments" in info and not parts:
-        raise ValueError(
-            f"{path}: expected one of its parts, which have spaces of their own; give part=, one of {', '.join(known)}"
-        )
+        raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}")
     model = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
     views = [("", config, info)] if not parts else [
@@ -402,8 +383,8 @@ def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu"
 def target(info: dict[str, Any], quantile: float) -> float:
     """The return at this quantile of the training returns, raw reward units; a ValueError if the run did not record it."""
     if str(float(quantile)) not in info["targets"]:
-        raise ValueError(f"quantile: this run knows those of {', '.join(info['targets'])}, got {quantile}; "
-                         "target_returns=[...] takes any return")  # fmt: skip
+        known = ", ".join(info["targets"])
+        raise ValueError(f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] takes any return")
     return float(info["targets"][str(float(quantile))])
 
 
@@ -417,5 +398,10 @@ def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in state.items()}
 
 
-def _names(word: str, names: list[str]) -> str:
-    return f"{word}{': ' * bool(word)}{', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; " if names else ""
+def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """How named tensors differ from the expected ones in names and sizes, in words; empty if they do not."""
+    shapes = {name: (tuple(given[name].shape), tuple(expected[name].shape)) for name in given.keys() & expected.keys()}
+    sizes = [f"{name} is {got}, expected {wanted}" for name, (got, wanted) in shapes.items() if got != wanted]
+    kinds = {"missing": expected.keys() - given.keys(), "unknown": given.keys() - expected.keys(), "sizes": sizes}
+    listed = {kind: ", ".join(sorted(found)[:4]) + " ..." * (len(found) > 4) for kind, found in kinds.items()}
+    return "".join(f"{kind}: {names}; " for kind, names in listed.items() if names)

@@ -95,7 +95,7 @@ def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, caps
     assert [row["part"] for row in rows] == ["few", "many", "moves"]
     assert command("serve", f"run={run}", "port=0") == 1
     assert (
-        "expected one of its parts, which have spaces of their own; give part=, one of few, many, moves"
+        "its parts have spaces of their own; give part=, one of few, many, moves"
         in capsys.readouterr().err
     )
 
@@ -164,11 +164,11 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("backbone.width=64",), "expected a run of the same backbone, head, embedding .*the backbone differs in"),
-        (("backbone.tune=lora",), "the backbone differs in"),
-        (("head=bins",), "the model differs in .*head"),
-        (("model.embedding=mlp",), "the model differs in .*tokenizer"),
-        (("model.timesteps=learned",), "the model differs in .*timesteps"),
+        (("backbone.width=64",), "expected a run of the same backbone, head, embedding .*the backbone differs: "),
+        (("backbone.tune=lora",), "the backbone differs: "),
+        (("head=bins",), "the model differs: .*head"),
+        (("model.embedding=mlp",), "the model differs: .*tokenizer"),
+        (("model.timesteps=learned",), "the model differs: .*timesteps"),
         (("dataset=maze2d-umaze", "dataset.steps=600", "dataset.source=regenerate"),
          "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the run [(]plane[)]: 2 numbers seen"),
         (("init_from=nowhere",), "nowhere: expected a run directory"),

@@ -80,7 +80,7 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
-    with pytest.raises(ValueError, match="device: expected auto, cpu or cuda, got 'tpu'"):
+    with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
         checkpoint.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
     untrained = Policy(checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
@@ -115,7 +115,7 @@ WRONG = {  # fmt: off
     "another width": (
         "config.yaml",
         lambda c: c["backbone"].update(width=64),
-        "expected .*64.*; it was trained with other sizes",
+        "sizes: .*expected .*64.*another backbone",
     ),
     "more layers": (
         "config.yaml",
@@ -124,7 +124,7 @@ WRONG = {  # fmt: off
     ),
     "another architecture": ("config.yaml", lambda c: c.update(backbone=BACKBONES["dt lora"]), "not this model's weights"),
     "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
-    "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4.*other sizes"),
+    "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4"),
     "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
     "another embedding": ("config.yaml", lambda c: c["model"].update(embedding="mlp"), "not this model's weights"),
     "without returns": ("config.yaml", lambda c: c["model"].update(condition_on="none"), "unknown: tokenizer.returns"),
