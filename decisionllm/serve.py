@@ -22,9 +22,7 @@ def serve(config: dict[str, Any]) -> None:
         from decisionllm.serving.middleware import loopback
     host, port = config["host"], config["port"]
     if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
-        raise ValueError(
-            f"host={host}: others can reach it, so a token is required: set DECISIONLLM_TOKEN, or take host=127.0.0.1"
-        )
+        raise ValueError(f"host={host}: others can reach it: set a token, DECISIONLLM_TOKEN, or take host=127.0.0.1")
     one_of("log", config["log"], logs.KINDS)
     for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
         if config[name] <= 0:
@@ -33,10 +31,8 @@ def serve(config: dict[str, Any]) -> None:
     if count < 1 or (many and not hasattr(socket, "SO_REUSEPORT")):
         raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
     app = checkpoint.read(config["run"]) if many else application(config)  # an unreadable run fails before anything starts
-    try:
+    with explained(f"host={host} port={port}: cannot listen there", OSError, remedy="choose another port=...", raised=OSError):
         listener = listen(host, port)
-    except OSError as error:
-        raise OSError(f"host={host} port={port}: cannot listen there ({error.strerror}); choose another port=...") from error
     port = listener.getsockname()[1]
     by = f" by {count} replicas" if many else ""
     print(f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}", flush=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from decisionllm.eval.report import figure, save
+from decisionllm.files import explained
 from decisionllm.scaling import figures, law, report
 
 COLUMNS = {"params": "non_embedding", "tokens": "data_steps", "loss": "excess"}  # of a table of runs: our names
@@ -18,11 +19,10 @@ BEYOND = 4.0  # the next run has at most so many times the largest N or D of the
 
 def read(path: Path) -> pd.DataFrame:
     """The runs of a CSV table with columns params, tokens and loss, and flops unless it is 6 params tokens."""
-    try:
+    wanted = "a CSV table with the numbers params, tokens and loss"
+    with explained(f"{path}: expected {wanted}", OSError, ValueError, KeyError):
         table = pd.read_csv(path).rename(columns=COLUMNS).dropna(axis=1, how="all")
         table = table.assign(**{name: table[name].astype(float) for name in COLUMNS.values()})
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: expected a CSV table with the numbers params, tokens and loss ({error!r})") from error
     flops = table["flops"] if "flops" in table else 6 * table["non_embedding"] * table["data_steps"]
     return table.assign(flops=flops, quality=1.0, score=np.nan, run=range(len(table)))
 

@@ -64,17 +64,15 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
     """Ray tasks, in the cluster at an address, or in one of this machine that ends with the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with explained("executor=ray: expected Ray, found none; pip install 'decisionllm[ray]'", ImportError, raised=ImportError):
+    with explained("executor=ray needs Ray: pip install 'decisionllm[ray]'", ImportError, raised=ImportError):
         import ray
 
     ours, address = not ray.is_initialized(), config["address"]
     if ours:
         check_address(address)  # Ray itself would try for minutes
         board = None if address else False
-        try:
+        with explained(f"executor=ray address={address}: Ray did not answer", Exception, raised=ConnectionError):
             ray.init(address or "local", include_dashboard=board, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # the type depends on why Ray does not start
-            raise ConnectionError(f"executor=ray address={address}: Ray did not answer: {error}") from error
     try:
         resources, gpus = ray.cluster_resources(), config["gpus"]
         cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
@@ -99,9 +97,7 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
 @contextmanager
 def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
     """Slurm jobs, or with +slurm.cluster=local processes that submitit starts; their output is in the folder `slurm` of the study."""
-    with explained(
-        "executor=slurm: expected submitit, found none; pip install 'decisionllm[slurm]'", ImportError, raised=ImportError
-    ):
+    with explained("executor=slurm needs submitit: pip install 'decisionllm[slurm]'", ImportError, raised=ImportError):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
@@ -113,11 +109,9 @@ def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
     if not workers or gpus % 1:
         raise ValueError(f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {workers} and {gpus:g}")
     options |= {"gpus_per_node": int(gpus)} if gpus else {}
-    try:
-        with tempfile.TemporaryDirectory() as folder:  # it makes its folder at once: not the study's before all is valid
-            submitit.AutoExecutor(folder, cluster).update_parameters(**options)
-    except (NameError, TypeError, ValueError) as error:
-        raise ValueError(f"slurm: submitit does not take {options}: {error}") from error
+    refused = explained(f"slurm: submitit does not take {options}", NameError, TypeError, ValueError)
+    with refused, tempfile.TemporaryDirectory() as folder:  # it makes its folder at once: not the study's before all is valid
+        submitit.AutoExecutor(folder, cluster).update_parameters(**options)
 
     def start(call: Call) -> Worker:
         executor = submitit.AutoExecutor(Path(config["out"]) / "slurm", cluster)
@@ -182,11 +176,9 @@ def check_address(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon:
         return
-    try:
+    wanted = f"address={address}: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer"
+    with explained(wanted, OSError, ValueError, raised=ConnectionError):
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=5).close()
-    except (OSError, ValueError) as error:
-        expected = "expected a Ray cluster (host:port, as `ray start --head` prints it)"
-        raise ConnectionError(f"address={address}: {expected}, got no answer: {error}") from error
 
 
 def _enter(call: Call) -> int:

@@ -26,11 +26,12 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 
 STATES = ("planned", "running", "done", "failed")
 ATTEMPTS = 3  # a run whose workers were killed so often is failed
 CANNOT_WRITE, NO_LOCKS = 3, 4  # exit codes of workers
+REMEDY = "delete the folder to make the run again"
 WHY = {
     CANNOT_WRITE: "a worker could not write there (disk full?); make room, then the same command goes on",
     NO_LOCKS: "a worker does not see the locks of this machine; the file system must share them (NFS: without local_lock; Lustre: with flock)",
@@ -110,12 +111,10 @@ def job(folder: str | Path) -> Any:
 def result(folder: str | Path) -> dict[str, Any]:
     """The result of a run that is done, or the reason and last lines of one that failed."""
     path = next(path for name in ("done", "failed") if (path := Path(folder) / f"{name}.json").exists())
-    try:
+    with explained(f"{path} was edited or is damaged", ValueError, KeyError, TypeError, remedy=REMEDY):
         kept = json.loads(path.read_text())
         if kept["digest"] != encode([Path(folder).name, kept["result"]])[0]:
             raise ValueError("its content does not match its digest")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} was edited or is damaged ({error}): delete the folder to make the run again") from error
     return dict(kept["result"])
 
 
@@ -281,12 +280,10 @@ def _name(content: bytes) -> str:
 
 def _content(folder: str | Path) -> bytes:
     """The bytes of job.json, if the folder is named after them."""
-    path = f"{folder}/job.json"
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: expected a planned run, found none; delete the folder to make it again") from error
+    path, missing = f"{folder}/job.json", FileNotFoundError
+    error = explained(f"{path}: expected a planned run, found none", missing, remedy=REMEDY, raised=missing)
+    with error, open(path, "rb") as file:
+        content = file.read()
     if _name(content) != os.path.basename(folder):
         raise ValueError(f"{path} was edited: it is not the run that its folder is named after; delete the folder, or undo it")
     return content

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from decisionllm.eval.report import interval, save, write_page
+from decisionllm.files import explained
 from decisionllm.scaling import figures, law
 
 AXES = ["size", "fraction", "mixture", "seed"]
@@ -19,11 +20,9 @@ COLUMNS = ["run", "state", *AXES, "lr", "held_out", "action_error", "score", "lo
 
 def read(path: str | Path) -> dict[str, Any]:
     """study.json as it was written, without what `write` derives; the runs are not needed."""
-    try:
+    with explained(f"{path}: expected the study.json of a study, could not read it", OSError, ValueError, KeyError):
         found = json.loads(Path(path).read_text())
         return {key: found[key] for key in ("study", "versions", "flops", "tuned", "runs")}
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: expected the study.json of a study, could not read it ({error!r})") from error
 
 
 def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object] = print) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.campaigns import CampaignManager, PendingTick
 from decisionllm.serving.kv_cache import DecisionRequest
@@ -60,12 +61,10 @@ class Shadow:
         self.busy: Callable[[], bool] = lambda: False
         self.arrived, self.stopped, self.lock = threading.Event(), threading.Event(), threading.Lock()
         path = journal.shadow_path
-        try:
+        with explained(f"shadow: expected a file to write, or one of an earlier shadow, got {path}", sqlite3.Error):
             self.file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
                 self.file.execute(statement)
-        except sqlite3.Error as error:
-            raise ValueError(f"shadow: expected a file to write, or one of an earlier shadow, got {path} ({error})") from error
 
     def offer(self, id: str, request: dict[str, Any], answer: str) -> None:
         """A tick was answered: decide on it when there is time for it."""
