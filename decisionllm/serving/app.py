@@ -208,16 +208,14 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         listed, still_open = [with_status(*row) for row in found[:LISTED]], await asyncio.to_thread(journal.still_open)
         return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
 
-    @routes.get(
-        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
-    )
+    whole: dict[str, Any] = {"response_model": schemas.CampaignWithTicks, "response_model_exclude_unset": True}
+
+    @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
     async def campaign(id: str) -> dict[str, Any]:
         """A campaign and its ticks."""
         return await asyncio.to_thread(with_ticks, id)
 
-    @routes.delete(
-        "/v1/campaigns/{id}", response_model=schemas.CampaignWithTicks, response_model_exclude_unset=True, responses=errors(404)
-    )
+    @routes.delete("/v1/campaigns/{id}", responses=errors(404), **whole)
     async def close(id: str) -> dict[str, Any]:
         """End a campaign. It stays in the journal."""
         await service.close(id)

@@ -79,9 +79,7 @@ class CampaignManager:
         model = policy.model
         self.policy, self.observation, self.journal = policy, observation, journal or journals.Journal()
         self.name, self.horizon, self.pacing, self.max_campaigns = name, horizon or model.spec.horizon, pacing, max_campaigns
-        if model.tokenizer.timesteps is not None and self.horizon > model.spec.horizon:
-            most = f"{model.spec.horizon}, the longest training episode"
-            raise ValueError(f"horizon: expected at most {most}, got {self.horizon}")
+        policy.check_horizon(self.horizon)
         uncached = not cache_bytes or model.team is not None or model.backbone.layout is None
         self.cache = None if uncached else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
         self.decide = partial(decide, policy, self.cache)
@@ -129,18 +127,15 @@ class CampaignManager:
     def check(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
-        if unknown := set(settings) - set(SETTINGS):
-            raise TypeError(f"expected {', '.join(SETTINGS)}, got {', '.join(sorted(unknown))}")
-        if settings["horizon"] > self.horizon:
-            most = f"{self.horizon} steps, the most this policy supports"
-            raise RequestError(422, "horizon", f"expected at most {most}, got {settings['horizon']}")
-        if settings["text"] and self.observation.text == "none":
-            raise RequestError(422, "text", "expected none: this policy was trained without task texts")
-        if settings["text"] is None and self.observation.text == "served":
-            why = "this policy has no template (text=served)"
-            raise RequestError(422, "text", f"expected the task text of this campaign, got none: {why}")
-        if settings["target_return"] is not None and not self.policy.return_conditioned:
-            raise RequestError(422, "target_return", "expected none: this policy does not condition on a return")
+        H, text, given = settings["horizon"], settings["text"], settings["target_return"] is not None
+        for field, wrong, expected in (
+            ("horizon", self.horizon < H, f"at most {self.horizon} steps, the most this policy supports, got {H}"),
+            ("text", text and self.observation.text == "none", "none: this policy was trained without task texts"),
+            ("text", text is None and self.observation.text == "served", "the task text of this campaign, got none"),
+            ("target_return", given and not self.policy.return_conditioned, "none: this policy conditions on no return"),
+        ):
+            if wrong:
+                raise RequestError(422, field, f"expected {expected}")
         return settings
 
     def admit(self, id: str, request: dict[str, Any]) -> PendingTick:

@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
-from decisionllm.serving.schemas import JSON_INTEGER
+from decisionllm.serving.schemas import Whole
 
 VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
@@ -66,10 +66,8 @@ class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
-    at: Annotated[int, Field(ge=1), JSON_INTEGER] | None = Field(
-        SECOND_PRICE, description="1: first price; 2: second price plus"
-    )
-    tmax: Annotated[int, Field(ge=0, le=600_000), JSON_INTEGER] | None = Field(None, description="ms for a bid; 0: unknown")
+    at: Annotated[Whole, Field(ge=1)] | None = Field(SECOND_PRICE, description="1: first price; 2: second price plus")
+    tmax: Annotated[Whole, Field(ge=0, le=600_000)] | None = Field(None, description="ms for a bid; 0: unknown")
     cur: Words | None = None
     wseat: Words | None = None
     bseat: Words | None = None

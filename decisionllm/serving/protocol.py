@@ -107,11 +107,10 @@ def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **option
     """
     limits: dict[str, Any] = {}
     if resource is not None:
-        soft, hard = (
-            4 * MAX_CONNECTIONS if x == resource.RLIM_INFINITY else x for x in resource.getrlimit(resource.RLIMIT_NOFILE)
-        )
+        known = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft, hard = (4 * MAX_CONNECTIONS if x == resource.RLIM_INFINITY else x for x in known)
         if soft < (most := min(hard, 4 * MAX_CONNECTIONS)):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft := most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft := most, known[1]))
         limits = {"max_connections": min(protocol.max_connections, soft // 2)}
     bounded = type(protocol.__name__, (protocol,), limits)
     usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}

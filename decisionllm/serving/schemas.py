@@ -64,23 +64,23 @@ class CampaignSettings(Body):
     key: str | None = Field(None, min_length=1, max_length=200, description="requests with the same key open one campaign")
 
 
-class Result(Body):
+class Coming(Body):
+    """Opportunities of a step."""
+
+    value: float = number("mean predicted conversion probability", 0, 1)
+    volume: float = number("opportunities", 0)
+
+
+class Result(Coming):
     """Result of a step: means over its opportunities, their number, and totals."""
 
     bid: float = number("currency, mean", 0)
     market_price: float = number("currency, mean of the lowest winning bids", 0)
-    value: float = number("mean predicted conversion probability", 0, 1)
     conversion: float = number("conversions / opportunities", 0, 1)
     won: float = number("share of the opportunities", 0, 1)
-    volume: float = number("opportunities", 0)
     spend: float = number("currency", 0)
     conversions: float = number("counted", 0)
     exposed_value: float = number("sum of the values of exposed ads", 0)
-
-
-class Coming(Body):
-    value: float = number("mean predicted conversion probability", 0, 1)
-    volume: float = number("opportunities", 0)
 
 
 class Tick(Body):
@@ -125,26 +125,21 @@ class AuctionNetBidding(Body):
     historyLeastWinningCost: list[Each] = []
 
 
-class TickSummary(BaseModel):
-    index: int
+class Decision(BaseModel):
     multiplier: float = Field(description="currency per conversion")
     return_to_go: float | None = Field(description="that the policy conditioned on")
     guards: list[Guard] = Field(description="limits that lowered the multiplier")
+
+
+class TickSummary(Decision):
+    index: int
     fallback: Literal["model", "deadline"] | None = Field(description="why linear pacing answered instead of the policy")
     spend: float = Field(description="currency, before this step")
     conversions: float = Field(description="before this step")
 
 
-class ShadowDecision(BaseModel):
-    """What the shadow policy would have answered."""
-
-    multiplier: float = Field(description="currency per conversion")
-    return_to_go: float | None
-    guards: list[Guard]
-
-
 class CampaignTick(TickSummary):
-    shadow: ShadowDecision | None = Field(None, description="none: no shadow policy, or its decision was dropped or failed")
+    shadow: Decision | None = Field(None, description="of the shadow policy; none: there is none, or it was dropped or failed")
 
 
 class TickAnswer(TickSummary):

@@ -233,7 +233,7 @@ def test_settings_that_a_policy_does_not_support_are_refused():
     manager = CampaignManager(policy_of(), SPEC)
     with pytest.raises(RequestError, match="horizon: expected at most 12 steps"):
         manager.open(**settings(0) | {"horizon": 13})
-    with pytest.raises(ValueError, match="horizon: expected at most 12, the longest training episode, got 13"):
+    with pytest.raises(ValueError, match="horizon: expected at most 12 steps, the longest in training, got 13"):
         CampaignManager(policy_of(), SPEC, horizon=13)
     with pytest.raises(RequestError, match="text: expected none"):
         CampaignManager(policy_of(), replace(SPEC, text="none")).open(**settings(0), text="Bid high.")

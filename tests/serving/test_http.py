@@ -827,7 +827,7 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
         return capsys.readouterr().err
 
     monkeypatch.delenv("DECISIONLLM_TOKEN", raising=False)
-    assert "others can reach it, so a token is required: set DECISIONLLM_TOKEN" in refused("host=0.0.0.0")
+    assert "others can reach it: set a token, DECISIONLLM_TOKEN" in refused("host=0.0.0.0")
     assert "expected a run directory" in refused(f"run={tmp_path}/none")
     assert "max_batch_size: expected a number above 0, got 0" in refused("max_batch_size=0")
     assert "journal: expected a file to write" in refused(f"journal={tmp_path}")
