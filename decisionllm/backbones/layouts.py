@@ -4,6 +4,7 @@ A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `no
 """
 
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ ALL = slice(None)
 class Llama:
     """How the blocks of Qwen2, Qwen3, Llama, Mistral and their like are called."""
 
-    def blocks(self, core: Any) -> Any:
-        return core.layers
+    blocks = attrgetter("layers")
+    attention_dropout = attrgetter("self_attn.attention_dropout")
 
     def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
         cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
@@ -38,9 +39,6 @@ class Llama:
             q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
         return _rotate(q, cos[:, :, out], sin[:, :, out]), _rotate(k, cos, sin), v
 
-    def attention_dropout(self, block: Any) -> float:
-        return float(block.self_attn.attention_dropout)
-
     def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + linear(mixed, block.self_attn.o_proj)[0]
         mlp = block.mlp
@@ -54,8 +52,8 @@ class Llama:
 class GPT2:
     """How the blocks of GPT-2 are called."""
 
-    def blocks(self, core: Any) -> Any:
-        return core.h
+    blocks = attrgetter("h")
+    attention_dropout = attrgetter("attn.attn_dropout.p")
 
     def enter(self, core: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
         x = x + core.wpe(positions)
@@ -73,9 +71,6 @@ class GPT2:
             k, v = (h @ weight[:, D:] + bias[D:]).split(D, -1)
         split = partial(_split_heads, width=attention.head_dim)
         return split(q), split(k), split(v)
-
-    def attention_dropout(self, block: Any) -> float:
-        return float(block.attn.attn_dropout.p)
 
     def finish(self, block: Any, x: Tensor, mixed: Tensor) -> Tensor:
         attention, mlp = block.attn, block.mlp
