@@ -153,10 +153,10 @@ def train_config(options: dict[str, Any]) -> TrainConfig:
 
 
 def flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Nested options as {"optim.lr": 1e-3, ...}."""
+    """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{at}{key}.") if isinstance(value, dict) else {f"{at}{key}": value}
+        found |= flat(value, f"{at}{key}.") if isinstance(value, dict) and value else {f"{at}{key}": value}
     return found
 
 
@@ -298,15 +298,12 @@ def explain(command: str, overrides: list[str]) -> str | None:
     return next((unknown_key(key, [*groups, *keys]) for key in named if key not in (*groups, *keys)), None)
 
 
-def leaves(node: Any, at: str = "") -> list[str]:
-    """The keys of a config, those of its nodes with dots: ["steps", "head.deviation", ...]."""
-    from omegaconf import DictConfig
+def leaves(config: Any) -> list[str]:
+    """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation", ...]."""
+    from omegaconf import OmegaConf
 
-    found: list[str] = []
-    for name in node:
-        inner = node._get_node(name)
-        found += leaves(inner, f"{at}{name}.") if isinstance(inner, DictConfig) and inner else [f"{at}{name}"]
-    return found
+    nested: Any = OmegaConf.to_container(config)
+    return [*flat(nested)]
 
 
 def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
@@ -353,9 +350,8 @@ def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = N
     """
     parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in listed(given)]
     if not all(parts) or not (parts or nothing):
-        raise ValueError(
-            f"{name}: expected such as 0-6 or 7,8{f', or nothing for {nothing}' if nothing else ''}, got {given!r}"
-        )
+        or_nothing = f", or nothing for {nothing}" * bool(nothing)
+        raise ValueError(f"{name}: expected such as 0-6 or 7,8{or_nothing}, got {given!r}")
     pairs = [(int(m[1]), int(m[2] or m[1])) for m in parts if m]
     if any(first > last for first, last in pairs):
         raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
