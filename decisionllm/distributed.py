@@ -36,14 +36,10 @@ def check(precision: str) -> bool:
         raise ValueError(f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; got {mixed}")
     alone = "RANK" not in given
     if alone and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
-        raise ValueError(
-            f"accelerate launch started one process where several were meant, as it does on CPUs; start them by {CONFIG}"
-        )
+        raise ValueError(f"accelerate launch started one process, not several, as it does on CPUs; start them by {CONFIG}")
     if sharded := on("ACCELERATE_USE_FSDP"):
         if alone:
-            raise ValueError(
-                f"ACCELERATE_USE_FSDP: expected processes to shard the weights among, got one; start them by {CONFIG}"
-            )
+            raise ValueError(f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}")
         if (version := given.get("FSDP_VERSION", "1")) != "2":
             raise ValueError(f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see configs/accelerate/fsdp.yaml")
     return sharded

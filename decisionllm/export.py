@@ -153,9 +153,8 @@ class Decoder(nn.Module):
             hidden, longer = model.backbone.read_after(tokens, cache[0])
             caches.append(longer)
             returns_to_go = torch.where(returns_to_go.isnan(), model.predict_max_return(hidden.float()), returns_to_go)
-        hidden, longer = model.backbone.read_after(
-            self.tokens(observations, returns_to_go, timesteps, previous_actions), cache[-1]
-        )
+        tokens = self.tokens(observations, returns_to_go, timesteps, previous_actions)
+        hidden, longer = model.backbone.read_after(tokens, cache[-1])
         actions = model.choose(hidden.float(), action_masks, decode=self.decode)
         return actions, returns_to_go, torch.stack([*caches, longer])
 

@@ -90,16 +90,16 @@ def test_a_module_run_by_name_exits_with_the_code():
 
 
 FAILED = {
-    "device=tpu": "device: expected auto, cpu or cuda, got 'tpu'",
-    "optim.precision=fp8": "precision: expected auto, no or bf16, got 'fp8'",
+    "device=tpu": "device: expected one of auto, cpu, cuda, got 'tpu'",
+    "optim.precision=fp8": "precision: expected one of auto, no, bf16, got 'fp8'",
     "log.tracker=paper": "paper",
     "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
     "text=shuffled": "dataset.text: expected one of none, goal, got 'shuffled'",
-    "head=discrete": "head=discrete: expected discrete actions, the data has continuous ones",
+    "head=discrete": "head=discrete: expected discrete actions, got continuous ones",
     "data.fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
-    "backbone.tune=half": "backbone.tune: expected lora, full or frozen, got 'half'",
+    "backbone.tune=half": "backbone.tune: expected one of lora, full, frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
-    "head._target_=decisionllm.models.dynamics.Dynamics": "expected a head with loss_floor and entities, see decisionllm.protocols.Head",
+    "head._target_=decisionllm.models.dynamics.Dynamics": "expected a head with loss_floor and entities, see protocols.Head",
     "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
 }
 
@@ -122,8 +122,8 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
 
 @pytest.mark.parametrize(("words", "message"), [
     ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no network, or no such model; backbone.folder=... reads"),
-    ("folder=/nowhere", "backbone.folder: expected a model folder with config.json, or a run with run.json, found neither at /nowhere"),
-    ("tune=lora", "expected backbone.folder=<local folder> or backbone.hub_id=<name on the hub>, one of the two"),
+    ("folder=/nowhere", "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere"),
+    ("tune=lora", "expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"),
 ])  # fmt: skip
 def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
     assert command("train", *LOOP, "backbone=pretrained", f"backbone.{words}", f"run={tmp_path}/run") == 1

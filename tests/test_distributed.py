@@ -153,7 +153,7 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP: expected processes to shard the weights among, got one"),
+    ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP: expected several processes, got one"),
     (SHARDED | {"RANK": "0", "FSDP_VERSION": "1"}, "expected fsdp_version: 2, got 1"),
     (SHARDED | {"RANK": "0", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "take model.gradient_checkpointing=true"),
     (SHARDED | {"RANK": "0", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "set fsdp_cpu_ram_efficient_loading: false"),

@@ -42,10 +42,8 @@ class AdvantageWeights(nn.Module):
                              f"model.max_return_expectile within 0 .. 1, got {temperature} and {expectile}")  # fmt: skip
         self.horizon, self.temperature, self.expectile = horizon, temperature, expectile
         self.out = nn.Linear(width, 2)
-        self.deviation, self.mean_weight = (
-            nn.Buffer(torch.ones(())),
-            nn.Buffer(torch.ones(())),
-        )  # deviation in the model's units of returns
+        # the deviation in the model's units of returns
+        self.deviation, self.mean_weight = nn.Buffer(torch.ones(())), nn.Buffer(torch.ones(()))
         self.sums: Tensor | None = None  # since the last update
 
     def value(self, hidden: Tensor, timesteps: Tensor) -> Tensor:

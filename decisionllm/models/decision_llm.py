@@ -46,18 +46,14 @@ class DecisionLLM(nn.Module):
         one_of("model.condition_on", o.condition_on, ("return_to_go", "none"))
         one_of("team.execution", team.execution, ("per_agent", "joint", "both"))
         if expectile and not (0 < expectile < 1 and returns):
-            raise ValueError("model.max_return_expectile: expected within 0 .. 1 and model.condition_on=return_to_go, "
-                             f"got {expectile} and {o.condition_on}")  # fmt: skip
+            raise ValueError(f"model.max_return_expectile={expectile}: expected 0 .. 1, with model.condition_on=return_to_go")
         if o.advantage_weighting and returns:
             raise ValueError("model.advantage_weighting: expected model.condition_on=none, got return_to_go; where the return is an input, "
                              "all actions of an input have one advantage")  # fmt: skip
         if team.execution != "per_agent" and (expectile or o.dynamics):
-            raise ValueError(f"team.execution={team.execution}: expected neither model.max_return_expectile nor model.dynamics, "
-                             "which are of a single agent")  # fmt: skip
+            raise ValueError(f"team.execution={team.execution}: model.max_return_expectile and model.dynamics need per_agent")
         if o.hide_observations and o.dynamics:
-            raise ValueError(
-                "model.hide_observations: expected model.dynamics=false, since a dynamics model predicts all of an observation"
-            )
+            raise ValueError("model.hide_observations: expected model.dynamics=false; dynamics predict all of an observation")
         width = backbone.width
         self.spec, self.backbone = spec, backbone
         backbone.checkpoint_gradients(o.gradient_checkpointing)
@@ -68,9 +64,7 @@ class DecisionLLM(nn.Module):
         )  # fmt: skip
         self.head: Head = build(head, width, spec)
         if not isinstance(self.head, Head):
-            raise ValueError(
-                f"{head['_target_']}: expected a head with loss_floor and entities, see decisionllm.protocols.Head"
-            )
+            raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
         self.dynamics = Dynamics(width, spec) if o.dynamics else None
         self.imagined = ImaginedValue(spec, o.value_discount) if o.value_discount else None
         self.language_loss = o.language_loss
@@ -159,9 +153,8 @@ class DecisionLLM(nn.Module):
         terms = {"nll": masked_mean(losses, known.loss_mask)} | terms
         if self.max_return is not None and return_given is not None:
             errors = units.returns_to_go(known.returns_to_go) - self.max_return(hidden)[..., 0]
-            terms["max_return"] = masked_mean(
-                expectile_loss(errors, self.max_return_expectile), known.mask & ~return_given[:, None]
-            )
+            null_return = known.mask & ~return_given[:, None]
+            terms["max_return"] = masked_mean(expectile_loss(errors, self.max_return_expectile), null_return)
         if self.dynamics is not None and known.rewards is not None:
             recorded = known.mask if known.action_weight is None else known.mask & (known.action_weight > 0)
             change, reward = self.dynamics(hidden, units.observations(known.observations), actions)

@@ -203,9 +203,7 @@ class DiscreteHead(nn.Module):
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
         if not spec.num_actions:
-            raise ValueError(
-                "head=discrete: expected discrete actions, the data has continuous ones; take head=gaussian or bins"
-            )
+            raise ValueError("head=discrete: expected discrete actions, got continuous ones; take head=gaussian or bins")
         self.out = nn.Linear(width, spec.num_actions)
 
     def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
@@ -240,10 +238,8 @@ class PointerHead(nn.Module):
         self.entities = found.get(kind, slice(0, 0))
         count = self.entities.stop - self.entities.start
         if not (count and spec.num_actions >= count):
-            raise ValueError(
-                "head=pointer: expected discrete actions, of which the last ones are aimed at entities of a kind that "
-                f"observations have, got {spec.num_actions} actions and kind {kind!r}, of {', '.join(found) or 'none'}"
-            )
+            got = f"{spec.num_actions} actions and kind {kind!r} of {', '.join(found) or 'none'}"
+            raise ValueError(f"head=pointer: expected discrete actions aimed at the entities of one kind, got {got}")
         self.out = nn.Linear(width, spec.num_actions - count)
         self.query, self.key = nn.Linear(width, inner(width)), nn.Linear(inner(width), inner(width))
 
@@ -256,6 +252,4 @@ class PointerHead(nn.Module):
 
 def _check_continuous(spec: Spec, name: str) -> None:
     if spec.num_actions:
-        raise ValueError(
-            f"head={name}: expected continuous actions, the data has {spec.num_actions} discrete ones; take head=discrete"
-        )
+        raise ValueError(f"head={name}: expected continuous actions, got {spec.num_actions} discrete ones; take head=discrete")

@@ -25,9 +25,8 @@ from decisionllm.schema import Spec
 BATCH = 512  # steps of a log in a training step
 EVERY = 50  # training steps between two measurements of the held-out loss
 ROWS = 1 << 14  # that are filled in at a time
-Inputs = tuple[
-    Tensor, Tensor, Tensor | None
-]  # of n steps: observations, changes and rewards (n, 2 S + 1), actions (n, A), masks (n, C)
+# of n steps: observations, changes and rewards (n, 2 S + 1), actions (n, A), masks (n, C)
+Inputs = tuple[Tensor, Tensor, Tensor | None]
 
 
 class InverseDynamics(nn.Module):

@@ -31,8 +31,7 @@ class TrajectoryTokenizer(nn.Module):
 
     def __init__(
         self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
-        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0,
-        hide_actions: float = 0.0,
+        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0, hide_actions: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         one_of("embedding", embedding, ("linear", "mlp"))
@@ -59,9 +58,13 @@ class TrajectoryTokenizer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(
-        self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,
+        self,
+        returns_to_go: Tensor,
+        observations: Tensor,
+        actions: Tensor,
+        timesteps: Tensor,
         return_given: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Embed the steps of B windows.
 
         Args:

@@ -213,14 +213,14 @@ def test_a_head_names_the_entities_it_points_at():
 
 def test_a_head_of_the_wrong_action_space_names_the_right_one():
     for name in ("gaussian", "bins"):
-        with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, the data has 4 discrete ones"):
+        with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, got 4 discrete ones"):
             build(node("head", name), 8, DISCRETE)
     for spec in (DISCRETE, CONTINUOUS):
-        with pytest.raises(ValueError, match="head=pointer: expected discrete actions, .* got . actions and kind '', of none"):
+        with pytest.raises(ValueError, match="head=pointer: expected discrete actions .* got . actions and kind '' of none"):
             PointerHead(8, spec)
     with pytest.raises(ValueError, match="got 4 actions and kind 'ally', of enemy"):
         PointerHead(8, AIMED, kind="ally")
-    with pytest.raises(ValueError, match="head=discrete: expected discrete actions, the data has continuous ones"):
+    with pytest.raises(ValueError, match="head=discrete: expected discrete actions, got continuous ones"):
         DiscreteHead(8, CONTINUOUS)
 
 
