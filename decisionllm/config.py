@@ -48,6 +48,7 @@ class ModelOptions:
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
     value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none
+    value_reads_text: bool = False  # it tells the task texts of the data apart
     gradient_checkpointing: bool = False  # the backward pass computes each block again: less memory, a third more time
     value_steps: int = 1500  # of training of each part of it, 4096 transitions each
 

@@ -66,7 +66,7 @@ class DecisionLLM(nn.Module):
         if not isinstance(self.head, Head):
             raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
         self.dynamics = Dynamics(width, spec) if o.dynamics else None
-        self.imagined = ImaginedValue(spec, o.value_discount) if o.value_discount else None
+        self.imagined = ImaginedValue(spec, o.value_discount, texts=o.value_reads_text) if o.value_discount else None
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
         self.advantage = None if not o.advantage_weighting else AdvantageWeights(

@@ -6,10 +6,12 @@ discounted rewards while it is held + discount^k V(end), then needs no more data
 rewards within 0 .. 1 between the least and the largest of the data, values multiplied by 1 - discount, so that they are within 0 .. 1 too.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +25,7 @@ TOLERANCE = 0.2  # by which members may differ about an end for each imagined st
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
 LEAST = 1e-3  # smallest value that is distinguished from 0
 BINS = 50  # of each number of an observation, from its least to its largest value in the data
+CODE, TEXTS = 64, 512  # numbers that stand for a task text, and how many texts a value can tell apart
 
 
 def candidate_actions(spec: Spec) -> Tensor:
@@ -35,11 +38,22 @@ def candidate_actions(spec: Spec) -> Tensor:
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
-class FourierMLP(nn.Module):
-    """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to one that resolves a step's change."""
+def codes(texts: Sequence[str]) -> Tensor:
+    """Numbers that stand for each text, (N, CODE): drawn from N(0, 1) by a digest of the text."""
+    seeds = {text: [*hashlib.blake2b(text.encode(), digest_size=8).digest()] for text in texts}
+    drawn = {text: np.random.default_rng(seed).normal(size=CODE) for text, seed in seeds.items()}
+    return torch.from_numpy(np.stack([drawn[text] for text in texts])).float()
 
-    def __init__(self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12) -> None:
+
+class FourierMLP(nn.Module):
+    """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to one that resolves a step's change.
+
+    With a code, the numbers after the first S, each hidden number of the last layers is multiplied by a number of its own for each code.
+    """
+
+    def __init__(self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12, code: int = 0) -> None:
         super().__init__()
+        self.gate = nn.Linear(code, inner) if code else None
         self.frequencies = nn.Buffer(torch.ones(count, S))
         self.first, self.last = nn.Linear(inputs + 2 * count * S, inner), nn.Linear(inner, outputs)
         self.middle = nn.Linear(inner, inner)
@@ -57,6 +71,9 @@ class FourierMLP(nn.Module):
             hidden = F.silu(self.first(torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1)))
         hidden = F.silu(self.middle(hidden))
         with torch.autocast(x.device.type, enabled=False):
+            if self.gate is not None:
+                S = self.frequencies.shape[1]
+                hidden = hidden * (1 + self.gate(x[..., S : S + self.gate.in_features]))
             out: Tensor = self.last(hidden.float())
         return out
 
@@ -70,32 +87,43 @@ class Transitions:
     rewards: Tensor  # (n,)
     ended: Tensor  # (n,) 1 where the task ended the episode after this row
     pairs: Tensor  # (m,) rows that are followed by the next row
+    text: Tensor  # (n,) which of the codes is the row's
+    codes: Tensor  # (K, CODE), or (1, 0) for a value that reads no text
+
+    def states(self, rows: Tensor) -> Tensor:
+        """Observations of these rows, and the codes of their texts, (..., S + CODE)."""
+        return torch.cat([self.observations[rows], self.codes[self.text[rows]]], -1)
 
 
 class ImaginedValue(nn.Module):
     """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit` alone.
 
-    The value is of one task whose observation holds what matters: it reads neither text nor history.
+    The observation holds what matters: the value reads no history. Where `texts`, it tells the task texts of its data apart, by a code
+    that follows the observation; the dynamics are those of all texts. Below, a state is an observation with its code, (..., S + CODE), or an observation alone.
 
     Args:
         spec: of the data.
         discount: of a step, within 0 .. 1.
         members: of the ensemble.
+        texts: whether it reads the task text.
     """
 
     members: Any  # (M,) FourierMLP
     rewards: Any  # (3,) FourierMLP
     values: Any  # (2,) FourierMLP
 
-    def __init__(self, spec: Spec, discount: float, *, members: int = 2) -> None:
+    def __init__(self, spec: Spec, discount: float, *, members: int = 2, texts: bool = False) -> None:
         super().__init__()
         if not 0 < discount < 1:
             raise ValueError(f"model.value_discount: expected within 0 .. 1, or 0 for no value, got {discount}")
         S, A = spec.observation_dim, spec.num_actions or spec.action_dim
-        self.spec, self.discount = spec, discount
+        self.spec, self.discount, self.code = spec, discount, CODE if texts else 0
+        inputs, code = S + self.code, self.code
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
-        self.rewards = nn.ModuleList(FourierMLP(S, S + A, 2, inner=128) for _ in range(3))  # and whether the episode ends
-        self.values = nn.ModuleList(FourierMLP(S, S, 1) for _ in range(2))
+        self.rewards = nn.ModuleList(FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3))  # and whether the episode ends
+        self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
+        if texts:
+            self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
         self.pairs = nn.Buffer(torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
         self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
         self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
@@ -104,18 +132,33 @@ class ImaginedValue(nn.Module):
         self.candidates = nn.Buffer(candidate_actions(spec))
         self.requires_grad_(False)
 
-    def encode(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """What members and rewards read, (..., S + A)."""
-        return torch.cat([observations, numbers(actions, self.spec.num_actions)], -1)
+    def states(self, observations: Tensor, texts: Sequence[str]) -> Tensor:
+        """Observations (N, S), in the model's units, and the codes of their texts.
 
-    def step(self, member: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
-        """The next observations (..., S), in the model's units, as this member predicts them."""
-        change: Tensor = member(self.encode(observations, actions))
-        return observations + self.change_mean + self.change_scale * change
+        Raises:
+            ValueError: a text that the value was not fitted to.
+        """
+        if not self.code:
+            return observations
+        read = codes(texts).to(observations.device)
+        if not (found := (torch.cdist(read, self.known) < 1e-3).any(1)).all():
+            raise ValueError("model.value_reads_text: expected a task text that the value was fitted to, got "
+                             f"{texts[int(found.int().argmin())]!r}; act.planning_horizon=0 acts without the value")  # fmt: skip
+        return torch.cat([observations, read], -1)
+
+    def encode(self, states: Tensor, actions: Tensor) -> Tensor:
+        """What members and rewards read, (..., S + CODE + A)."""
+        return torch.cat([states, numbers(actions, self.spec.num_actions)], -1)
+
+    def step(self, member: nn.Module, states: Tensor, actions: Tensor) -> Tensor:
+        """The next states, in the model's units, as this member predicts them."""
+        change: Tensor = member(self.encode(states[..., : self.spec.observation_dim], actions))
+        return states + F.pad(self.change_mean + self.change_scale * change, (0, self.code))
 
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
         """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number and their mean is
         like the data: (...) bool."""
+        ends = ends[..., : self.spec.observation_dim]
         mean = ends.mean(0)
         return ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1) & self.supported(mean)
 
@@ -134,9 +177,9 @@ class ImaginedValue(nn.Module):
         known: Tensor = self.together[torch.arange(len(self.pairs), device=bins.device), first, second]
         return inside & known.all(-1)
 
-    def value(self, observations: Tensor) -> Tensor:
+    def value(self, states: Tensor) -> Tensor:
         """The lesser of both values (...), within 0 .. 1: the best of many actions is more often one whose value is too high."""
-        either: Tensor = torch.cat([value(observations) for value in self.values], -1).amin(-1).sigmoid()
+        either: Tensor = torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
         return either
 
     @property
@@ -144,40 +187,40 @@ class ImaginedValue(nn.Module):
         """A reward of 0 in the unit of the values, which an episode that is over brings."""
         return (-self.reward_low / self.reward_span).clamp(0, 1)
 
-    def pay(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def pay(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...).
 
         Of several models of the rewards the least: each finds some in a few places unlike the data, where a plan would stay.
         """
-        x = self.encode(observations, actions)
+        x = self.encode(states, actions)
         paid, over = torch.stack([reward(x) for reward in self.rewards]).sigmoid().unbind(-1)
         return paid.amin(0), over.mean(0)
 
     @torch.no_grad()
-    def advance(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def advance(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One imagined step of each row: the next observations (N, S), rewards in raw units (N,), whether the task ended the episode,
         and whether the members agree, (N,) bool."""
-        ends = torch.stack([self.step(member, observations, actions) for member in self.members])
-        paid, over = self.pay(observations, actions)
-        return ends.mean(0), self.reward_low + paid * self.reward_span, over > 0.5, self.agreed(ends, 1)
+        ends = torch.stack([self.step(member, states, actions) for member in self.members])
+        paid, over = self.pay(states, actions)
+        return ends.mean(0)[:, : self.spec.observation_dim], self.reward_low + paid * self.reward_span, over > 0.5, self.agreed(ends, 1)
 
     @torch.no_grad()
-    def imagine(self, observations: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Hold each candidate action for so many steps.
 
         Args:
-            observations: (N, S).
+            states: (N, S + CODE).
             steps: k.
 
         Returns:
-            Ends (N, C, S), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes on (N, C),
+            End states (N, C, S + CODE), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes on (N, C),
             and whether the members agree about the end (N, C).
         """
-        N, C = len(observations), len(self.candidates)
+        N, C = len(states), len(self.candidates)
         actions, ends = self.candidates.repeat(N, 1), []
         gains, alive = torch.zeros_like(actions[:, 0]), torch.ones_like(actions[:, 0])
         for member in self.members:
-            x, going = observations.repeat_interleave(C, 0), torch.ones_like(alive)
+            x, going = states.repeat_interleave(C, 0), torch.ones_like(alive)
             for i in range(steps):
                 paid, over = self.pay(x, actions)
                 gains = gains + self.discount**i * (going * paid + (1 - going) * self.zero)
@@ -195,9 +238,9 @@ class ImaginedValue(nn.Module):
         return torch.where(known, gains + self.discount**steps * after, -1.0)
 
     @torch.no_grad()
-    def plan(self, observations: Tensor, steps: int) -> Tensor:
-        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. observations: (N, S)."""
-        return self.ahead(self.imagine(observations, steps), steps)
+    def plan(self, states: Tensor, steps: int) -> Tensor:
+        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. states: (N, S + CODE)."""
+        return self.ahead(self.imagine(states, steps), steps)
 
     def fit(self, data: Transitions, units: Normalizer, *, steps: int, planning_horizon: int, seed: int) -> None:
         """Fit all parts.
@@ -217,6 +260,8 @@ class ImaginedValue(nn.Module):
                 net.set_frequencies(self.change_scale)
             for net in (*self.rewards, *self.values):
                 net.set_frequencies(planning_horizon * self.change_scale)
+            if self.code:
+                self.known[: len(data.codes)] = data.codes
             self._count(data.observations)
             for member in self.members:
                 self._fit_member(member, data, steps)
@@ -267,15 +312,15 @@ class ImaginedValue(nn.Module):
 
             def loss(step: int, reward: nn.Module = reward) -> Tensor:
                 rows = torch.randint(len(targets), (BATCH,))  # rare rewards drawn more often would look likely elsewhere
-                logits = reward(self.encode(data.observations[rows], data.actions[rows]))
+                logits = reward(self.encode(data.states(rows), data.actions[rows]))
                 return F.binary_cross_entropy_with_logits(logits, targets[rows])
 
             fitted(reward, loss, max(1, steps // 3))
 
     @torch.no_grad()
     def _states(self, data: Transitions, count: int, longest: int) -> Tensor:
-        """Observations (n, S): half of the data, half one or two imagined sequences of up to `longest` steps away from it."""
-        x = data.observations[torch.randint(len(data.observations), (count,))]
+        """States (n, S + CODE): half of the data, half one or two imagined sequences of up to `longest` steps away from it."""
+        x = data.states(torch.randint(len(data.observations), (count,)))
         found, x = [x[: count // 2]], x[count // 2 :]
         for _ in range(2):
             actions = self.candidates[torch.randint(len(self.candidates), (len(x),))]

@@ -44,7 +44,8 @@ def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0
         shaken = units.actions(torch.from_numpy(actions))
         if not store.spec.num_actions:
             shaken = (shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()).clamp(-1, 1)
-        after, paid, over, agreed = imagined.advance(units.observations(torch.from_numpy(observations)), shaken)
+        states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
+        after, paid, over, agreed = imagined.advance(states, shaken)
         rewards = paid.numpy()
         columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
         observations = (after * units.observation_scale + units.observation_mean).numpy()

@@ -250,7 +250,8 @@ def plan_to_value(session: Session, hidden: Tensor, each: np.ndarray) -> np.ndar
     observations, masks = session.observations[each, session.now[each]], session.allowed(each)
     assert model.imagined is not None
     standard = model.normalizer.observations(torch.from_numpy(observations).to(policy.device))
-    values = model.imagined.plan(standard, policy.planning_horizon)
+    states = model.imagined.states(standard, [session.tasks[i] for i in each])
+    values = model.imagined.plan(states, policy.planning_horizon)
     if masks is not None:
         values = torch.where(masks, values, -1.0)
     own = policy.choose(hidden, masks, observations)

@@ -17,7 +17,7 @@ from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store, prefix, sizes
 from decisionllm.files import atomic, explained
 from decisionllm.models.generalist import members
-from decisionllm.models.imagined import Transitions
+from decisionllm.models.imagined import TEXTS, Transitions, codes
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 
@@ -85,19 +85,23 @@ def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = Fa
 def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
     """Fit the value of a model to its training steps."""
     store, units = data.store, model.normalizer
-    if len(np.unique(store.task[data.episodes])) > 1 or not c.act.planning_horizon:
-        raise ValueError("model.value_discount: expected one task text, since the value reads none, and act.planning_horizon above 0, "
-                         f"got {len(store.tasks)} and {c.act.planning_horizon}")  # fmt: skip
+    task, text = np.unique(store.task[data.episodes], return_inverse=True)  # of an episode
+    most = TEXTS if c.model.value_reads_text else 1
+    if len(task) > most or not c.act.planning_horizon or "wordings" in store.info:
+        raise ValueError(f"model.value_discount: expected one wording of at most {most} task texts ({TEXTS} with model.value_reads_text), and "
+                         f"act.planning_horizon above 0, got {len(task)} and {c.act.planning_horizon}")  # fmt: skip
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
     ended = np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
+    text = np.repeat(text, store.lengths[data.episodes])
     if data.steps.action_weight is not None:  # steps whose action is unknown are left out
         known = data.steps.action_weight[rows] > 0
-        rows, ended = rows[known], ended[known]
+        rows, ended, text = rows[known], ended[known], text[known]
     last = np.isin(rows, store.offsets[1:] - 1)
     pairs = np.flatnonzero(~last & (np.diff(rows, append=0) == 1))
-    columns = store.rewards[rows], (last & ended).astype(np.float32), pairs
+    columns = store.rewards[rows], (last & ended).astype(np.float32), pairs, text
     observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions))
-    shown = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns))
+    read = codes([store.tasks[i] for i in task]) if c.model.value_reads_text else torch.zeros(1, 0)
+    shown = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns), read)
     low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
         model.imagined.fit(shown, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
