@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from decisionllm.models import imagined
-from decisionllm.models.imagined import FourierMLP, ImaginedValue, Transitions, candidate_actions, fitted
+from decisionllm.models.imagined import FourierMLP, ImaginedValue, Transitions, candidate_actions, codes, fitted
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
 pytestmark = pytest.mark.numeric
 
+TEXTS = ["Go up.", "Go down."]
 LINE = Spec(observation_dim=1, action_dim=1, horizon=50, low=(-1.0,), high=(1.0,))
 
 
@@ -114,21 +115,46 @@ def test_frequencies_resolve_a_step():
     assert 30 < net.frequencies[:, 0].max() <= 100 and net.frequencies[:, 1].max() <= 2 and net.frequencies.min() >= 1
 
 
-def test_the_value_of_a_line_is_found(monkeypatch):
-    """Places -2 .. 2, both numbers of an observation, paid at 1 and above: from everywhere the best is to go up, from above 1 also to
-    stay. Where the two numbers differ there are no data, so that no sequence counts."""
+def line(monkeypatch, sides=(1,)):
+    """Transitions along places -2 .. 2, both numbers of an observation: each of these texts pays 7 at its side from 1 on."""
     monkeypatch.setattr(imagined, "BATCH", 128)
     monkeypatch.setattr(imagined, "BINS", 20)
     rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
     places, actions = rng.uniform(-2, 2, (4000, 1)), rng.uniform(-1, 1, (4000, 1))
     after = np.clip(places + 0.2 * actions, -2, 2)
     x = np.repeat(np.stack([places, after], 1).reshape(-1, 1), 2, 1).astype(np.float32)
-    rewards = (x[:, 0] >= 1).astype(np.float32) * 7
+    text = np.arange(8000) // 2 % len(sides)
+    rewards = (x[:, 0] * np.array(sides)[text] >= 1).astype(np.float32) * 7
     units = Normalizer(spec)
     units.change_scale.fill_(0.1)
     columns = torch.from_numpy(x), torch.from_numpy(np.repeat(actions, 2, 0)).float(), torch.from_numpy(rewards)
-    made = ImaginedValue(spec, 0.9)
-    made.fit(Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2)), units, steps=400, planning_horizon=4, seed=0)
+    read = codes(TEXTS[: len(sides)]) if len(sides) > 1 else torch.zeros(1, 0)
+    made = ImaginedValue(spec, 0.9, texts=len(sides) > 1)
+    data = Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2), torch.from_numpy(text), read)
+    made.fit(data, units, steps=400, planning_horizon=4, seed=0)
+    return made
+
+
+def test_a_value_tells_texts_apart(monkeypatch):
+    """One text pays at the upper end, the other one at the lower: from the middle the first goes up and the second down."""
+    made = line(monkeypatch, sides=(1, -1))
+    states = made.states(torch.zeros(2, 2), TEXTS)
+    assert states.shape == (2, 2 + imagined.CODE) and made.plan(states, 4).argmax(1).tolist() == [2, 0]
+    after, paid, _, agreed = made.advance(made.states(torch.full((2, 2), 1.5), TEXTS), torch.zeros(2, 1))
+    assert after.shape == (2, 2) and agreed.all() and paid.tolist() == pytest.approx([7, 0], abs=0.5)
+    with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Go home.'"):
+        made.states(torch.zeros(2, 2), ["Go up.", "Go home."])
+
+
+def test_equal_texts_have_equal_codes():
+    first, other, again = codes(["Go up.", "Go down.", "Go up."])
+    assert torch.equal(first, again) and (first - other).norm() > 5
+
+
+def test_the_value_of_a_line_is_found(monkeypatch):
+    """From everywhere the best is to go up, from above 1 also to stay. Where the two numbers differ there are no data, so that no
+    sequence counts."""
+    made = line(monkeypatch)
     values = made.plan(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [0.7, 0.7]]), 4)
     assert values.argmax(1).tolist() == [2, 2, 2] and (values.amax(1).diff() > 0).all()
     assert made.plan(torch.tensor([[1.5, 1.5]]), 4)[0, 1:].tolist() == pytest.approx([1, 1], abs=0.15), "paid for ever"

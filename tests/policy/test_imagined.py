@@ -74,4 +74,4 @@ def test_a_dataset_is_imagined_by_a_run_with_a_value(run, tmp_path):
 @pytest.mark.parametrize("words", [("text=goal",), ("act.planning_horizon=0",)])
 def test_a_value_is_of_one_task_and_of_plans(words, tmp_path, capsys):
     assert command("train", *SHORT, *words, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 1
-    assert "model.value_discount: expected one task text" in capsys.readouterr().err
+    assert "model.value_discount: expected one wording of at most 1 task texts" in capsys.readouterr().err
