@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,7 +121,9 @@ class ImaginedValue(nn.Module):
         self.spec, self.discount, self.code = spec, discount, CODE if texts else 0
         inputs, code = S + self.code, self.code
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
-        self.rewards = nn.ModuleList(FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3))  # and whether the episode ends
+        self.rewards = nn.ModuleList(
+            FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3)
+        )  # and whether the episode ends
         self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
         if texts:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
@@ -202,7 +205,12 @@ class ImaginedValue(nn.Module):
         and whether the members agree, (N,) bool."""
         ends = torch.stack([self.step(member, states, actions) for member in self.members])
         paid, over = self.pay(states, actions)
-        return ends.mean(0)[:, : self.spec.observation_dim], self.reward_low + paid * self.reward_span, over > 0.5, self.agreed(ends, 1)
+        return (
+            ends.mean(0)[:, : self.spec.observation_dim],
+            self.reward_low + paid * self.reward_span,
+            over > 0.5,
+            self.agreed(ends, 1),
+        )
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -299,7 +307,7 @@ class ImaginedValue(nn.Module):
             rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
             return errors(rows).mean()
 
-        fitted(member, loss, steps)
+        fitted(member, loss, steps, "value: dynamics")
 
     def _fit_rewards(self, data: Transitions, steps: int) -> None:
         low, high = data.rewards.min(), data.rewards.max()
@@ -315,7 +323,7 @@ class ImaginedValue(nn.Module):
                 logits = reward(self.encode(data.states(rows), data.actions[rows]))
                 return F.binary_cross_entropy_with_logits(logits, targets[rows])
 
-            fitted(reward, loss, max(1, steps // 3))
+            fitted(reward, loss, max(1, steps // 3), "value: rewards")
 
     @torch.no_grad()
     def _states(self, data: Transitions, count: int, longest: int) -> Tensor:
@@ -343,7 +351,7 @@ class ImaginedValue(nn.Module):
             nn.init.constant_(value.last.bias, -5.0)
         self.values.requires_grad_(True)
         optimizer = torch.optim.Adam(self.values.parameters(), 1e-3)
-        for i in range(rounds):
+        for i in track(range(rounds), "value: iterations"):
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * (1.0 if i < 0.7 * rounds else 0.3 if i < 0.9 * rounds else 0.1)
             with torch.no_grad():
@@ -358,12 +366,12 @@ class ImaginedValue(nn.Module):
         self.values.requires_grad_(False)
 
 
-def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
-    """Train a network by this loss of a step."""
+def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int, what: str) -> None:
+    """Train a network by this loss of a step; `what` is the title of the progress bar."""
     net.requires_grad_(True)
     optimizer = torch.optim.Adam(net.parameters(), 2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False)
-    for step in range(steps):
+    for step in track(range(steps), what):
         optimizer.zero_grad()
         loss(step).backward()
         optimizer.step()

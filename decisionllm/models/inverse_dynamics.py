@@ -77,7 +77,7 @@ class InverseDynamics(nn.Module):
                         best, lowest = deepcopy(self.state_dict()), now
             return self.loss(inputs(rng.choice(train, BATCH)))
 
-        fitted(self, loss, updates)
+        fitted(self, loss, updates, "inverse dynamics")
         if lowest < math.inf:
             self.load_state_dict(best)
             steps, _, masks = inputs(held_out)

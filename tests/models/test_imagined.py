@@ -172,5 +172,5 @@ def test_a_discount_is_below_one():
 def test_a_regression_is_fitted():
     torch.manual_seed(0)
     net, x = FourierMLP(1, 1, 1, inner=32), torch.linspace(-1, 1, 64)[:, None]
-    fitted(net, lambda step: (net(x) - x.abs()).square().mean(), 200)
+    fitted(net, lambda step: (net(x) - x.abs()).square().mean(), 200, "test")
     assert (net(x) - x.abs()).abs().mean() < 0.05 and not net.last.weight.requires_grad
