@@ -94,10 +94,7 @@ def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, caps
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row["part"] for row in rows] == ["few", "many", "moves"]
     assert command("serve", f"run={run}", "port=0") == 1
-    assert (
-        "its parts have spaces of their own; give part=, one of few, many, moves"
-        in capsys.readouterr().err
-    )
+    assert "its parts have spaces of their own; give part=, one of few, many, moves" in capsys.readouterr().err
 
 
 def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):

@@ -309,7 +309,9 @@ def test_without_timesteps_an_episode_may_exceed_the_horizon():
 
 def test_what_a_policy_cannot_read_is_refused_by_name():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS, steps=16)
-    with pytest.raises(ValueError, match="history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4"):
+    with pytest.raises(
+        ValueError, match="history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4"
+    ):
         policy.act([world.history(0, 1), History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0))])
     with pytest.raises(ValueError, match=r"horizon: expected at most 15 steps, .* got 16"):
         policy.act([world.history(0, 15)])
