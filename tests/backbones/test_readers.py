@@ -164,7 +164,7 @@ def test_the_language_loss_is_a_term_of_the_loss():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["text=none", "model.language_loss=0.1"], "task texts to learn from"),
+        (["text=none", "model.language_loss=0.1"], "expected 0 or more, and task texts, got text=none"),
         (["text=goal", "model.language_loss=0.1", "text_numbers=embedded"], "expected text_numbers=digits"),
         (["model.language_loss=-1"], "expected 0 or more"),
     ],

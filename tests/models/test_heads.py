@@ -218,7 +218,7 @@ def test_a_head_of_the_wrong_action_space_names_the_right_one():
     for spec in (DISCRETE, CONTINUOUS):
         with pytest.raises(ValueError, match="head=pointer: expected discrete actions .* got . actions and kind '' of none"):
             PointerHead(8, spec)
-    with pytest.raises(ValueError, match="got 4 actions and kind 'ally', of enemy"):
+    with pytest.raises(ValueError, match="got 4 actions and kind 'ally' of enemy"):
         PointerHead(8, AIMED, kind="ally")
     with pytest.raises(ValueError, match="head=discrete: expected discrete actions, got continuous ones"):
         DiscreteHead(8, CONTINUOUS)
