@@ -21,7 +21,7 @@ import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
-from decisionllm.files import atomic
+from decisionllm.files import absent, atomic
 from decisionllm.schema import refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
@@ -136,11 +136,9 @@ def read_file(file: Path) -> Log:
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
     if lacking := [name for name in schema if name not in names]:
-        unknown = [name for name in names if name not in schema]
-        raise ValueError(
-            f"{file}: expected the columns of a {'traffic' if schema is TRAFFIC else 'trajectory'} log, {', '.join(lacking)} not among them; "
-            f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
-        )
+        kind, unknown = "traffic" if schema is TRAFFIC else "trajectory", [name for name in names if name not in schema]
+        found = f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
+        raise ValueError(f"{file}: expected the columns of a {kind} log, {', '.join(lacking)} not among them; {found}")
     return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
 
 
@@ -354,11 +352,9 @@ def write(path: str | Path, log: Log) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    path = Path(path).expanduser()
+    path = absent(path)
     if not path.name.endswith(KINDS):
         raise ValueError(f"{path}: expected a path that ends with {', '.join(KINDS)}")
-    if path.exists():
-        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
     columns = convert(log)
     with atomic(path) as partial:
         if path.name.endswith(".parquet"):
