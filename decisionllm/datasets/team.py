@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log, collect, read, read_meta, write
+from decisionllm.datasets.formats.team_log import Log, collect, common_meta, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Source
@@ -150,14 +150,15 @@ def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterable[L
     """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid over their meta."""
     file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
     logs: Callable[[], Iterator[Log]]
-    logs = partial(iter, [read(file)]) if kind == "ours" else marl_archives.logs(file, kind, cut=cut)
+    logs = partial(iter, [read(file)]) if kind == "ours" else partial(marl_archives.logs, file, kind, cut=cut)
     return lambda: (replace(log, meta=_overlaid(log.meta, path, meta)) for log in logs())
 
 
 def meta_of(path: str, meta: str = "") -> Meta:
     """The meta of `logs_of`; the tables of a log in our own format are not read."""
-    ours = marl_archives.kind_of(path) == "ours"
-    return _overlaid(read_meta(Path(path).expanduser()), path, meta) if ours else next(iter(logs_of(path, meta)())).meta
+    if marl_archives.kind_of(path) == "ours":
+        return _overlaid(read_meta(Path(path).expanduser()), path, meta)
+    return reduce(common_meta, (log.meta for log in logs_of(path, meta)()))
 
 
 def _overlaid(found: Meta, path: str, meta: str) -> Meta:
@@ -202,12 +203,13 @@ def source(
     one_of("dataset.text", text, TEXTS)
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     stays = partial(_stays, capacity=capacity, returns=returns, team=team)
-    number, named, masked = dict[tuple[int, str], int](), [], False
+    number, named, masked, meta = dict[tuple[int, str], int](), [], False, Meta()
     for part in map(stays, parts()):  # what they have in common
         facts, _ = part
+        meta = common_meta(meta, facts["meta"])
         named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
         masked |= facts["masked"]
-    meta, which = facts["meta"], np.concatenate(named)
+    which = np.concatenate(named)
     types, words = list(meta["types"].values()), [task_text(meta, n, name, text) for n, name in number]
     if text == "paraphrased":
         info["wordings"] = {task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)}
@@ -219,7 +221,8 @@ def source(
     spec = Spec(observation_dim, action_dim, int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
     chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
-    again, tasks = [part] if len(named) == 1 else map(stays, parts()), map(words.__getitem__, which)
+    again: Iterable[Any] = [part] if len(named) == 1 else map(stays, (replace(log, meta=meta) for log in parts()))
+    tasks = map(words.__getitem__, which)
     return Source(spec, (episode for _, made in again for episode in made(tasks, masked)), found | chosen | info)
 
 
