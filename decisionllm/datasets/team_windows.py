@@ -65,10 +65,8 @@ class TeamSampler(Sampler):
             raise ValueError(f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent")
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
-            wanted = f"within the horizon of {store.spec.horizon} steps of its world"
-            raise ValueError(
-                f"episode {e}: expected it to end {wanted}, it begins at step {self.start[e]} and has {self.length[e]}"
-            )
+            wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
+            raise ValueError(f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has {self.length[e]}")
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""

@@ -31,9 +31,8 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     for file in log_files(path):
         names = set(header(file))
         if lacking := (TRAFFIC.keys() if "pValue" in names else PRICES.keys()) - names:
-            raise ValueError(
-                f"{file}: expected a traffic log or a file of market prices, {', '.join(sorted(lacking))} not among its columns"
-            )
+            wanted = "a traffic log or a file of market prices"
+            raise ValueError(f"{file}: expected {wanted}, {', '.join(sorted(lacking))} not among its columns")
         try:
             yield from traffic_days(file, prices) if "pValue" in names else [price_day(file, prices)]
         except ValueError as error:
