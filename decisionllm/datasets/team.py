@@ -16,7 +16,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Spec, differs
 from decisionllm.tokenizers.entities import blocks as placed
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
@@ -238,7 +238,7 @@ def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[st
     column = {name: np.zeros(len(log.agents["group"]), np.int8) for name in ("agent_type", "terminated")} | log.agents
     group, step, agent, kind, died = (column[name][order] for name in ("group", "step", "agent", "agent_type", "terminated"))
     world = np.searchsorted(offsets, moment, side="right") - 1
-    arrives = np.append(True, (np.diff(world) != 0) | (np.diff(agent) != 0))
+    arrives = differs(world, agent)
     size = np.bincount(world[arrives], minlength=len(offsets) - 1)  # of the team, in each world
     many = size[world]
     refuse(many > capacity, f"expected at most {capacity} agents in a team, got {{}}; raise dataset.capacity", many)
@@ -275,7 +275,7 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     teams = log.steps.get("team", np.zeros(len(group), np.int8))
     every = np.lexsort((step, teams, group))
     refuse = partial(log.refuse, "steps", every)
-    same = np.append(False, (np.diff(group[every]) == 0) & (np.diff(teams[every]) == 0))  # as the row before
+    same = ~differs(group[every], teams[every])
     apart = np.append(0, np.diff(step[every]))
     refuse(same & (apart == 0), "expected one row for each group, step and team, got a second one")
     gap = np.where(same, apart != 1, step[every] != 0)
@@ -284,7 +284,7 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     refuse(over & ~last, "expected the world's last step, since it ended here, got another one")
     refuse(last & ~over, "expected terminated or truncated on a world's last step; if the log was cut, drop this world")
     ends = np.flatnonzero(last)
-    other = np.append(False, (np.diff(group[every][ends]) == 0) & (np.diff(step[every][ends]) != 0))
+    other = ~differs(group[every][ends]) & differs(step[every][ends])
     log.refuse("steps", every[ends], other, "expected the world to end for all of its teams in one step")
     clock = every[teams[every] == team]
     if not len(clock):
@@ -297,11 +297,10 @@ def _agent_rows(log: Log, team: int, clock: np.ndarray, offsets: np.ndarray) -> 
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     refuse = partial(log.refuse, "agents", order)
     group, step, agent = (log.agents[name][order] for name in ("group", "step", "agent"))
-    same = np.append(False, (np.diff(group) == 0) & (np.diff(agent) == 0))  # as the row before
-    twice = same & np.append(False, np.diff(step) == 0)
-    refuse(twice, "expected one row for each group, step and agent, got a second one")
+    same = ~differs(group, agent)
+    refuse(same & ~differs(step), "expected one row for each group, step and agent, got a second one")
     for name in {"team", "agent_type"} & log.agents.keys():
-        changed = same & np.append(False, np.diff(log.agents[name][order]) != 0)
+        changed = same & differs(log.agents[name][order])
         refuse(changed, f"{name}: expected the same for an agent throughout its group, got another")
     mine = np.full(len(order), True) if "team" not in log.agents else log.agents["team"][order] == team
     order, group, step = order[mine], group[mine], step[mine]
@@ -393,7 +392,7 @@ def coverage(store: Store) -> Iterator[str]:
     step = np.arange(len(store.rewards)) + np.repeat(store.start - store.offsets[:-1], store.lengths)
     group, agent = (np.repeat(column, store.lengths) for column in (store.group, store.agent))
     order = np.lexsort((agent, step, group))
-    first = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)))
+    first = np.flatnonzero(differs(group[order], step[order]))
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
 
     def repeats(columns: np.ndarray) -> str:

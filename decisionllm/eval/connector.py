@@ -1,7 +1,6 @@
 """Connector's evaluation: E boards, all of their agents in one batch. The score is the boards on which all connect, in percent."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -30,8 +29,7 @@ class ConnectorTeams(WorldTeams):
         wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
         begin = partial(Connector, boards=boards, grid=grid, agents=agents)
-        texts: dict[str, Any] = {"text": text, "wordings": wordings, "frames": frames}
-        super().__init__(begin, lambda world: describe(grid, agents), num_episodes, **texts)
+        super().__init__(begin, lambda world: describe(grid, agents), num_episodes, text=text, wordings=wordings, frames=frames)
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return super().world_outcomes() | {"connected": self.world.connected}

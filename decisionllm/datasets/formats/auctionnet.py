@@ -22,7 +22,7 @@ import numpy as np
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
 from decisionllm.files import absent, atomic
-from decisionllm.schema import refuse
+from decisionllm.schema import differs, refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -237,7 +237,7 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
     order = np.lexsort([columns[name] for name in reversed(CAMPAIGN)])
     period, advertiser, step = (columns[name][order] for name in (*CAMPAIGN, "timeStepIndex"))
-    first = np.flatnonzero(np.append(True, (np.diff(period) != 0) | (np.diff(advertiser) != 0)))
+    first = np.flatnonzero(differs(period, advertiser))
     sizes = np.diff(np.append(first, len(step)))
     expected = np.arange(len(step)) - np.repeat(first, sizes)
     what = ", row {4}" * numbered + ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
