@@ -74,8 +74,9 @@ def described(
     """
     if not parts or not isinstance(parts, list | tuple | dict):
         raise ValueError(f"dataset.parts: expected names of datasets, such as [maze2d-umaze,maze2d-medium], got {parts!r}")
-    labelled = isinstance(parts, dict)
-    named = list(parts.items()) if labelled else [(p if isinstance(p, str) else p.get("dataset"), p) for p in parts]
+    named = (
+        list(parts.items()) if isinstance(parts, dict) else [(p if isinstance(p, str) else p.get("dataset"), p) for p in parts]
+    )
     if len(dict(named)) < len(named) or not all(isinstance(label, str) and "." not in label for label, _ in named):
         wanted = "a label of its own for each, without a dot, as {label: {dataset: name}}"
         raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")

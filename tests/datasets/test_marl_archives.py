@@ -59,6 +59,8 @@ def worlds(arrays):
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
     wanted = worlds(np.load(vaults / "units.npz"))
     log = joined(vaults / "toy.vlt/units")
+    with pytest.raises(ValueError, match="returns=mean: expected a reward of each agent, got one for the whole team"):
+        team.load(path=str(vaults / "toy.vlt/units"), returns="mean")
     store = write(tmp_path / "store", team.source(log))
     assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
     for g, world in enumerate(wanted):

@@ -192,7 +192,8 @@ def joint(
         limits = {"low": [-x for x in bound], "high": bound}
     agents |= {} if available is None else {"available": available[alive]}
     steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
-    return Log({"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": repairs}, steps, agents, str(path))
+    meta = {"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": repairs, "shared_reward": bool(shared.all())}
+    return Log(meta, steps, agents, str(path))
 
 
 def kind_of(path: str | Path) -> str:

@@ -3,9 +3,9 @@
 `steps` has a row for each (group, step, team): the world's clock, the team's reward, the end. `agents` has a row for each
 (group, step, agent) that is present: no row, not present. There are two tables because a team has rewards after an agent has left.
 
-meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`; teams {type:
-team}; further facts that a result must report; types: {name: {role, num_actions or low and high, observations: {length: [[kind,
-width, count], ...]}}}. The blocks of an observation follow each other: `own` is the agent itself, "" is left out, any other kind
+meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`;
+shared_reward, whether the reward of each agent is its team's; teams {type: team}; further facts that a result must report; types:
+{name: {role, num_actions or low and high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow each other: `own` is the agent itself, "" is left out, any other kind
 is `count` entities of `width` numbers, and an entity of zeros is absent. A type without blocks has one `own` block.
 """
 
@@ -101,7 +101,8 @@ def common_meta(known: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     for name, each in types.items():
         for key in LIMITS.keys() & each:
             each[key] = LIMITS[key]([each[key], more["types"][name][key]], 0).tolist()
-    return more | {"types": types, "horizon": max(known["horizon"], more["horizon"])}
+    shared = known.get("shared_reward", False) and more.get("shared_reward", False)
+    return more | {"types": types, "horizon": max(known["horizon"], more["horizon"]), "shared_reward": shared}
 
 
 def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
