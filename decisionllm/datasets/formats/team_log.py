@@ -5,8 +5,9 @@
 
 meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`;
 shared_reward, whether the reward of each agent is its team's; teams {type: team}; further facts that a result must report; types:
-{name: {role, num_actions or low and high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow each other: `own` is the agent itself, "" is left out, any other kind
-is `count` entities of `width` numbers, and an entity of zeros is absent. A type without blocks has one `own` block.
+{name: {role, num_actions or low and high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow
+each other: `own` is the agent itself, "" is left out, any other kind is `count` entities of `width` numbers, and an entity of zeros
+is absent. A type without blocks has one `own` block.
 """
 
 import json
