@@ -56,8 +56,9 @@ def baseline(config: dict[str, Any]) -> Path:
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(scale["mean"], scale["deviation"], eps=0.0),
         "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(scale["low"], scale["high"]),
     }
+    make = getattr(d3rlpy.algos, f"{ALGORITHMS[config['algorithm']]}Config")
     try:
-        algorithm = getattr(d3rlpy.algos, ALGORITHMS[config["algorithm"]])(**given | config["options"]).create(f"{device}:0")
+        algorithm = make(**given | config["options"]).create(f"{device}:0")
     except TypeError as error:
         raise ValueError(f"options: {error}") from error
     torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator

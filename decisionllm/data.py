@@ -13,15 +13,12 @@ from decisionllm.datasets.faults import survey
 from decisionllm.datasets.store import Store
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
+from decisionllm.files import explained
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS: dict[str, Callable[..., Any]] = {
-    "minari": minari.save,
-    "hdf5": maze2d.save,
-    "trajectories": auction.save,
-    "team": multiagent.save,
-}
+EXPORTS: dict[str, Callable[..., Any]]
+EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save, "team": multiagent.save}
 NO_ENV = {"_target_": "none"}
 
 
@@ -41,9 +38,8 @@ def data(config: dict[str, Any]) -> Store | None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     kind, _, target = config["export"].partition(":")
     if config["export"] and not (kind in (*EXPORTS, "replay") and target):
-        raise ValueError(
-            f"export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got {config['export']!r}"
-        )
+        known = "minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>"
+        raise ValueError(f"export: expected {known}, got {config['export']!r}")
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
@@ -61,10 +57,9 @@ def data(config: dict[str, Any]) -> Store | None:
 
 def scored(env: dict[str, Any], store: Store) -> dict[str, Any]:
     """What `minari.save` writes beside the episodes, so that a policy trained on them can be scored."""
-    try:
+    remedy = "env=none exports without one"
+    with explained("export=minari: the environment could not be made", ValueError, OSError, remedy=remedy):
         known = exported(env, store.spec)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"export=minari: the environment could not be made ({error}); env=none exports without one") from error
     return known | ({"final": maze2d.final_observations(store)} if store.info.get("env") == "maze2d" else {})
 
 
@@ -99,9 +94,8 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
         steps = windows.of_store(store, return_horizon=return_horizon)
         togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
         if not len(togo):
-            raise ValueError(
-                f"model.return_horizon: expected episodes of at least {return_horizon} steps, the longest has {lengths.max()}"
-            )
+            wanted = f"episodes of at least {return_horizon} steps"
+            raise ValueError(f"model.return_horizon: expected {wanted}, the longest has {lengths.max()}")
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     found = survey(store)

@@ -26,13 +26,21 @@ def explained(what: str, *errors: type[Exception], remedy: str = "", raised: typ
         raise raised(f"{what} ({error})" + f"; {remedy}" * bool(remedy)) from error
 
 
+def absent(path: str | Path) -> Path:
+    """The path of a file or folder to write, `~` expanded; a FileExistsError if there is one."""
+    path = Path(path).expanduser()
+    if path.exists():
+        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
+    return path
+
+
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """Write a file or a folder all or nothing: a reader finds the whole old content or the whole new one, never a part.
 
     The block writes to the path it is given, in the same parent folder (made where it is missing) and with the same suffix, as a
     file or as a folder that it makes itself. At the end of the block the partial path is renamed to `path`; after an exception it
-    is removed and `path` stays as it was. Refuse to overwrite before the block, where that is wanted. A file is replaced in one
+    is removed and `path` stays as it was. Refuse to overwrite before the block, where that is wanted: see `absent`. A file is replaced in one
     step. A folder is first renamed to `<name>.old`, which is all that is there if the process is killed between the two renames.
 
         with atomic("runs/x/run.json") as partial:

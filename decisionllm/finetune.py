@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from decisionllm.config import merged, ranges, with_defaults
+from decisionllm.datasets.auction import campaign_row
 from decisionllm.datasets.mixture import stores
 from decisionllm.datasets.store import Store, columns_of, open_store, write
 from decisionllm.envs.auction.observation import OBSERVATIONS, ObservationSpec
@@ -132,10 +133,8 @@ def append(path: Path, old: Store, episodes: list[Episode], spec: ObservationSpe
         return replace(e, group=int(e.outcome["period"]), **kept)
 
     facts = ("period", "advertiser", "category", "budget", "target_cpa")
-    table = [[*(e.outcome[name].item() for name in facts), float(f"{e.rewards.sum():.4g}")] for e in episodes]
-    info = old.info | {
-        "campaigns": [*old.info.get("campaigns", []), *table],
-        "online": old.info.get("online", 0) + len(episodes),
-    }
+    table = [campaign_row((e.outcome[name].item() for name in facts), e) for e in episodes]
+    known = [*old.info.get("campaigns", []), *table]
+    info = old.info | {"campaigns": known, "online": old.info.get("online", 0) + len(episodes)}
     every = (*map(old.episode, range(len(old.lengths))), *map(stored, episodes))
     return write(path, Source(old.spec, every, info), old=old)

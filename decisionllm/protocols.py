@@ -53,7 +53,8 @@ Begin = Callable[[Sequence[str]], Player]  # task texts of N episodes -> a playe
 class Env(Protocol):
     """N episodes stepped together, in lock-step. Subclass it, set `tasks` and `horizon`, and write `reset` and `step`.
 
-    By default the score is the return, and there are one condition, no metrics, no pictures and no baselines.
+    By default the score is the return, normalised where there is a reference, and there are one condition, no metrics, no pictures
+    and no baselines.
 
     Attributes:
         tasks: N task texts.
@@ -62,7 +63,7 @@ class Env(Protocol):
         text: the text option the tasks were made with, such as `none` or `goal`.
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
         published: scores of other work for the report, {name: score}.
-        reference: returns of a random policy and of an expert, where scores are normalised by them.
+        reference: returns of a random policy and of an expert, which score 0 and 100; None: scores are returns.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -102,8 +103,12 @@ class Env(Protocol):
         return {}
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """(M,) score of each episode: a function of the episodes alone."""
-        return np.array([float(e.rewards.sum()) for e in episodes])
+        """(M,) score of each episode, a function of the episodes alone: 100 (return - random) / (expert - random), or the return
+        where there is no reference."""
+        if self.reference is None:
+            return np.array([float(e.rewards.sum()) for e in episodes])
+        low, high = self.reference
+        return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
 
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         """The rows of the results: {protocol label: indices of its episodes}.

@@ -72,6 +72,11 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
         raise ValueError(place + message.format(*(x.tolist() if isinstance(x, np.ndarray) else x for x in found)))
 
 
+def differs(*columns: np.ndarray) -> np.ndarray:
+    """(n,) bool: whether a row differs from the row before it in one of these columns (n,); the first row does."""
+    return np.append(True, np.any([np.diff(x) != 0 for x in columns], 0))
+
+
 @cache
 def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
     """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""

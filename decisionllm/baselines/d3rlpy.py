@@ -19,13 +19,7 @@ from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
-ALGORITHMS = {
-    "awac": "AWACConfig",
-    "cql": "CQLConfig",
-    "iql": "IQLConfig",
-    "rebrac": "ReBRACConfig",
-    "td3bc": "TD3PlusBCConfig",
-}
+ALGORITHMS = {"awac": "AWAC", "cql": "CQL", "iql": "IQL", "rebrac": "ReBRAC", "td3bc": "TD3PlusBC"}  # their names in d3rlpy
 READ_NEXT_ACTION = ("rebrac",)
 
 

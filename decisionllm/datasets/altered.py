@@ -54,9 +54,8 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **app
     if not (0 <= share <= 1 and scale > 0):
         raise ValueError(f"data.corrupt_share, data.corrupt_scale: expected within 0 .. 1 and above 0, got {share} and {scale}")
     if not round(kept * len(clean.lengths)):
-        raise ValueError(
-            f"data.actions_kept={kept} of {len(clean.lengths)} episodes keeps the actions of none; give a larger share"
-        )
+        given = f"data.actions_kept={kept} of {len(clean.lengths)} episodes"
+        raise ValueError(f"{given} keeps the actions of none; give a larger share")
     info = clean.info | {"actions_kept": kept, CHANGED: data["seed"]}
     if corrupt != "none":
         info["corrupt"] = f"{corrupt} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
@@ -67,10 +66,9 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **app
 
 def _changed(clean: Store, kept: float, corrupt: str, share: float, kind: str, scale: float, seed: int) -> Iterator[Episode]:
     """The episodes as the options change them."""
-    order, change = np.random.default_rng(seed).permutation(len(clean.lengths)), None
+    order = np.random.default_rng(seed).permutation(len(clean.lengths))
     labelled = np.isin(np.arange(len(order)), order[: round(kept * len(order))])
-    if corrupt != "none":
-        change = Corruption(clean, corrupt, kind, scale)
+    change = Corruption(clean, corrupt, kind, scale) if corrupt != "none" else None
     for e in range(len(order)):
         episode, rng = clean.episode(e), np.random.default_rng((seed, e))
         if change:

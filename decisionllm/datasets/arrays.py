@@ -27,7 +27,7 @@ def load(
     *, path: str, name: str = "", task: str = "", text: str = "none", horizon: int = 0, num_actions: int = 0,
     low: Sequence[float] = [], high: Sequence[float] = [],
 ) -> Source:  # fmt: skip
-    """The episodes of an .npz or HDF5 file in D4RL's layout, see `split`; the file is never held as a whole.
+    """The episodes of an .npz or HDF5 file in D4RL's layout, see `cut`; the file is never held as a whole.
 
     Args:
         path: the file.
@@ -86,17 +86,12 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
 
-def split(columns: Mapping[str, np.ndarray], *, task: str = "") -> list[Episode]:
-    """D4RL's columns, n rows of all episodes end to end, as episodes of the text `task`.
+def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterator[Episode]:
+    """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was truncated) is set, and with
     the last row. Actions of NaN are missing. Its final observation is known where the optional `next_observations` are there.
     """
-    return list(cut([columns], task=task))
-
-
-def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterator[Episode]:
-    """The same of columns that come block by block: their episodes, as they come."""
     left: Mapping[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
     count = 0
 
@@ -142,8 +137,9 @@ def spec_of(
         actions.add(taken if taken.shape[1] == A else taken[:0])
     if not sizes:
         raise ValueError("episodes: expected at least one, got none")
-    if not actions.count:  # a log that `write` refuses
-        actions.add(np.outer([-1, 1], np.ones(A)))
+    if not actions.count:
+        why = "all of them are missing (NaN); record some to learn from"
+        raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
     if not num_actions:
         low, high = low or actions.low.tolist(), high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)

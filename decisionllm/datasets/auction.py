@@ -4,7 +4,7 @@ An episode ends with the first step that began without budget, that step include
 last step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,23 +72,31 @@ def load(
     ends = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS)
     tasks = texts(spec, log.budget, log.target_cpa, log.category, log.period)
 
-    def episode(k: int) -> Episode:
-        n, group = ends[k], int(log.period[k])
-        return Episode(seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=group, loss_mask=loss_mask[k, :n])
-
-    high = max(float(actions[k, : ends[k]].max()) for k in range(len(ends))) or 1.0
-    sizes = Spec(observation_dim=seen.shape[2], action_dim=1, horizon=STEPS, low=(0.0,), high=(high,))
-    returns = [float(f"{paid[k, : ends[k]].sum():.4g}") for k in range(len(ends))]
+    episodes = [
+        Episode(seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), loss_mask=loss_mask[k, :n])
+        for k, n in enumerate(ends)
+    ]
     columns = (log.period, log.advertiser, log.category, log.budget, log.target_cpa)
-    table = [[*row, r] for *row, r in zip(*(x.tolist() for x in columns), returns, strict=True)]  # a campaign and its return
     info = {
         "name": name, "env": "auction", **spec.info(), "relabel": relabel, "seed": seed,
         "behaviour": behaviour if behaviour in TEACHERS or not path else "", "path": path, "periods": format_periods(log.period),
-        "repairs": log.repairs, "campaigns": table,
+        "repairs": log.repairs,
     }  # fmt: skip
     if text == "paraphrased":
         info["wordings"] = facts(tasks, log.budget, log.target_cpa, log.category)
-    return Source(sizes, map(episode, range(len(ends))), info)
+    return campaigns_source(episodes, zip(*(x.tolist() for x in columns), strict=True), STEPS, info)
+
+
+def campaigns_source(episodes: list[Episode], campaigns: Iterable[Sequence[Any]], horizon: int, info: dict[str, Any]) -> Source:
+    """Campaigns as a dataset. campaigns: their periods, advertisers, categories, budgets and target CPAs, kept with the returns."""
+    high = max(float(e.actions.max()) for e in episodes) or 1.0
+    spec = Spec(observation_dim=episodes[0].observations.shape[1], action_dim=1, horizon=horizon, low=(0.0,), high=(high,))
+    return Source(spec, episodes, info | {"campaigns": [campaign_row(*each) for each in zip(campaigns, episodes, strict=True)]})
+
+
+def campaign_row(campaign: Iterable[Any], episode: Episode) -> list[Any]:
+    """A campaign and its return, as `nearest_returns` reads them."""
+    return [*campaign, float(f"{episode.rewards.sum():.4g}")]
 
 
 def read_log(path: str, *, periods: str, behaviour: str = "reference", num_campaigns: int = 4000, seed: int = 0) -> Log:

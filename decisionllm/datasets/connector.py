@@ -32,26 +32,20 @@ def load(
         seed: of the boards and of the teachers.
     """
     made = generate(log, boards=boards, grid=grid, agents=agents, groups=groups, noise=noise, seed=seed)
-    facts: dict[str, Any] = {"name": f"connector-{boards}-{log}-{agents}x{grid}@seed{seed}-{groups}", "behaviour": log}
-    return source(made, text=text, capacity=agents, boards=boards, grid=grid, agents=agents, **facts)
+    name = f"connector-{boards}-{log}-{agents}x{grid}@seed{seed}-{groups}"
+    return source(made, text=text, capacity=agents, boards=boards, grid=grid, agents=agents, name=name, behaviour=log)
 
 
-def generate(
-    log: str, *, boards: str = "facing", grid: int = 6, agents: int = 4, groups: int = 2000, noise: float = 0.0, seed: int = 0
-) -> Log:
+def generate(log: str, *, boards: str = "facing", grid: int = 6, agents: int = 4, **options: Any) -> Log:
     """The columns of a log; see `load`."""
-    return team_worlds.generate(
-        log, TEACHERS, partial(Connector, boards=boards, grid=grid, agents=agents), Teacher,
-        lambda world, **generator: describe(grid, agents, **generator), groups=groups, noise=noise, seed=seed,
-    )  # fmt: skip
+    begin = partial(Connector, boards=boards, grid=grid, agents=agents)
+    return team_worlds.generate(log, TEACHERS, begin, Teacher, lambda world: describe(grid, agents), **options)
 
 
-def describe(grid: int, agents: int, **generator: Any) -> dict[str, Any]:
+def describe(grid: int, agents: int) -> dict[str, Any]:
     """meta of a log, or of the boards of an evaluation."""
     own = (2 * grid - 1) ** 2 + 2
     blocks = [["own", own, 1], ["agent", 5, agents - 1]]
-    return {
-        "name": "Connector", "task": TASK, "reward_rule": REWARD_RULE, "env": "connector", "horizon": horizon(grid), "returns": "team",
-        "behaviours": list(TEACHERS), "generator": generator,
-        "types": {"agent": {"role": "", "num_actions": MOVES, "observations": {str(own + 5 * (agents - 1)): blocks}}},
-    }  # fmt: skip
+    types = {"agent": {"role": "", "num_actions": MOVES, "observations": {str(own + 5 * (agents - 1)): blocks}}}
+    meta = {"name": "Connector", "task": TASK, "reward_rule": REWARD_RULE, "env": "connector", "horizon": horizon(grid)}
+    return meta | {"types": types}

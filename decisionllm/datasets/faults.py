@@ -87,9 +87,7 @@ def _repeats(store: Store, digests: np.ndarray) -> Iterator[str]:
     kind, count = np.unique(digests, return_inverse=True, return_counts=True)[1:]
     if (count > 1).any():
         places = {"groups, of which one may be held out": store.group, "parts": part}
-        apart = {
-            name: sum(np.bincount(np.unique(np.stack([kind, each]), axis=1)[0].astype(int)) > 1)
-            for name, each in places.items()
-        }
+        pairs = {name: np.unique(np.stack([kind, each]), axis=1)[0].astype(int) for name, each in places.items()}
+        apart = {name: sum(np.bincount(kinds) > 1) for name, kinds in pairs.items()}
         found = "".join(f"; {n:,} of them in several {name}" for name, n in apart.items() if n)
         yield f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, {(count > 1).sum():,} different ones{found}"

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.auction import campaigns_source
 from decisionllm.envs.auction.campaign_history import Campaign
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode
 
 
 @register("dataset", "journal", text="${text}")
@@ -39,7 +40,7 @@ def load(
     """
     one_of("dataset.text", text, ("none", "served", "constant", "informative"))
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
-    file, episodes, table = files(path=path)[0], [], []
+    file, episodes, campaigns = files(path=path)[0], [], []
     journal = Journal(file, read_only=True)
     served = journal.campaigns()
     for number, campaign in enumerate(served):
@@ -49,19 +50,13 @@ def load(
             continue
         settings = campaign | {"text": campaign["text"] if text == "served" else None}
         episodes.append(episode(Campaign.begin(settings, spec), ticks, number))
-        total = float(f"{episodes[-1].rewards.sum():.4g}")
-        table.append([number, number, campaign["category"], campaign["budget"], campaign["target_cpa"], total])
+        campaigns.append((number, number, campaign["category"], campaign["budget"], campaign["target_cpa"]))
     journal.close()
     if not episodes:
         none = f"none among {len(served)}; dataset.unfinished=true reads open ones too"
         raise ValueError(f"{path}: expected campaigns that have ended, got {none}")
-    high = max(float(e.actions.max()) for e in episodes) or 1.0
-    horizon = max(campaign["horizon"] for campaign in served)
-    info = {
-        "name": f"journal@{file.stem}", "env": "journal", **spec.info(), "unfinished": unfinished, "path": path,
-        "campaigns": table,
-    }  # fmt: skip
-    return Source(Spec(observation_dim=spec.size, action_dim=1, horizon=horizon, low=(0.0,), high=(high,)), episodes, info)
+    info = {"name": f"journal@{file.stem}", "env": "journal", **spec.info(), "unfinished": unfinished, "path": path}
+    return campaigns_source(episodes, campaigns, max(campaign["horizon"] for campaign in served), info)
 
 
 def episode(campaign: Campaign, ticks: list[dict[str, Any]], group: int) -> Episode:

@@ -18,7 +18,7 @@ from decisionllm.config import one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.store import Store
 from decisionllm.envs.maze2d import Maze, Planner, reward
-from decisionllm.files import AGAIN, atomic, explained
+from decisionllm.files import AGAIN, absent, atomic, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
@@ -82,9 +82,9 @@ def load(
         raise ValueError(f"dataset.cut: text={text} needs cut=timeouts or run, got {cut}")
     file = next(iter(files(maze=maze, dense=dense, path=path, source=source)), None)
     if not file and (source == "file" or path):
+        remedy = f"put {file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
         raise FileNotFoundError(
-            f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; put "
-            f"{file_names(maze, dense)[0]} in one of them, or use dataset.source=regenerate"
+            f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; {remedy}"
         )
     if file:
         blocks, name = partial(read_hdf5, file), name_in(file)
@@ -247,10 +247,8 @@ def final_observations(store: Store) -> np.ndarray:
 def save(path: str | Path, store: Store) -> None:
     """Write a Maze2D store as a D4RL file, which keeps where its episodes end, as `timeouts`, and its name, as an attribute."""
     if store.info.get("env") != "maze2d" or store.info["text"] in GOAL_TEXTS:
-        raise ValueError(
-            f"export=hdf5: expected a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts; "
-            f"got {store.info['name']} with text={store.info.get('text')}"
-        )
+        wanted = "a Maze2D dataset with text=none or constant, since a D4RL file has no column for texts"
+        raise ValueError(f"export=hdf5: expected {wanted}; got {store.info['name']} with text={store.info.get('text')}")
     log = {name: vars(store)[name] for name in ("observations", "actions", "rewards")}
     log["ends"] = np.zeros(len(store.rewards), bool)
     log["ends"][store.offsets[1:] - 1] = True
@@ -262,10 +260,7 @@ def write_hdf5(path: str | Path, log: Log, *, name: str = "") -> None:
     """Columns as the file that D4RL's users read, all or nothing; what `read_hdf5` gives back block by block."""
     import h5py
 
-    path = Path(path).expanduser()
-    if path.exists():
-        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
-    with atomic(path) as partial, h5py.File(partial, "w") as file:
+    with atomic(absent(path)) as partial, h5py.File(partial, "w") as file:
         for key in ("observations", "actions"):
             file.create_dataset(key, data=log[key], compression="gzip")
         file["rewards"], file["timeouts"], file["terminals"] = log["rewards"], log["ends"], np.zeros(len(log["ends"]), bool)

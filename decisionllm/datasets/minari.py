@@ -184,13 +184,8 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def save(
-    minari_id: str,
-    store: Store,
-    *,
-    env: Any = None,
-    reference: tuple[float, float] | None = None,
-    final: np.ndarray | None = None,
-) -> Any:
+    minari_id: str, store: Store, *, env: Any = None, reference: tuple[float, float] | None = None, final: np.ndarray | None = None,
+) -> Any:  # fmt: skip
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
 
     Minari stores one more observation than actions: an episode without a final observation repeats its last one.
@@ -216,10 +211,9 @@ def save(
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
 
-    try:
+    wanted = "an id with a version, such as mine/maze-v0"
+    with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
         parse_dataset_id(minari_id)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"export=minari: expected an id with a version, such as mine/maze-v0, got {minari_id!r}") from error
     if get_dataset_path(minari_id).exists():
         raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; choose another name or version")
 

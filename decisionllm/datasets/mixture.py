@@ -78,9 +78,8 @@ def described(
         list(parts.items()) if isinstance(parts, dict) else [(p if isinstance(p, str) else p.get("dataset"), p) for p in parts]
     )
     if len(dict(named)) < len(named) or not all(isinstance(label, str) and "." not in label for label, _ in named):
-        raise ValueError(
-            f"dataset.parts: expected a label of its own for each, without a dot, as {{label: {{dataset: name}}}}, got {parts!r}"
-        )
+        wanted = "a label of its own for each, without a dot, as {label: {dataset: name}}"
+        raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
     made: dict[str, dict[str, Node]] = {}
     for label, part in named:
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)

@@ -38,25 +38,25 @@ def load(
     return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
-def generate(log: str, *, map: str = "2s3z", groups: int = 1500, noise: float = 0.1, seed: int = 0) -> Log:
+def generate(log: str, *, map: str = "2s3z", noise: float = 0.1, **options: Any) -> Log:
     """The columns of a log; see `load`."""
     return team_worlds.generate(
-        log, TEACHERS, partial(Smax, map=map), Teacher, lambda world, **generator: describe(map, world.facts, **generator),
-        types=lambda world: np.searchsorted(world.facts.kinds, world.kinds), groups=groups, noise=noise, seed=seed,
+        log, TEACHERS, partial(Smax, map=map), Teacher, lambda world: describe(map, world.facts), types=types, noise=noise, **options
     )  # fmt: skip
 
 
-def blocks(facts: Facts) -> list[list[Any]]:
-    """The blocks of an observation, see `team_log`."""
-    return [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
+def types(world: Smax) -> np.ndarray:
+    """(E, N) index of each unit's type in meta["types"]"""
+    return np.searchsorted(world.facts.kinds, world.kinds)
 
 
-def describe(map: str, facts: Facts, **generator: Any) -> dict[str, Any]:
+def describe(map: str, facts: Facts) -> dict[str, Any]:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
-    unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks(facts)}}
+    blocks = [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]  # see `team_log`
+    unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks}}
     return {
-        "task": TASK, "reward_rule": REWARD_RULE, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON, "returns": "team", "behaviours": list(TEACHERS),
+        "task": TASK, "reward_rule": REWARD_RULE, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON,
         "world": {"id": "JaxMARL HeuristicEnemySMAX", "version": facts.version, "arguments": {"scenario": map}},
-        "types": {facts.names[k]: unit | {"role": facts.names[k]} for k in facts.kinds}, "generator": generator,
+        "types": {facts.names[k]: unit | {"role": facts.names[k]} for k in facts.kinds},
     }  # fmt: skip

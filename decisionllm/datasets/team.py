@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log, collect, read, read_meta, write
+from decisionllm.datasets.formats.team_log import Log, collect, common_meta, read, read_meta, write
 from decisionllm.datasets.store import Store
 from decisionllm.files import explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
-from decisionllm.schema import Episode, Spec
+from decisionllm.schema import Episode, Spec, differs
 from decisionllm.tokenizers.entities import blocks as placed
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
@@ -150,14 +150,15 @@ def logs_of(path: str, meta: str = "", cut: int = 25) -> Callable[[], Iterable[L
     """() -> the Logs of a path, see `load`, each of some whole worlds, with the file `meta` laid over their meta."""
     file, kind = Path(path).expanduser(), marl_archives.kind_of(path)
     logs: Callable[[], Iterator[Log]]
-    logs = partial(iter, [read(file)]) if kind == "ours" else marl_archives.logs(file, kind, cut=cut)
+    logs = partial(iter, [read(file)]) if kind == "ours" else partial(marl_archives.logs, file, kind, cut=cut)
     return lambda: (replace(log, meta=_overlaid(log.meta, path, meta)) for log in logs())
 
 
 def meta_of(path: str, meta: str = "") -> Meta:
     """The meta of `logs_of`; the tables of a log in our own format are not read."""
-    ours = marl_archives.kind_of(path) == "ours"
-    return _overlaid(read_meta(Path(path).expanduser()), path, meta) if ours else next(iter(logs_of(path, meta)())).meta
+    if marl_archives.kind_of(path) == "ours":
+        return _overlaid(read_meta(Path(path).expanduser()), path, meta)
+    return reduce(common_meta, (log.meta for log in logs_of(path, meta)()))
 
 
 def _overlaid(found: Meta, path: str, meta: str) -> Meta:
@@ -202,12 +203,15 @@ def source(
     one_of("dataset.text", text, TEXTS)
     parts = partial(list, [logs]) if isinstance(logs, Log) else logs
     stays = partial(_stays, capacity=capacity, returns=returns, team=team)
-    number, named, masked = dict[tuple[int, str], int](), [], False
+    number, named, masked, meta = dict[tuple[int, str], int](), [], False, Meta()
     for part in map(stays, parts()):  # what they have in common
         facts, _ = part
+        meta = common_meta(meta, facts["meta"])
         named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
         masked |= facts["masked"]
-    meta, which = facts["meta"], np.concatenate(named)
+    if meta.get("shared_reward") and facts["returns"] != "team":
+        raise ValueError(f"dataset.returns={facts['returns']}: expected a reward of each agent, got one for the whole team")
+    which = np.concatenate(named)
     types, words = list(meta["types"].values()), [task_text(meta, n, name, text) for n, name in number]
     if text == "paraphrased":
         info["wordings"] = {task: team_facts(meta, *each) for task, each in zip(words, number, strict=True)}
@@ -219,7 +223,8 @@ def source(
     spec = Spec(observation_dim, action_dim, int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
     chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
-    again, tasks = [part] if len(named) == 1 else map(stays, parts()), map(words.__getitem__, which)
+    again: Iterable[Any] = [part] if len(named) == 1 else map(stays, (replace(log, meta=meta) for log in parts()))
+    tasks = map(words.__getitem__, which)
     return Source(spec, (episode for _, made in again for episode in made(tasks, masked)), found | chosen | info)
 
 
@@ -235,7 +240,7 @@ def _stays(log: Log, *, capacity: int, returns: str, team: int) -> tuple[dict[st
     column = {name: np.zeros(len(log.agents["group"]), np.int8) for name in ("agent_type", "terminated")} | log.agents
     group, step, agent, kind, died = (column[name][order] for name in ("group", "step", "agent", "agent_type", "terminated"))
     world = np.searchsorted(offsets, moment, side="right") - 1
-    arrives = np.append(True, (np.diff(world) != 0) | (np.diff(agent) != 0))
+    arrives = differs(world, agent)
     size = np.bincount(world[arrives], minlength=len(offsets) - 1)  # of the team, in each world
     many = size[world]
     refuse(many > capacity, f"expected at most {capacity} agents in a team, got {{}}; raise dataset.capacity", many)
@@ -272,7 +277,7 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     teams = log.steps.get("team", np.zeros(len(group), np.int8))
     every = np.lexsort((step, teams, group))
     refuse = partial(log.refuse, "steps", every)
-    same = np.append(False, (np.diff(group[every]) == 0) & (np.diff(teams[every]) == 0))  # as the row before
+    same = ~differs(group[every], teams[every])
     apart = np.append(0, np.diff(step[every]))
     refuse(same & (apart == 0), "expected one row for each group, step and team, got a second one")
     gap = np.where(same, apart != 1, step[every] != 0)
@@ -281,7 +286,7 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     refuse(over & ~last, "expected the world's last step, since it ended here, got another one")
     refuse(last & ~over, "expected terminated or truncated on a world's last step; if the log was cut, drop this world")
     ends = np.flatnonzero(last)
-    other = np.append(False, (np.diff(group[every][ends]) == 0) & (np.diff(step[every][ends]) != 0))
+    other = ~differs(group[every][ends]) & differs(step[every][ends])
     log.refuse("steps", every[ends], other, "expected the world to end for all of its teams in one step")
     clock = every[teams[every] == team]
     if not len(clock):
@@ -294,11 +299,10 @@ def _agent_rows(log: Log, team: int, clock: np.ndarray, offsets: np.ndarray) -> 
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     refuse = partial(log.refuse, "agents", order)
     group, step, agent = (log.agents[name][order] for name in ("group", "step", "agent"))
-    same = np.append(False, (np.diff(group) == 0) & (np.diff(agent) == 0))  # as the row before
-    twice = same & np.append(False, np.diff(step) == 0)
-    refuse(twice, "expected one row for each group, step and agent, got a second one")
+    same = ~differs(group, agent)
+    refuse(same & ~differs(step), "expected one row for each group, step and agent, got a second one")
     for name in {"team", "agent_type"} & log.agents.keys():
-        changed = same & np.append(False, np.diff(log.agents[name][order]) != 0)
+        changed = same & differs(log.agents[name][order])
         refuse(changed, f"{name}: expected the same for an agent throughout its group, got another")
     mine = np.full(len(order), True) if "team" not in log.agents else log.agents["team"][order] == team
     order, group, step = order[mine], group[mine], step[mine]
@@ -390,7 +394,7 @@ def coverage(store: Store) -> Iterator[str]:
     step = np.arange(len(store.rewards)) + np.repeat(store.start - store.offsets[:-1], store.lengths)
     group, agent = (np.repeat(column, store.lengths) for column in (store.group, store.agent))
     order = np.lexsort((agent, step, group))
-    first = np.flatnonzero(np.append(True, (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)))
+    first = np.flatnonzero(differs(group[order], step[order]))
     weights = np.random.default_rng(0).integers(2**64, size=agent.max() + 1, dtype=np.uint64)
 
     def repeats(columns: np.ndarray) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Sampler, Steps, cut, draw
-from decisionllm.schema import Window
+from decisionllm.schema import Window, differs
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team
 
@@ -50,8 +50,7 @@ class TeamSampler(Sampler):
         groups, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
         self.members = np.lexsort((self.agent, self.group))  # an agent that came back has several episodes
         self.first = np.cumsum(self.count) - self.count
-        new = (np.diff(self.group[self.members], prepend=-1) != 0) | (np.diff(self.agent[self.members], prepend=-1) != 0)
-        nth = np.cumsum(new)
+        nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
         team = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
@@ -65,10 +64,8 @@ class TeamSampler(Sampler):
             raise ValueError(f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent")
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
-            wanted = f"within the horizon of {store.spec.horizon} steps of its world"
-            raise ValueError(
-                f"episode {e}: expected it to end {wanted}, it begins at step {self.start[e]} and has {self.length[e]}"
-            )
+            wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
+            raise ValueError(f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has {self.length[e]}")
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""

@@ -52,7 +52,8 @@ W = TypeVar("W", bound=World)
 
 def generate(
     log: str, teachers: Sequence[str], begin: Callable[[np.ndarray], W], teacher: Callable[..., Controller],
-    describe: Callable[..., dict[str, Any]], *, types: Callable[[W], np.ndarray] | None = None, groups: int, noise: float, seed: int,
+    describe: Callable[[W], dict[str, Any]], *, types: Callable[[W], np.ndarray] | None = None, groups: int = 2000,
+    noise: float = 0.0, seed: int = 0,
 ) -> Log:  # fmt: skip
     """The columns of a log.
 
@@ -60,7 +61,7 @@ def generate(
         log: one of the teachers, or `mixed`: an equal share of the groups each.
         begin: seeds (E,) -> worlds.
         teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,) are indices into `teachers`.
-        describe: (worlds, facts of the generator) -> meta.
+        describe: worlds -> meta without these facts of the log.
         types: worlds -> (E, N) index into meta["types"]; None: there is one type.
         groups, noise, seed: number of worlds, share of the actions that are random, and of all draws.
     """
@@ -71,7 +72,8 @@ def generate(
     mixed = rng.permutation(np.arange(groups) % len(teachers)) if log == "mixed" else None
     kinds = np.full(groups, teachers.index(log)) if mixed is None else mixed
     world = begin(SEEDS * (seed + 1) + np.arange(groups))
-    player, meta = teacher(world, kinds, rng, noise=noise), describe(world, log=log, noise=noise, seed=seed)
+    player = teacher(world, kinds, rng, noise=noise)
+    made = {"returns": "team", "behaviours": list(teachers), "generator": {"log": log, "noise": noise, "seed": seed}}
     steps: list[dict[str, np.ndarray]] = []
     agents: list[dict[str, np.ndarray]] = []
     while not world.over.all():
@@ -87,4 +89,4 @@ def generate(
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
         steps.append(clock | {name: column[running] for name, column in ends.items()})
     tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
-    return Log(meta, tables[0], tables[1])
+    return Log(describe(world) | made, tables[0], tables[1])

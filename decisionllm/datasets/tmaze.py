@@ -18,15 +18,8 @@ REWARD_RULE = "1 where each room of that side has one agent"
 
 @register("dataset", "tmaze", text="${text}")
 def load(
-    *,
-    log: str = "expert",
-    agents: int = 3,
-    length: int = 4,
-    groups: int = 4000,
-    noise: float = 0.0,
-    text: str = "none",
-    seed: int = 0,
-) -> Source:
+    *, log: str = "expert", agents: int = 3, length: int = 4, groups: int = 4000, noise: float = 0.0, text: str = "none", seed: int = 0,
+) -> Source:  # fmt: skip
     """A log of the T-maze as episodes; the reward of each agent is its team's.
 
     Args:
@@ -39,23 +32,19 @@ def load(
         seed: of the worlds and of the teachers.
     """
     made = generate(log, agents=agents, length=length, groups=groups, noise=noise, seed=seed)
-    facts: dict[str, Any] = {"name": f"tmaze-{log}-{agents}x{length}@seed{seed}-{groups}", "behaviour": log}
-    return source(made, text=text, capacity=agents, agents=agents, length=length, **facts)
+    name = f"tmaze-{log}-{agents}x{length}@seed{seed}-{groups}"
+    return source(made, text=text, capacity=agents, agents=agents, length=length, name=name, behaviour=log)
 
 
-def generate(log: str, *, agents: int = 3, length: int = 4, groups: int = 4000, noise: float = 0.0, seed: int = 0) -> Log:
+def generate(log: str, *, agents: int = 3, length: int = 4, **options: Any) -> Log:
     """The columns of a log; see `load`."""
     if not (2 <= agents <= 16 and length >= 1):
         raise ValueError(f"dataset: expected agents of 2 .. 16 and a length of at least 1, got {agents} and {length}")
-    return team_worlds.generate(
-        log, TEACHERS, partial(TMaze, agents=agents, length=length), Teacher,
-        lambda world, **generator: describe(agents, length, **generator), groups=groups, noise=noise, seed=seed,
-    )  # fmt: skip
+    begin = partial(TMaze, agents=agents, length=length)
+    return team_worlds.generate(log, TEACHERS, begin, Teacher, lambda world: describe(agents, length), **options)
 
 
-def describe(agents: int, length: int, **generator: Any) -> dict[str, Any]:
+def describe(agents: int, length: int) -> dict[str, Any]:
     """meta of a log, or of the worlds of an evaluation."""
-    return {
-        "name": "T-maze", "task": TASK, "reward_rule": REWARD_RULE, "env": "tmaze", "horizon": length + 1, "returns": "team", "behaviours": list(TEACHERS),
-        "types": {"agent": {"role": "", "num_actions": 2 * agents + 1, "observations": {"3": [["own", 3, 1]]}}}, "generator": generator,
-    }  # fmt: skip
+    types = {"agent": {"role": "", "num_actions": 2 * agents + 1, "observations": {"3": [["own", 3, 1]]}}}
+    return {"name": "T-maze", "task": TASK, "reward_rule": REWARD_RULE, "env": "tmaze", "horizon": length + 1, "types": types}

@@ -252,9 +252,8 @@ def part_weights(
         if len(store.parts) > 1:
             chosen = np.intersect1d(part, episodes)
             if not (total := (weights * (steps.end - steps.first))[chosen].sum()):
-                raise ValueError(
-                    "model.return_horizon: expected episodes of at least so many steps in every part of the mixture"
-                )
+                wanted = "episodes of at least so many steps in every part of the mixture"
+                raise ValueError(f"model.return_horizon: expected {wanted}")
             weights[part] *= share / total
     return weights
 
@@ -297,8 +296,7 @@ def select(
         if not len(chosen):
             raise ValueError(f"data.held_out={held_out} leaves no group of {len(known)} to train on")
         returns = store.returns[chosen]
-        found.append(
-            (chosen[returns >= np.quantile(returns, min_return_quantile)], episodes[np.isin(group, np.concatenate(out))])
-        )
+        best = chosen[returns >= np.quantile(returns, min_return_quantile)]
+        found.append((best, episodes[np.isin(group, np.concatenate(out))]))
     train, out_of_it = (np.concatenate(each) for each in zip(*found, strict=True))
     return train, out_of_it

@@ -92,9 +92,8 @@ class Connector:
     def __init__(self, seeds: Sequence[int] | np.ndarray, boards: str = "facing", grid: int = 6, agents: int = 4) -> None:
         one_of("boards", boards, BOARDS)
         if boards == "facing" and not (agents % 2 == 0 and 0 < agents <= grid // 3 * 2):
-            raise ValueError(
-                f"agents: expected an even number up to {grid // 3 * 2} on facing boards of {grid} cells, got {agents}"
-            )
+            most = f"{grid // 3 * 2} on facing boards of {grid} cells"
+            raise ValueError(f"agents: expected an even number up to {most}, got {agents}")
         begin, self._step = compiled(boards, grid, agents)
         self.time = 0
         self._update(begin(np.asarray(seeds, np.uint32)))

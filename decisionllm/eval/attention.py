@@ -26,10 +26,9 @@ def attention(policy: Any, episodes: Sequence[Episode], count: int = 6) -> list[
     firsts = {e.task: e for e in reversed(episodes) if e.task}
     model, found = policy.model, []
     for task, episode in [*reversed(firsts.items())][:count]:
-        observations = episode.observations[:1]
         masks = None if episode.action_masks is None else episode.action_masks[:1]
-        empty = np.zeros((0, episode.actions.shape[1]), np.float32)
-        history = History(observations, empty, np.zeros(0, np.float32), task=task, action_masks=masks)
+        first = episode.observations[:1], episode.actions[:0], episode.rewards[:0]
+        history = History(*first, task=task, action_masks=masks)
         batch, _ = policy.batch([history])
         tokens = model.tokens(batch)[:, :-1]
         weights = model.backbone.attention_to_text(tokens, batch.text_ids, batch.text_mask, batch.text_index)

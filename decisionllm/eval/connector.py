@@ -1,6 +1,6 @@
 """Connector's evaluation: E boards, all of their agents in one batch. The score is the boards on which all connect, in percent."""
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -28,15 +28,8 @@ class ConnectorTeams(WorldTeams):
         self, num_episodes: int, *, boards: str = "facing", grid: int = 6, agents: int = 4, text: str = "none",
         wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(num_episodes, text=text, wordings=wordings, frames=frames)
-        self.board = (boards, grid, agents)
-        self.reset(0)
-
-    def begin(self, seeds: np.ndarray) -> Connector:
-        return Connector(seeds, *self.board)
-
-    def meta_of(self, world: Connector) -> dict[str, Any]:
-        return describe(*self.board[1:])
+        begin = partial(Connector, boards=boards, grid=grid, agents=agents)
+        super().__init__(begin, lambda world: describe(grid, agents), num_episodes, text=text, wordings=wordings, frames=frames)
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return super().world_outcomes() | {"connected": self.world.connected}

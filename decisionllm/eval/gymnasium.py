@@ -9,11 +9,10 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
-from decisionllm.eval.report import normalised
 from decisionllm.eval.rollout import ScriptedPlayer
+from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
 from decisionllm.registry import register
-from decisionllm.schema import Episode
 
 
 class GymnasiumEnv(Env):
@@ -68,10 +67,6 @@ class GymnasiumEnv(Env):
                 raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
             return int(action[0] + self.space.start)
         return action.astype(self.space.dtype).reshape(self.space.shape)
-
-    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """100 (return - random) / (expert - random), or the return where there is no reference."""
-        return normalised(episodes, self.reference) if self.reference else super().score(episodes)
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         def sample(tasks: Sequence[str]) -> ScriptedPlayer:
@@ -133,10 +128,9 @@ def recover(num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str
     from gymnasium.error import Error
 
     dataset = minari.find(minari_id)
-    try:
+    remedy, errors = "env=none trains without one", (ValueError, ImportError, AttributeError, Error)
+    with explained(f"{minari_id}: its environment could not be made", *errors, remedy=remedy):
         envs = [dataset.recover_environment(eval_env=True, max_episode_steps=horizon or None) for _ in range(num_episodes)]
-    except (ValueError, ImportError, AttributeError, Error) as error:
-        raise ValueError(f"{minari_id}: its environment could not be made ({error}); env=none trains without one") from error
     known = dataset.storage.metadata
     reference = [known[key] for key in ("ref_min_score", "ref_max_score") if known.get(key) is not None]
     return GymnasiumEnv(

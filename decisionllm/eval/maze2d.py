@@ -15,7 +15,7 @@ from decisionllm.config import one_of
 from decisionllm.datasets.maze2d import GOAL_TEXTS, HORIZON, goal_facts, task_text
 from decisionllm.datasets.wordings import is_held_out, spread
 from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, Planner, reward
-from decisionllm.eval.report import figure, normalised
+from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.eval.understood import understood
 from decisionllm.protocols import Begin, Env
@@ -46,7 +46,7 @@ PUBLISHED = {
 @register("env", "maze2d-medium-dense", maze="medium", dense=True, text="${text}", frames="${text_wordings}")
 @register("env", "maze2d-large-dense", maze="large", dense=True, text="${text}", frames="${text_wordings}")
 class Maze2D(Env):
-    """N mazes of one layout, with its one goal or a goal for each episode.
+    """N mazes of one layout, with its one goal or a goal for each episode, and D4RL's normalised score.
 
     Args:
         num_episodes: N.
@@ -61,11 +61,13 @@ class Maze2D(Env):
         frames: how many frames were trained on, see `text_wordings`; 0: all.
     """
 
+    reference: tuple[float, float]
+
     def __init__(
         self, num_episodes: int, *, maze: str, dense: bool = False, text: str = "none", instructed_goal: str = "",
         wordings: str = "trained", frames: int = 0, goal: str = "fixed",
     ) -> None:  # fmt: skip
-        self.maze, self.dense, self.text, self.horizon, self.name = Maze.named(maze), dense, text, HORIZON[maze], maze
+        self.maze, self.dense, self.text, self.horizon = Maze.named(maze), dense, text, HORIZON[maze]
         self.facts = goal_facts(maze)
         by_goal, held_out, cells = text in GOAL_TEXTS, is_held_out(wordings, text), self.maze.goal[None]
         one_of("env.goal", goal, ("fixed", "random"))
@@ -114,10 +116,6 @@ class Maze2D(Env):
         gains = reward(self.states[:, :2], self.goals, dense=self.dense)
         return self.states, gains, np.zeros(N, bool), np.full(N, self.time >= self.horizon)
 
-    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """D4RL's normalised score of each episode: 100 (return - random) / (reference - random)."""
-        return normalised(episodes, REFERENCE[self.name, self.dense])
-
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
         """Return and score if every step after the first touch of the goal counted (`latched`).
 
@@ -126,7 +124,7 @@ class Maze2D(Env):
         """
         found: dict[str, Any] = {}
         if not self.dense:
-            low, high = REFERENCE[self.name, self.dense]
+            low, high = self.reference
             latched = float(np.mean([np.maximum.accumulate(e.rewards > 0).sum() for e in episodes]))
             found = {"latched_return": latched, "latched_score": 100 * (latched - low) / (high - low)}
         if self.protocol == "standard":

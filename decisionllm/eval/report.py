@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from decisionllm.schema import Episode
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,12 +31,6 @@ def interval(values: Any, seed: int = 0) -> tuple[float, float]:
         return float(values[0]), float(values[0])
     found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed))
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def normalised(episodes: Sequence[Episode], reference: tuple[float, float]) -> np.ndarray:
-    """(M,) normalised scores, 100 (return - random) / (expert - random). reference: (random, expert) returns."""
-    low, high = reference
-    return np.array([100 * (e.rewards.sum() - low) / (high - low) for e in episodes])
 
 
 def read_rows(folder: str | Path) -> list[Row]:

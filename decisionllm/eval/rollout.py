@@ -29,10 +29,11 @@ def rollout(
     observations = np.array(env.reset(seed), np.float32)
     N = len(env.tasks)
     if observations.shape != (N, observation_dim or observations.shape[-1]):
-        raise ValueError(
-            f"env: expected observations of shape ({N}, {observation_dim or 'S'}), N episodes and the size that this policy was "
-            f"trained on, got {observations.shape}; evaluate it in an environment like that of its data"
+        wanted = (
+            f"observations of shape ({N}, {observation_dim or 'S'}), N episodes and the size that this policy was trained on"
         )
+        remedy = "evaluate it in an environment like that of its data"
+        raise ValueError(f"env: expected {wanted}, got {observations.shape}; {remedy}")
     player, rewards, running = begin(env.tasks), None, np.arange(N)
     steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # of all N, ended or not
     lengths, terminated, final = np.zeros(N, int), np.zeros(N, bool), np.zeros_like(observations)

@@ -4,12 +4,13 @@ A row is a unit, its group a battle. The reward of every unit is its team's, and
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from decisionllm.config import ranges
-from decisionllm.datasets.smax import describe
+from decisionllm.datasets.smax import describe, types
 from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
@@ -33,19 +34,11 @@ class SmaxTeams(WorldTeams):
     ) -> None:  # fmt: skip
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         labels = ["", *(f"crash at {c}" for c in crashes)]
-        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
-        self.map = map
+        texts: dict[str, Any] = {"text": text, "wordings": wordings, "frames": frames}
+        super().__init__(
+            partial(Smax, map=map), lambda world: describe(map, world.facts), num_episodes, labels, types=types, **texts
+        )
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
-        self.reset(0)
-
-    def begin(self, seeds: np.ndarray) -> Smax:
-        return Smax(seeds, self.map)
-
-    def meta_of(self, world: Smax) -> dict[str, Any]:
-        return describe(self.map, world.facts)
-
-    def types(self, world: Smax) -> np.ndarray:
-        return np.searchsorted(world.facts.kinds, world.kinds)
 
     def reset(self, seed: int) -> np.ndarray:
         observations, (E, N) = super().reset(seed), self.world.alive.shape

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
-from decisionllm.datasets.team_worlds import Controller, World
+from decisionllm.datasets.team_worlds import Controller
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -125,33 +125,33 @@ class TeamEnv(Env):
 class WorldTeams(TeamEnv):
     """Worlds as of `team_worlds`, which a team wins or loses. Each of its agents plays until it ends, and has the team's reward.
 
-    A subclass writes `begin`, `meta_of` and `teacher`, and calls `reset` once its attributes are set.
+    Args:
+        begin: seeds (E,) -> worlds.
+        describe: worlds -> the meta of a log of them.
+        types: worlds -> (E, N) index of each agent's type in meta["types"]; None: there is one type.
+        given: see TeamEnv.
 
     Attributes:
-        world: the worlds of the last reset, and their meta.
-        teacher: (world, index into teachers, rng) -> the players of all agents.
+        world, meta: the worlds of the last reset, and their meta.
+        teacher: (world, index into teachers, rng) -> the players of all agents; of a subclass.
     """
 
     unit = "worlds won, %"
-    world: Any
     teacher: Callable[..., Controller]
 
-    def begin(self, seeds: np.ndarray) -> World:
-        """The worlds of these seeds."""
-        raise NotImplementedError
-
-    def meta_of(self, world: Any) -> Meta:
-        """The meta of a log of these worlds."""
-        raise NotImplementedError
-
-    def types(self, world: Any) -> np.ndarray:
-        """(E, N) index of each agent's type in meta["types"]"""
-        return np.zeros(world.alive.shape, int)
+    def __init__(
+        self, begin: Callable[[np.ndarray], Any], describe: Callable[[Any], Meta], num_episodes: int, labels: Sequence[str] = ("",), *,
+        types: Callable[[Any], np.ndarray] | None = None, **given: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(num_episodes, labels, **given)
+        self.begin, self.describe, self.types = begin, describe, types
+        self.reset(0)
 
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
         self.world = world = self.begin(STARTS * seed + np.tile(np.arange(E), len(self.labels)))
-        (_, N), self.meta, self.kinds = world.alive.shape, self.meta_of(world), self.types(world).ravel()
+        (_, N), self.meta = world.alive.shape, self.describe(world)
+        self.kinds = (self.types(world) if self.types else np.zeros(world.alive.shape, int)).ravel()
         self.groups, self.horizon = np.repeat(np.arange(len(self.condition)), N), self.meta["horizon"]
         self.entity_schema = entity_schema(self.meta, N)
         self.tasks = self.texts(self.meta, [N] * len(self.kinds), np.array([*self.meta["types"]])[self.kinds].tolist())

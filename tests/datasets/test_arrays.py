@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import arrays
-from decisionllm.datasets.arrays import from_episodes, load, split
+from decisionllm.datasets.arrays import cut, from_episodes, load
 from decisionllm.datasets.store import open_store, prepare
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode, node
@@ -190,4 +190,4 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 
 
 def test_arrays_in_memory_are_split_too():
-    assert [e.task for e in split(columns(), task="Fill.")] == ["Fill."] * 3
+    assert [e.task for e in cut([columns()], task="Fill.")] == ["Fill."] * 3

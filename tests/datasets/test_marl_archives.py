@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
+from functools import reduce
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,7 @@ import pytest
 
 from decisionllm.datasets import team
 from decisionllm.datasets.formats import marl_archives
-from decisionllm.datasets.formats.team_log import Log
+from decisionllm.datasets.formats.team_log import Log, common_meta
 from decisionllm.datasets.store import write
 from tests.conftest import near
 
@@ -29,10 +30,10 @@ def block(request, monkeypatch):
 
 def joined(folder, kind="vault"):
     """The parts of a log as one."""
-    parts = list(marl_archives.logs(folder, kind)())
-    assert all(part.meta == parts[0].meta for part in parts)
+    parts = list(marl_archives.logs(folder, kind))
+    meta = reduce(common_meta, (part.meta for part in parts))
     tables = [[part.tables[table] for part in parts] for table in ("steps", "agents")]
-    return Log(parts[0].meta, *({name: np.concatenate([t[name] for t in each]) for name in each[0]} for each in tables))
+    return Log(meta, *({name: np.concatenate([t[name] for t in each]) for name in each[0]} for each in tables))
 
 
 @pytest.fixture
@@ -58,6 +59,8 @@ def worlds(arrays):
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
     wanted = worlds(np.load(vaults / "units.npz"))
     log = joined(vaults / "toy.vlt/units")
+    with pytest.raises(ValueError, match="returns=mean: expected a reward of each agent, got one for the whole team"):
+        team.load(path=str(vaults / "toy.vlt/units"), returns="mean")
     store = write(tmp_path / "store", team.source(log))
     assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
     for g, world in enumerate(wanted):
@@ -111,7 +114,7 @@ def test_rows_of_b_are_never_joined(vaults):
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
         "import sys; from pathlib import Path; from decisionllm.datasets.formats import marl_archives; "
-        f"marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault'); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
+        f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -216,7 +219,9 @@ def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     made = pymarl(tmp_path / "3m.h5")
     store = write(tmp_path / "store", team.load(path=str(tmp_path / "3m.h5")))
     assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
-    assert store.terminated.tolist() == [True, True, False, False, True, True]
+    assert store.terminated.tolist() == [True, True, False, False, True, True] and store.spec.horizon == 5, (
+        "the longest world's"
+    )
     near(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], 1e-6)
     for e, (world, i, n) in enumerate([(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]):
         np.testing.assert_array_equal(store.episode(e).observations, made["obs"][world, :n, i])
@@ -254,6 +259,13 @@ def test_a_folder_of_several_logs_says_which_there_are(vaults):
         team.load(path=str(vaults / "toy.vlt"))
     with pytest.raises(FileNotFoundError, match="got no such thing"):
         team.load(path=str(vaults / "no.vlt"))
+
+
+def test_a_log_of_several_parts_is_read_twice(tmp_path, monkeypatch, block):
+    calls, reader = [], marl_archives.read_omar
+    monkeypatch.setattr(marl_archives, "read_omar", lambda *given, **options: calls.append(given) or reader(*given, **options))
+    omar(tmp_path / "log")
+    assert len(list(team.load(path=str(tmp_path / "log")).episodes)) == 4 and len(calls) == (2 if block == 100 else 1)
 
 
 @pytest.mark.parametrize("kind", ["omar", "pymarl"])

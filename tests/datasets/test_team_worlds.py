@@ -42,14 +42,8 @@ class Constant:
 
 
 def log(name="one", groups=3, begin=Countdown, **options):
-    def describe(world, **generator):
-        return {
-            "horizon": 3,
-            "types": {"agent": {"num_actions": 3}},
-            "returns": "team",
-            "behaviours": ["one", "two"],
-            "generator": generator,
-        }
+    def describe(world):
+        return {"horizon": 3, "types": {"agent": {"num_actions": 3}}}
 
     return generate(name, ("one", "two"), begin, Constant, describe, groups=groups, **{"noise": 0.0, "seed": 1} | options)
 

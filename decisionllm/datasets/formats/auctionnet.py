@@ -21,8 +21,8 @@ import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
-from decisionllm.files import atomic
-from decisionllm.schema import refuse
+from decisionllm.files import absent, atomic
+from decisionllm.schema import differs, refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
@@ -136,11 +136,9 @@ def read_file(file: Path) -> Log:
     names = header(file)
     schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
     if lacking := [name for name in schema if name not in names]:
-        unknown = [name for name in names if name not in schema]
-        raise ValueError(
-            f"{file}: expected the columns of a {'traffic' if schema is TRAFFIC else 'trajectory'} log, {', '.join(lacking)} not among them; "
-            f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
-        )
+        kind, unknown = "traffic" if schema is TRAFFIC else "trajectory", [name for name in names if name not in schema]
+        found = f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
+        raise ValueError(f"{file}: expected the columns of a {kind} log, {', '.join(lacking)} not among them; {found}")
     return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
 
 
@@ -239,7 +237,7 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
     order = np.lexsort([columns[name] for name in reversed(CAMPAIGN)])
     period, advertiser, step = (columns[name][order] for name in (*CAMPAIGN, "timeStepIndex"))
-    first = np.flatnonzero(np.append(True, (np.diff(period) != 0) | (np.diff(advertiser) != 0)))
+    first = np.flatnonzero(differs(period, advertiser))
     sizes = np.diff(np.append(first, len(step)))
     expected = np.arange(len(step)) - np.repeat(first, sizes)
     what = ", row {4}" * numbered + ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
@@ -354,11 +352,9 @@ def write(path: str | Path, log: Log) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    path = Path(path).expanduser()
+    path = absent(path)
     if not path.name.endswith(KINDS):
         raise ValueError(f"{path}: expected a path that ends with {', '.join(KINDS)}")
-    if path.exists():
-        raise FileExistsError(f"{path}: is there already; move it away, or choose another path")
     columns = convert(log)
     with atomic(path) as partial:
         if path.name.endswith(".parquet"):

@@ -10,6 +10,7 @@ from decisionllm.datasets.formats.auctionnet import ABOVE_0, CAMPAIGN, NUMBER, S
 from decisionllm.envs.auction import days
 from decisionllm.envs.auction.campaign import STEPS
 from decisionllm.envs.auction.market import PUBLISHED, scaled_traffic
+from decisionllm.schema import differs
 
 PRICES: Schema = {"timeStepIndex": STEP, "leastWinningCost": ABOVE_0}
 
@@ -31,9 +32,8 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     for file in log_files(path):
         names = set(header(file))
         if lacking := (TRAFFIC.keys() if "pValue" in names else PRICES.keys()) - names:
-            raise ValueError(
-                f"{file}: expected a traffic log or a file of market prices, {', '.join(sorted(lacking))} not among its columns"
-            )
+            wanted = "a traffic log or a file of market prices"
+            raise ValueError(f"{file}: expected {wanted}, {', '.join(sorted(lacking))} not among its columns")
         try:
             yield from traffic_days(file, prices) if "pValue" in names else [price_day(file, prices)]
         except ValueError as error:
@@ -61,8 +61,7 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in schema}
     rows = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
     rows = rows[np.lexsort([columns[name][rows] for name in reversed(order)])]
-    keys = np.stack([columns[name][rows] for name in order[:3]], 1)
-    first = np.flatnonzero(np.append(True, (np.diff(keys, axis=0) != 0).any(1)))
+    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
     whole = first[np.diff(np.append(first, len(rows))) == 48]  # opportunities, by their first row
     rows = rows[whole[:, None] + np.arange(48)]  # (n, N)
     if not len(rows) or (columns[CAMPAIGN[1]][rows] != np.arange(48)).any():

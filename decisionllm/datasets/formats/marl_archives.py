@@ -9,7 +9,6 @@ which most files repeat for each agent. Sources: flashbax `vault.py`, OMAR (arXi
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,30 +24,22 @@ BLOCK = 1 << 22  # numbers of the observations that are read at a time
 Worlds = Iterator[dict[str, Any]]  # arguments of `joint`
 
 
-def logs(path: Path, kind: str, *, cut: int = 25) -> Callable[[], Iterator[Log]]:
-    """A public log as () -> its parts in their order, Logs of one meta; the file is read once to find it, and at each call if there are several.
+def logs(path: Path, kind: str, *, cut: int = 25) -> Iterator[Log]:
+    """The parts of a public log, as they are read: Logs of some whole worlds each, whose meta has the limits of their own worlds and the
+    repairs of all that were read, see `team_log.common_meta`.
 
     Args:
         path: the folder or file.
         kind: see `kind_of`.
         cut: steps of a world in an OMAR log.
     """
-    readers: dict[str, Callable[[Path, Counter[str]], Worlds]] = {
-        "vault": read_vault, "omar": partial(read_omar, cut=cut), "pymarl": read_pymarl,
-    }  # fmt: skip
-    worlds = readers[kind]
-    repairs, shared, horizon, limits, count = Counter[str](), True, 0, dict[str, Any](), 0
-    for count, part in enumerate(worlds(path, repairs), 1):  # noqa: B007  # how many there are
-        log = joint(path, **part)
-        shared, horizon = shared and "reward" not in log.agents, max(horizon, log.meta["horizon"])
-        for key, x in log.meta["types"]["agent"].items():
-            limits[key] = (np.minimum if key == "low" else np.maximum)(limits.get(key, x), x).tolist()
-    if not horizon:
+    readers: dict[str, Callable[[Path, Counter[str]], Worlds]]
+    readers = {"vault": read_vault, "omar": partial(read_omar, cut=cut), "pymarl": read_pymarl}
+    repairs, log = Counter[str](), None
+    for worlds in readers[kind](path, repairs):
+        yield (log := joint(path, repairs, **worlds))
+    if log is None:
         raise ValueError(f"{path}: expected a world that ended, got none")
-    meta = {"types": {"agent": limits}, "horizon": horizon, "repairs": dict(+repairs)}
-    if count == 1:
-        return partial(iter, [replace(log, meta=meta)])
-    return lambda: (replace(joint(path, **part, shared=shared), meta=meta) for part in worlds(path, Counter()))
 
 
 def read_vault(folder: Path, repairs: Counter[str]) -> Worlds:
@@ -96,7 +87,8 @@ def read_vault(folder: Path, repairs: Counter[str]) -> Worlds:
                        "observations": flat["observations"], "actions": flat["actions"], "rewards": flat["rewards"],
                        "available": flat.get("infos.legals"), "state": flat.get("infos.state")}  # fmt: skip
                 group += int(whole.sum())
-        repairs["worlds cut at the end"] += len(left["rewards"]) > 0
+        if len(left["rewards"]):
+            repairs["worlds cut at the end"] += 1
 
 
 def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Worlds:
@@ -108,10 +100,10 @@ def read_omar(folder: Path, repairs: Counter[str], *, cut: int) -> Worlds:
     sizes = [len(part[0]) for part in files]
     n = sizes[0] - sizes[0] % cut
     if not n or len(set(sizes)) > 1:
-        raise ValueError(
-            f"{folder}: expected as many steps in each array and at least {cut}, got {sizes[0]}, {sizes[1]} and {sizes[2]}"
-        )
-    repairs["steps cut at the end"] += sizes[0] - n
+        got = f"{sizes[0]}, {sizes[1]} and {sizes[2]}"
+        raise ValueError(f"{folder}: expected as many steps in each array and at least {cut}, got {got}")
+    if sizes[0] > n:
+        repairs["steps cut at the end"] = sizes[0] - n
     size = cut * max(BLOCK // (cut * sum(x[0].size for x in files[0])), 1)
     for start in range(0, n, size):
         with explained(what, ValueError):
@@ -159,20 +151,20 @@ def read_pymarl(file: Path, repairs: Counter[str]) -> Worlds:
 
 
 def joint(
-    path: Path, group: np.ndarray, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminals: np.ndarray, *,
-    available: np.ndarray | None = None, state: np.ndarray | None = None, shared: bool | None = None,
+    path: Path, repairs: dict[str, int], group: np.ndarray, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray,
+    terminals: np.ndarray, *, available: np.ndarray | None = None, state: np.ndarray | None = None,
 ) -> Log:  # fmt: skip
     """A Log of s steps, worlds end to end.
 
     Args:
         path: where they were read from.
+        repairs: of its meta.
         group: (s,) world, ascending without a gap.
         observations: (s, N, O).
         actions: (s, N) or (s, N, A).
         rewards, terminals: (s, N).
         available: (s, N, C).
         state: (s, ...).
-        shared: whether the agents of each world of the file have one reward; None: of these worlds.
     """
     s, N = observations.shape[:2]
     last = np.append(np.diff(group) != 0, True)
@@ -186,11 +178,11 @@ def joint(
     until = np.minimum(np.maximum.reduceat(chose, first), np.minimum.reduceat(died, first))[world]  # (s, N), last row of each
     alive = row <= until
     at, agent = np.nonzero(alive)
-    shared = bool((rewards == rewards[:, :1]).all()) if shared is None else shared
-    steps = {"group": group, "step": step, "reward": rewards[:, 0] if shared else rewards.mean(1), "terminated": last & terminals.all(1),
-             "truncated": last & ~terminals.all(1)}  # fmt: skip
+    shared, ended = (rewards == rewards[:, :1]).all(1), terminals.all(1)
+    steps = {"group": group, "step": step, "reward": np.where(shared, rewards[:, 0], rewards.mean(1)), "terminated": last & ended,
+             "truncated": last & ~ended}  # fmt: skip
     agents = {"group": group[at], "step": step[at], "agent": agent, "observation": observations[alive].reshape(len(at), -1),
-              "loss_mask": choice[alive], "terminated": (row == until)[alive] & ~last[at]}  # fmt: skip
+              "loss_mask": choice[alive], "terminated": (row == until)[alive] & ~last[at], "reward": rewards[alive]}  # fmt: skip
     if discrete:
         agents["action"] = actions.reshape(s, N)[alive]
         limits: dict[str, Any] = {"num_actions": int(agents["action"].max()) + 1 if available is None else available.shape[2]}
@@ -199,9 +191,9 @@ def joint(
         bound = np.maximum(1, np.abs(agents["action_values"]).max(0)).tolist()
         limits = {"low": [-x for x in bound], "high": bound}
     agents |= {} if available is None else {"available": available[alive]}
-    agents |= {} if shared else {"reward": rewards[alive]}
     steps |= {} if state is None else {"state": np.asarray(state, np.float32).reshape(s, -1)}
-    return Log({"types": {"agent": limits}, "horizon": int(step.max()) + 1}, steps, agents, str(path))
+    meta = {"types": {"agent": limits}, "horizon": int(step.max()) + 1, "repairs": repairs, "shared_reward": bool(shared.all())}
+    return Log(meta, steps, agents, str(path))
 
 
 def kind_of(path: str | Path) -> str:

@@ -3,10 +3,11 @@
 `steps` has a row for each (group, step, team): the world's clock, the team's reward, the end. `agents` has a row for each
 (group, step, agent) that is present: no row, not present. There are two tables because a team has rewards after an agent has left.
 
-meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`; teams {type:
-team}; further facts that a result must report; types: {name: {role, num_actions or low and high, observations: {length: [[kind,
-width, count], ...]}}}. The blocks of an observation follow each other: `own` is the agent itself, "" is left out, any other kind
-is `count` entities of `width` numbers, and an entity of zeros is absent. A type without blocks has one `own` block.
+meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`;
+shared_reward, whether the reward of each agent is its team's; teams {type: team}; further facts that a result must report; types:
+{name: {role, num_actions or low and high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow
+each other: `own` is the agent itself, "" is left out, any other kind is `count` entities of `width` numbers, and an entity of zeros
+is absent. A type without blocks has one `own` block.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.files import atomic, explained
+from decisionllm.files import absent, atomic, explained
 
 FORMAT = 1
 ROWS = 200_000  # of a row group
@@ -90,13 +91,28 @@ class Log:
             raise ValueError(f"{self.path}, {table}, row {rows[at] + 1} ({key}): {found}")
 
 
+LIMITS = {"num_actions": np.max, "low": np.min, "high": np.max}  # of a type, and which of several is the widest
+
+
+def common_meta(known: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The meta of some parts of a log, {} of none, and of a further one: the longest horizon, the widest limits of each type."""
+    if not known:
+        return more
+    types = {name: dict(each) for name, each in known["types"].items()}
+    for name, each in types.items():
+        for key in LIMITS.keys() & each:
+            each[key] = LIMITS[key]([each[key], more["types"][name][key]], 0).tolist()
+    shared = known.get("shared_reward", False) and more.get("shared_reward", False)
+    return more | {"types": types, "horizon": max(known["horizon"], more["horizon"]), "shared_reward": shared}
+
+
 def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
     """Write a log as meta.json, steps.parquet and agents.parquet, all or nothing.
 
     Args:
         folder: must not exist.
-        logs: a Log, or its parts one after the other, with the same meta and columns, each group in one part. Each part is sorted
-            by group, step and agent and written as it comes, in zstd.
+        logs: a Log, or its parts one after the other, with the same columns, each group in one part. Each part is sorted by
+            group, step and agent and written as it comes, in zstd; see `common_meta`.
 
     Raises:
         FileExistsError: the folder exists.
@@ -104,13 +120,11 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
     import pyarrow as pa  # pip install decisionllm[marl]
     from pyarrow import parquet
 
-    folder = Path(folder).expanduser()
-    if folder.exists():
-        raise FileExistsError(f"{folder}: is there already; move it away, or choose another folder")
-    with atomic(folder) as partial, ExitStack() as stack:
+    with atomic(absent(folder)) as partial, ExitStack() as stack:
         partial.mkdir()
-        writers: dict[str, Any] = {}
+        writers, meta = dict[str, Any](), dict[str, Any]()
         for log in [logs] if isinstance(logs, Log) else logs:
+            meta = common_meta(meta, log.meta)
             for table, columns in log.tables.items():
                 order = np.lexsort([columns[name] for name in ("agent", "team", "step", "group") if name in columns])
                 names = [name for name in columns if not name.endswith("_offsets")]
@@ -119,9 +133,9 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
                     file = partial / f"{table}.parquet"
                     writers[table] = stack.enter_context(parquet.ParquetWriter(file, made.schema, compression="zstd"))
                 writers[table].write_table(made, row_group_size=ROWS)
-        if not writers:
+        if not meta:
             raise ValueError(f"{folder}: expected a log to write, got none")
-        (partial / "meta.json").write_text(json.dumps({"format": FORMAT} | log.meta, indent=1, ensure_ascii=False))
+        (partial / "meta.json").write_text(json.dumps({"format": FORMAT} | meta, indent=1, ensure_ascii=False))
 
 
 def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> Any:
@@ -164,25 +178,23 @@ def _read(file: Path, table: str, meta: dict[str, Any]) -> dict[str, np.ndarray]
     import pyarrow.compute as pc
     from pyarrow import parquet
 
-    try:
+    remedy = "write or fetch it again"
+    with explained(f"{file}: not a readable Parquet file, perhaps cut", pa.ArrowInvalid, OSError, remedy=remedy):
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{file}: not a readable Parquet file, perhaps cut ({error}); write or fetch it again") from error
     found: dict[str, np.ndarray] = {}
     for name in names:
         kind, column = pa.from_numpy_dtype(np.dtype(TABLES[table][name])), columns[name].combine_chunks()
         words = list(meta.get(NAMES.get(name, ""), ()))
-        try:
+        wanted = f"lists of {kind}" if name in LISTS else "names" if name in NAMES else kind
+        what = f"{file}, {name}: expected {wanted}, got {column.type}"
+        with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
             if name in LISTS:
                 found |= _lists(name, column.cast(pa.large_list(kind)))
                 continue
             if name in NAMES:
                 column = pc.index_in(column.cast(pa.string()), pa.array(words, pa.string()))
             column = column.cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            wanted = f"lists of {kind}" if name in LISTS else "names" if name in NAMES else kind
-            raise ValueError(f"{file}, {name}: expected {wanted}, got {columns[name].type} ({error})") from error
         column = pc.fill_null(column, pa.scalar(MISSING[name], kind)) if name in MISSING else column
         if column.null_count:
             row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) + 1

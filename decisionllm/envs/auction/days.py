@@ -129,10 +129,9 @@ def day_files(folder: str | Path, periods: Sequence[int] = (), *, option: str = 
     """
     found = {int(file.stem[7:]): file for file in Path(folder).expanduser().glob("period_*.npz") if file.stem[7:].isdigit()}
     if (absent := [str(p) for p in periods if p not in found]) or not found:
-        raise FileNotFoundError(
-            f"{option}: expected period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days; there are periods "
-            f"{', '.join(map(str, sorted(found))) or 'none'}; `{MAKE}` makes one"
-        )
+        wanted = f"period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days"
+        known = ", ".join(map(str, sorted(found))) or "none"
+        raise FileNotFoundError(f"{option}: expected {wanted}; there are periods {known}; `{MAKE}` makes one")
     return {p: found[p] for p in sorted(periods or found)}
 
 

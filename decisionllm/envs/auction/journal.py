@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from decisionllm.files import atomic
+from decisionllm.files import atomic, explained
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
@@ -41,7 +41,8 @@ class Journal:
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
         self.path, self.shadow_path = str(path), ":memory:" if path == ":memory:" else f"{path}.shadow"
-        try:
+        kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
+        with explained(f"journal: expected {kind}, got {path}", sqlite3.Error, OSError):
             if read_only:
                 self._writer, self._writing = _connect_to_read(self.path), threading.Lock()
             else:
@@ -50,9 +51,6 @@ class Journal:
             self._reader, self._reading = self._writer, self._writing
             if self.path != ":memory:" and not read_only:  # readers do not wait for a write
                 self._reader, self._reading = _connect(self.path), threading.Lock()
-        except (sqlite3.Error, OSError) as error:
-            kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
-            raise ValueError(f"journal: expected {kind}, got {path} ({error})") from error
         if found != (APPLICATION, VERSION):
             got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
