@@ -27,6 +27,8 @@ from decisionllm.schema import Episode
 from decisionllm.tokenizers.entities import blocks
 
 CHANGED = "seed_of_changes"  # key of the info of a changed store
+VERSION = 2  # of what `_changed` writes
+LABELS = 1 << 40  # the stream of random numbers that chooses labelled episodes: neither that of held-out groups nor of an episode
 REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
 
 
@@ -59,14 +61,14 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **app
     info = clean.info | {"actions_kept": kept, CHANGED: data["seed"]}
     if corrupt != "none":
         info["corrupt"] = f"{corrupt} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
-    key = hashlib.blake2b(json.dumps([clean.fingerprint, info], sort_keys=True).encode(), digest_size=6).hexdigest()
+    key = hashlib.blake2b(json.dumps([VERSION, clean.fingerprint, info], sort_keys=True).encode(), digest_size=6).hexdigest()
     changed = _changed(clean, kept, corrupt, share, kind, scale, data["seed"])
     return stores.keep(Path(cache_dir).expanduser() / "stores" / f"altered-{key}", Source(clean.spec, changed, info))
 
 
 def _changed(clean: Store, kept: float, corrupt: str, share: float, kind: str, scale: float, seed: int) -> Iterator[Episode]:
     """The episodes as the options change them."""
-    order = np.random.default_rng(seed).permutation(len(clean.lengths))
+    order = np.random.default_rng((seed, LABELS)).permutation(len(clean.lengths))
     labelled = np.isin(np.arange(len(order)), order[: round(kept * len(order))])
     change = Corruption(clean, corrupt, kind, scale) if corrupt != "none" else None
     for e in range(len(order)):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from decisionllm.datasets import altered
+from decisionllm.datasets import altered, windows
 from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.store import write
 from decisionllm.protocols import Source
@@ -41,6 +41,13 @@ def test_the_actions_of_a_share_of_the_episodes_are_kept(tmp_path):
     assert store.info["actions_kept"] == 0.25 and store.fingerprint != clean.fingerprint
     other = prepare(SYNTHETIC, tmp_path, OPTIONS | {"actions_kept": 0.25, "seed": 1})
     assert (other.action_weight != store.action_weight).any()
+
+
+def test_episodes_that_keep_their_actions_are_not_those_held_out(tmp_path):
+    store = changed(tmp_path, actions_kept=0.25)[1]
+    train, held_out = windows.select(store, held_out=0.25, seed=OPTIONS["seed"])
+    labelled = np.flatnonzero(np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1]))
+    assert len(held_out) == len(labelled) == 10 and len(np.intersect1d(train, labelled)) >= 5
 
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
