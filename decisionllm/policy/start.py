@@ -98,10 +98,12 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
         rows, ended, text = rows[known], ended[known], text[known]
     last = np.isin(rows, store.offsets[1:] - 1)
     pairs = np.flatnonzero(~last & (np.diff(rows, append=0) == 1))
-    columns = store.rewards[rows], (last & ended).astype(np.float32), pairs, text
-    observations, actions = (torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions))
+    observations, actions, rewards = (
+        torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions, store.rewards)
+    )
+    over, following, which = map(torch.from_numpy, ((last & ended).astype(np.float32), pairs, text))
     read = codes([store.tasks[i] for i in task]) if c.model.value_reads_text else torch.zeros(1, 0)
-    shown = Transitions(units.observations(observations), units.actions(actions), *map(torch.from_numpy, columns), codes=read)
+    shown = Transitions(units.observations(observations), units.actions(actions), rewards, over, following, which, read)
     low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
         model.imagined.fit(shown, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
