@@ -120,7 +120,9 @@ class PettingZooTeams(TeamEnv):
         self.groups = np.array([w for w, _ in self.rows], int)
         if empty := sorted({*range(E)} - {*self.groups.tolist()}):
             raise ValueError(f"env.team={self.team}: expected an agent to play in every copy, got none in copy {empty[0]}")
-        self.counts = np.array([[sum(self.team_of[agent] == team for agent in env.agents) for team in self.teams] for env in self.envs])
+        self.counts = np.array(
+            [[sum(self.team_of[agent] == team for agent in env.agents) for team in self.teams] for env in self.envs]
+        )
         self.sizes = self.counts[:, self.teams.index(self.team)]
         names = [self.named[agent] for _, agent in self.rows]
         self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
@@ -247,7 +249,9 @@ class Rival:
                 if self.env.played == {*agents}:
                     return
                 played.append(", ".join(sorted(self.env.played)))
-        raise ValueError(f"env.partners: expected {run} to play {', '.join(agents)}, got a run that plays {' or '.join(played) or 'elsewhere'}")
+        raise ValueError(
+            f"env.partners: expected {run} to play {', '.join(agents)}, got a run that plays {' or '.join(played) or 'elsewhere'}"
+        )
 
     def begin(self, host: PettingZooTeams) -> None:
         """Start in the copies of `host`."""
