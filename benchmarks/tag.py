@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ SCRIPTED: dict[str, Callable[..., Any]] = {"chasers": tag.chase, "prey": tag.fle
 OTHER = {"chasers": ("prey", "agent"), "prey": ("chasers", "adversary")}  # role -> the other one, and its type
 FILES = {"checkpoint": "both", "clone": "clone-{}"}  # runs of each player
 SWAPPED = "other text"  # the checkpoint with the task text of the other role
-STEPS, TOUCH = 2500, 10  # of training; reward of a touch
+PLAYERS = ("scripted", "clone", "checkpoint")
+PAIRINGS = (*product(PLAYERS, PLAYERS), (SWAPPED, "scripted"), ("random", "scripted"), ("scripted", SWAPPED))  # chasers, prey
+FOLDER = Path("runs/tag")  # of the log and the runs, as in configs/experiment/tag.yaml
+TOUCH = 10  # reward of a touch
 
 
-def record(folder: Path, groups: int = 2400) -> None:
+def record(folder: Path, groups: int) -> None:
     """Write a log of both roles, each with a tenth or six tenths of random actions."""
     from mpe2 import simple_tag_v3
 
@@ -39,19 +43,20 @@ def record(folder: Path, groups: int = 2400) -> None:
     write(folder, collect(simple_tag_v3.parallel_env(max_cycles=25), act, episodes=groups, **tag.META))
 
 
-def train(folder: Path, seed: int) -> dict[str, dict[str, Path]]:
+def train(seed: int) -> dict[str, dict[str, Path]]:
     """{player: {role: run}}, trained where they are not there. Each role is seen equally often by the checkpoint and by its clone."""
-    clone = ("name=clone", "model.condition_on=none", f"steps={STEPS // 2}")
+    clone = ("name=clone", "model.condition_on=none", "steps=1250")
     words = {
-        "both": (f"steps={STEPS}",),
+        "both": (),
         "clone-chasers": (*clone, "~dataset.parts.prey"),
         "clone-prey": (*clone, "~dataset.parts.chasers"),
     }
     for name, more in words.items():
-        if not (run := folder / f"{name}-{seed}").exists():
+        if not (run := FOLDER / f"{name}-{seed}").exists():
             given = ("experiment=tag", f"run={run}", f"seed={seed}", "device=cpu", *more)
             subprocess.run([sys.executable, "-m", "decisionllm", "train", *given], check=True)
-    return {name: {role: folder / f"{file}-{seed}".format(role) for role in OTHER} for name, file in FILES.items()}
+    runs = {name: {role: FOLDER / f"{file}-{seed}".format(role) for role in OTHER} for name, file in FILES.items()}
+    return runs | {SWAPPED: runs["checkpoint"]}
 
 
 def play(
@@ -96,45 +101,32 @@ def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tag", description=sys.modules[__name__].__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("runs/tag"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROWS)
     given = parser.parse_args()
-    if not (given.folder / "log").exists():
-        record(given.folder / "log")
-    runs = train(given.folder, given.seed)
+    if not (FOLDER / "log").exists():
+        record(FOLDER / "log", groups=2400)
+    runs = train(given.seed)
     nodes = {role: checkpoint.load(runs["checkpoint"][role], part=role)[1]["env"] for role in OTHER}
     texts = {role: build(node, 1).tasks[0] for role, node in nodes.items()}
     won: dict[tuple[str, str], np.ndarray] = {}
-
-    def seat(player: str, role: str) -> Path | str:
-        return runs[player][role] if player in runs else player
-
-    def report(chasers: str, prey: str, role: str) -> None:
+    for chasers, prey in PAIRINGS:
+        role = "prey" if prey == SWAPPED else "chasers"
         player, partner = (chasers, prey) if role == "chasers" else (prey, chasers)
-        text = texts[OTHER[role][0]] if player == SWAPPED else ""
-        player = "checkpoint" if player == SWAPPED else player
-        outcome = play(seat(player, role), role, seat(partner, OTHER[role][0]), nodes[role], episodes=given.episodes, text=text)
+        text, other = texts[OTHER[role][0]] if player == SWAPPED else "", OTHER[role][0]
+        seats = [runs.get(name, {}).get(at, name) for name, at in ((player, role), (partner, other))]
+        outcome = play(seats[0], role, seats[1], nodes[role], episodes=given.episodes, text=text)
         made, won[chasers, prey] = row(chasers, prey, outcome) | {"seed": given.seed}, 100.0 * (outcome["return_0"] > 0)
         with given.out.open("a") as file:
             file.write(json.dumps(made) + "\n")
-        print("{policy:12s} {protocol:34s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures {captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
+        print("{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures {captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
               "returns {return_chasers:.1f} and {return_prey:.1f}".format(**made), flush=True)  # fmt: skip
-
-    for prey in ("scripted", "clone", "checkpoint"):
-        for chasers in ("scripted", "clone", "checkpoint", SWAPPED, "random"):
-            report(chasers, prey, "chasers")
-    for chasers in ("scripted", "clone"):
-        report(chasers, SWAPPED, "prey")
-    for role, ours, clones in (
-        ("chasers", ("checkpoint", "scripted"), ("clone", "scripted")),
-        ("prey", ("scripted", "clone"), ("scripted", "checkpoint")),
-    ):
-        gain = won[ours] - won[clones]
+    ours, clones = won["checkpoint", "scripted"], won["clone", "scripted"]
+    for role, gain in (("chasers", ours - clones), ("prey", won["scripted", "clone"] - won["scripted", "checkpoint"])):
         low, high = interval(gain)
         print(
-            f"checkpoint as {role} wins {gain.mean():.1f} points more than a clone against scripted ones [{low:.1f}, {high:.1f}]"
+            f"the checkpoint as {role} wins {gain.mean():.1f} points more than the clone does, against scripted ones [{low:.1f}, {high:.1f}]"
         )
 
 
