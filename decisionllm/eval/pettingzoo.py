@@ -15,6 +15,7 @@ from decisionllm.policy import checkpoint
 from decisionllm.registry import build, register
 
 FIRST, STARTS = 2_000_000_000, 1000  # copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
+AVERAGES: Sequence[str] = ("agents", "steps")  # columns of a row
 
 
 @register(
@@ -51,7 +52,7 @@ class PettingZooTeams(TeamEnv):
         ValueError: the environment does not fit the log or the options.
     """
 
-    teachers, averages = ("random",), ("agents", "steps")
+    teachers, averages = ("random",), AVERAGES
 
     def __init__(
         self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, path: str = "", meta: str = "", team: int = 0,
@@ -88,7 +89,7 @@ class PettingZooTeams(TeamEnv):
         team_of = {agent: int({**meta_found.get("teams", {}), **teams}.get(kind, 0)) for agent, kind in kinds.items()}
         self.team_of, self.teams = team_of, sorted({team, *team_of.values()})
         self.members = {agent for agent in kinds if team_of[agent] == team}
-        self.averages = (*self.averages, *(["won", *(f"return_{each}" for each in self.teams)] if winner else []))
+        self.averages = [*AVERAGES, *(["won", *(f"return_{each}" for each in self.teams)] if winner else [])]
         if unknown := sorted(chosen.keys() - {*limits, *map(str, team_of.values())}):
             known = f"{', '.join(limits)}, {sorted({*team_of.values()})}"
             raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
@@ -256,7 +257,8 @@ class Rival:
     def begin(self, host: PettingZooTeams) -> None:
         """Start in the copies of `host`."""
         self.env.envs, self.env.views = host.envs, host.views
-        self.observations, self.rewards = self.env.begin(), None
+        self.observations = self.env.begin()
+        self.rewards: np.ndarray | None = None
         self.player = self.policy.begin(self.env.tasks, horizon=self.env.horizon, groups=self.env.groups)
 
     def act(self) -> dict[tuple[int, str], Any]:

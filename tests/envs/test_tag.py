@@ -38,6 +38,15 @@ def test_the_prey_flees_from_chasers_and_the_edge(chasers, position, action):
     assert flee({"agent_0": observation(chasers, position=position)}, {}) == {"agent_0": action}
 
 
+def test_each_role_has_its_share_of_random_actions():
+    """A random action is the scripted one in a fifth of the cases: 0.52 and 0.92 are expected."""
+    act = teachers(np.random.default_rng(0))["chase 0.6, flee 0.1"]
+    seen = {"adversary_0": observation([(3, 3), (3, -3), (0.5, 0.1)], prey=(0, 0)), "agent_0": observation([(-0.3, 0)] * 3)}
+    chosen = [act(seen, {}) for _ in range(1000)]
+    shares = [np.mean([each[agent] == RIGHT for each in chosen]) for agent in seen]
+    assert shares == pytest.approx([0.52, 0.92], abs=0.06)
+
+
 def test_a_log_has_one_layout_and_the_text_says_the_role():
     from mpe2 import simple_tag_v3
 

@@ -199,6 +199,16 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
     assert rows[2]["score"] == pytest.approx(100 * (rows[2]["return"] + 10) / 40, abs=1e-3)
 
 
+def test_groups_of_a_log_are_played_in_turn():
+    acts = {
+        name: lambda seen, infos, x=x: {a: 5 if a == "thief_0" else x for a in seen} for name, x in (("calm", 0), ("wild", 2))
+    }
+    log = collect(Island(), acts, episodes=3)
+    assert log.meta["behaviours"] == ["calm", "wild"] and log.agents["behaviour"].tolist() == (log.agents["group"] % 2).tolist()
+    fishers = log.agents["agent"] < 2
+    assert (log.agents["action"][fishers] == 2 * (log.agents["group"][fishers] % 2)).all()
+
+
 def test_a_world_is_won_by_return():
     """Fishers have (2 + 12 + 6 + 6) = 26 and 2 + 12 + 12 + 12 = 38, see above, the thief nothing."""
     for team, won in ((0, [0, 100]), (1, [100, 0])):
@@ -232,14 +242,17 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     """The same pairing from either side: the run beside scripted fishers, and as the thief that they meet."""
     policy, config, _ = checkpoint.load(island_run, part="steal")
     thief = build(config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
-    rollout(lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3)
+    episodes = rollout(lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3)
     node = checkpoint.load(island_run, part="fish")[1]["env"]
     fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
     rollout(lambda tasks: Always(2), fishers, seed=3)
-    assert (thief.team_returns == fishers.team_returns).all() and fishers.conditions("joint", False).keys() == {
-        f"joint, thief {island_run}"
-    }
-    assert [rival.env.tasks[0].split(". ")[-1] for rival in fishers.rivals] == ["Role: thief."]
+    (rival,) = fishers.rivals
+    for i, episode in enumerate(episodes):
+        assert (rival.player.observations[i] == episode.observations).all()
+        assert (rival.player.actions[i] == episode.actions).all() and (rival.player.rewards[i, :3] == episode.rewards[:3]).all()
+    assert (thief.team_returns == fishers.team_returns).all()
+    assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
+    assert rival.env.tasks[0].endswith("Role: thief.")
     both = build(node | {"partners": {1: str(island_run)}}, 2)
     mine = checkpoint.load(island_run, part="fish")[0]
     episodes = rollout(lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0)
