@@ -51,6 +51,7 @@ NAMES = sorted(
         "smax",
         "serve",
         "soak",
+        "tag",
         "replicas",
     }
 )

@@ -1,8 +1,9 @@
 """Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one language model.
 
 A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. Further keys of the dict:
-`env`, options of the env that `evaluate` takes for the part; `head`, a registered head in place of the run's, for an embodiment.
-Several parts are a list, or {label: part}; the label is the name of a part on the command line.
+`env`, options of the env that `evaluate` takes for the part, which is the dataset's or the one it names: `{env: pettingzoo, ...}`;
+`head`, a registered head in place of the run's, for an embodiment. Several parts are a list, or {label: part}; the label is the name of a part
+on the command line.
 """
 
 from collections import defaultdict
@@ -84,7 +85,9 @@ def described(
     for label, part in named:
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
         name, head = own.pop("dataset", label), own.pop("head", "")
-        env = {**discover()["env"].get(name, {"_target_": "none"}), **own.pop("env", {})}
+        given = dict(own.pop("env", {}))
+        known = choice("env", given.pop("env")) if "env" in given else discover()["env"].get(name, {"_target_": "none"})
+        env = {**known, **given}
         node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
         around = {"text": text, "text_wordings": text_wordings, "dataset": node, "env": env}
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from decisionllm.config import one_of
 from decisionllm.datasets.formats.team_log import action_limits, agent_types, flat, split_observation
 from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, with_blocks
 from decisionllm.eval.team_env import TeamEnv
-from decisionllm.registry import register
+from decisionllm.policy import checkpoint
+from decisionllm.registry import build, register
 
 FIRST, STARTS = 2_000_000_000, 1000  # copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
+AVERAGES: Sequence[str] = ("agents", "steps")  # columns of a row
 
 
 @register(
@@ -34,9 +37,12 @@ class PettingZooTeams(TeamEnv):
         team: the team that the policy plays.
         teams: {type: team}, over those of the log; types without one are in team 0. An agent `wolf_0` is of type `wolf`.
         partners: {type or team: policy} of the agents that the policy does not play, also types of its own team: `random` (the
-            default), `noop` (the first allowed action, or zeros), or the dotted path of a function (observations, infos) -> actions, dicts by agent.
+            default), `noop` (the first allowed action, or zeros), the dotted path of a function (observations, infos) -> actions, dicts
+            by agent; or, for a whole other team, the folder of a run whose environment, or that of one of its parts, has that `team`.
         reference: low and high team returns, such as of random play and of an expert, which score 0 and 100; none: the score is the
             mean team return. The team's reward is the mean over the agents that it began with.
+        winner: [team, return]: a world is won by this team if its return is above that, else by the others; the score is the worlds won, in
+            %, and a row has the mean return of each team. [0, 0] in simple_tag: won by a touch, the success of its `terminate_on_success`.
         returns, capacity, text: as in the dataset.
         wordings, frames: see TeamEnv.
         horizon: most steps; 0: that of the log.
@@ -46,17 +52,17 @@ class PettingZooTeams(TeamEnv):
         ValueError: the environment does not fit the log or the options.
     """
 
-    teachers, averages = ("random",), ("agents", "steps")
+    teachers, averages = ("random",), AVERAGES
 
     def __init__(
         self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, path: str = "", meta: str = "", team: int = 0,
-        teams: Mapping[str, int] = {}, partners: Mapping[str, str] = {}, reference: Sequence[float] = [], returns: str = "",
-        capacity: int = 6, horizon: int = 0, text: str = "none", wordings: str = "trained", frames: int = 0,
+        teams: Mapping[str, int] = {}, partners: Mapping[str, str] = {}, reference: Sequence[float] = [],
+        winner: Sequence[float] = [], returns: str = "", capacity: int = 6, horizon: int = 0, text: str = "none", wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
         chosen = {str(key): policy for key, policy in partners.items()}
         labels = [", ".join(f"{key} {policy}" for key, policy in chosen.items())]
         super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
-        self.team, create = team, resolve("env.id", f"{id}.parallel_env")
+        self.team, self.winner, create = team, winner, resolve("env.id", f"{id}.parallel_env")
         try:
             self.envs = [create(**arguments) for _ in range(num_episodes)]
         except TypeError as error:
@@ -68,7 +74,10 @@ class PettingZooTeams(TeamEnv):
         one_of("env.returns", self.returns, ("team", "own", "mean"))
         if not self.horizon or len(reference) not in (0, 2) or len({*reference}) == 1:
             raise ValueError(f"env: expected horizon (without path) and reference=[low,high], got {horizon} and {[*reference]}")
-        self.unit, self.bounds = "" if reference else "team return", np.array([*reference] or [0.0, 100.0], float)
+        if len(winner) not in (0, 2) or (winner and reference):
+            raise ValueError(f"env: expected winner=[team,return] without reference, got {[*winner]} and {[*reference]}")
+        self.unit = "episodes won, %" if winner else "" if reference else "team return"
+        self.bounds = np.array([*reference] or [0.0, 100.0], float)
         types = meta_found["types"]
         self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, str(*types))  # a public log has one type for all agents
         for agent, kind in kinds.items():
@@ -78,7 +87,9 @@ class PettingZooTeams(TeamEnv):
         self.num_actions = max(each.get("num_actions", 0) for each in types.values())
 
         team_of = {agent: int({**meta_found.get("teams", {}), **teams}.get(kind, 0)) for agent, kind in kinds.items()}
+        self.team_of, self.teams = team_of, sorted({team, *team_of.values()})
         self.members = {agent for agent in kinds if team_of[agent] == team}
+        self.averages = [*AVERAGES, *(["won", *(f"return_{each}" for each in self.teams)] if winner else [])]
         if unknown := sorted(chosen.keys() - {*limits, *map(str, team_of.values())}):
             known = f"{', '.join(limits)}, {sorted({*team_of.values()})}"
             raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
@@ -86,8 +97,10 @@ class PettingZooTeams(TeamEnv):
         for agent, kind in kinds.items():
             if agent not in self.members or kind in chosen:
                 self.partners.setdefault(chosen.get(kind, chosen.get(str(team_of[agent]), "random")), []).append(agent)
+        own = {"id": id, "arguments": arguments, "horizon": self.horizon}
+        self.rivals = [Rival(run, self.partners.pop(run), own) for run in [*self.partners] if is_run(run)]
         self.functions = {name: resolve("env.partners", name) for name in self.partners.keys() - {"random", "noop"}}
-        self.played = self.members.difference(*self.partners.values())  # by the policy
+        self.played = {agent for agent in self.members if kinds[agent] not in chosen}  # by the policy
         self.spaces = {agent: self.envs[0].action_space(agent) for agent in kinds}
         sizes = {self.named[agent]: observation_size(self.envs[0].observation_space(agent)) for agent in sorted(self.members)}
         self.meta = meta_found | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
@@ -95,19 +108,28 @@ class PettingZooTeams(TeamEnv):
         self.reset(0)
 
     def reset(self, seed: int) -> np.ndarray:
-        E = len(self.envs)
-        self.rngs = [np.random.default_rng((seed, w)) for w in range(E)]
+        self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
         self.views = [env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)]  # observations, infos
+        for rival in self.rivals:
+            rival.begin(self)
+        return self.begin()
+
+    def begin(self) -> np.ndarray:
+        """(rows, S) observations at the start of `envs`, of which `views` are known."""
+        E = len(self.envs)
         self.rows = [(w, agent) for w, env in enumerate(self.envs) for agent in env.agents if agent in self.played]
         self.groups = np.array([w for w, _ in self.rows], int)
         if empty := sorted({*range(E)} - {*self.groups.tolist()}):
             raise ValueError(f"env.team={self.team}: expected an agent to play in every copy, got none in copy {empty[0]}")
-        self.sizes = np.array([len(self.members & {*env.agents}) for env in self.envs])
+        self.counts = np.array(
+            [[sum(self.team_of[agent] == team for agent in env.agents) for team in self.teams] for env in self.envs]
+        )
+        self.sizes = self.counts[:, self.teams.index(self.team)]
         names = [self.named[agent] for _, agent in self.rows]
         self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
         self.tasks = self.texts(self.meta, self.sizes[self.groups].tolist(), names)
         self.running = np.ones(len(self.rows), bool)
-        self.team_returns, self.steps = np.zeros(E), np.zeros(E, int)
+        self.team_returns, self.steps = np.zeros((E, len(self.teams))), np.zeros(E, int)
         self.raw, self.masks = [np.zeros(0, np.float32)] * len(self.rows), np.ones((len(self.rows), self.num_actions), bool)
         return self._observe()
 
@@ -135,25 +157,42 @@ class PettingZooTeams(TeamEnv):
         return self.masks if self.num_actions else None
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        N, E = len(self.rows), len(self.envs)
-        own, team, ended, truncated = np.zeros(N), np.zeros(E), np.zeros(N, bool), np.zeros(N, bool)
+        chosen = self.chosen(actions)
+        for rival in self.rivals:
+            chosen |= rival.act()
+        results = {}
         for w in np.unique(self.groups[self.running]):
-            env, rows = self.envs[w], np.flatnonzero(self.running & (self.groups == w))
-            agents, present = [self.rows[row][1] for row in rows], list(env.agents)
-            chosen = self._partner_actions(w)
-            chosen |= {a: to_space(self.spaces[a], actions[r]) for a, r in zip(agents, rows, strict=True)}
-            if late := ", ".join(agent for agent in present if agent not in chosen):
+            env, present = self.envs[w], list(self.envs[w].agents)
+            own = self._partner_actions(w) | {agent: chosen[w, agent] for agent in present if (w, agent) in chosen}
+            if late := ", ".join(agent for agent in present if agent not in own):
                 raise ValueError(f"{env}: expected no agent of the team to appear or return after the start, got {late}")
-            observations, rewards, over, by_clock, infos = env.step({agent: chosen[agent] for agent in present})
-            self.views[w] = observations, infos
-            team[w] = sum(rewards[agent] for agent in present if agent in self.members) / self.sizes[w]
+            observations, rewards, over, by_clock, infos = env.step({agent: own[agent] for agent in present})
+            self.views[w], results[w] = (observations, infos), (present, rewards, over, by_clock)
+        for rival in self.rivals:
+            rival.receive(results)
+        return self.receive(results)
+
+    def chosen(self, actions: np.ndarray) -> dict[tuple[int, str], Any]:
+        """The actions (rows, A) of the rows that run, by copy and agent, as the environment takes them."""
+        running = np.flatnonzero(self.running).tolist()
+        return {self.rows[row]: to_space(self.spaces[self.rows[row][1]], actions[row]) for row in running}
+
+    def receive(self, results: Mapping[int, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What `step` returns, by {copy: (agents that were present, rewards, terminated, truncated)}."""
+        N, E = len(self.rows), len(self.envs)
+        own, teams, ended, truncated = np.zeros(N), np.zeros((E, len(self.teams))), np.zeros(N, bool), np.zeros(N, bool)
+        for w, (present, rewards, over, by_clock) in results.items():
+            for t in range(len(self.teams)):
+                gains = [rewards[agent] for agent in present if self.team_of[agent] == self.teams[t]]
+                teams[w, t] = sum(gains) / max(self.counts[w, t], 1)
             self.steps[w] += 1
             timeout = self.steps[w] >= self.horizon
-            for row, agent in zip(rows, agents, strict=True):
+            for row in np.flatnonzero(self.running & (self.groups == w)):
+                agent = self.rows[row][1]
                 own[row], ended[row] = rewards[agent], over[agent]
-                truncated[row] = not over[agent] and (by_clock[agent] or timeout or agent not in env.agents)
-        self.team_returns += team
-        after = self._observe()
+                truncated[row] = not over[agent] and (by_clock[agent] or timeout or agent not in self.envs[w].agents)
+        self.team_returns += teams
+        after, team = self._observe(), teams[:, self.teams.index(self.team)]
         self.running &= ~(ended | truncated)
         return after, own if self.returns == "own" else team[self.groups], ended, truncated
 
@@ -172,8 +211,16 @@ class PettingZooTeams(TeamEnv):
         return chosen
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        reference = np.tile(self.bounds, (len(self.envs), 1))
-        return {"team_return": self.team_returns, "reference": reference, "agents": self.sizes, "steps": self.steps}
+        reference, team = np.tile(self.bounds, (len(self.envs), 1)), self.team_returns[:, self.teams.index(self.team)]
+        found = {"team_return": team, "reference": reference, "agents": self.sizes, "steps": self.steps}
+        if self.winner:
+            winner, least = self.winner
+            found |= {f"return_{each}": self.team_returns[:, t] for t, each in enumerate(self.teams)}
+            found["won"] = (found[f"return_{int(winner)}"] > least) == (winner == self.team)
+        return found
+
+    def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
+        return 100.0 * outcome["won"] if self.winner else super().world_scores(outcome)
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
         def act() -> np.ndarray:
@@ -181,6 +228,62 @@ class PettingZooTeams(TeamEnv):
             return np.stack([scripted(self.spaces[self.rows[row][1]], self.masks[row], rng) for row in running])
 
         return act
+
+
+class Rival:
+    """A run that plays all of another team, by the environment of the run or of one of its parts, in the copies of a PettingZooTeams.
+
+    Args:
+        run: its folder.
+        agents: that it shall play.
+        options: of that environment in place of its own.
+
+    Raises:
+        ValueError: the run plays other agents, or was trained for other roles or actions.
+    """
+
+    def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, Any]) -> None:
+        parts, played = [*checkpoint.read(run)[1].get("parts", {})], []
+        for self.policy, config, _ in checkpoint.load_parts(run, parts):
+            if config["env"]["_target_"] == f"{__name__}.{PettingZooTeams.__name__}":
+                self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)
+                if self.env.played == {*agents}:
+                    return
+                played.append(", ".join(sorted(self.env.played)))
+        raise ValueError(
+            f"env.partners: expected {run} to play {', '.join(agents)}, got a run that plays {' or '.join(played) or 'elsewhere'}"
+        )
+
+    def begin(self, host: PettingZooTeams) -> None:
+        """Start in the copies of `host`."""
+        self.env.envs, self.env.views = host.envs, host.views
+        self.observations = self.env.begin()
+        self.rewards: np.ndarray | None = None
+        self.player = self.policy.begin(self.env.tasks, horizon=self.env.horizon, groups=self.env.groups)
+
+    def act(self) -> dict[tuple[int, str], Any]:
+        """Actions by copy and agent, see `PettingZooTeams.chosen`."""
+        running, masks = np.flatnonzero(self.env.running), self.env.action_masks
+        if not len(running):
+            return {}
+        decided = self.player.act(self.observations[running], self.rewards, None if masks is None else masks[running])
+        actions = np.zeros((len(self.env.rows), decided.shape[1]))
+        actions[running] = decided
+        return self.env.chosen(actions)
+
+    def receive(self, results: Mapping[int, Any]) -> None:
+        """See `PettingZooTeams.receive`."""
+        before = self.env.running.copy()
+        self.observations, gains, _, _ = self.env.receive(results)
+        going = self.env.running[before]
+        if going.any() and not going.all():
+            self.player.select(going)
+        self.rewards = gains[self.env.running]
+
+
+def is_run(policy: str) -> bool:
+    """Whether the policy of a partner is the folder of a run, not a dotted path."""
+    return "/" in policy or Path(policy, "run.json").is_file()
 
 
 def resolve(option: str, path: str) -> Any:

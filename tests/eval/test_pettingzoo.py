@@ -12,7 +12,9 @@ from decisionllm.eval import pettingzoo
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.spread import SpreadTeams
+from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
+from decisionllm.registry import build
 from tests.conftest import NANO, command, make_model
 
 
@@ -62,6 +64,11 @@ OPTIONS = {"id": ISLAND, "teams": {"thief": 1}, "horizon": 4}
 def steal(observations, infos):
     """A thief that always takes."""
     return dict.fromkeys(observations, 6)
+
+
+def fish(observations, infos):
+    """Fishers that always take 2."""
+    return dict.fromkeys(observations, 2)
 
 
 class Always:
@@ -192,6 +199,79 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
     assert rows[2]["score"] == pytest.approx(100 * (rows[2]["return"] + 10) / 40, abs=1e-3)
 
 
+def test_groups_of_a_log_are_played_in_turn():
+    acts = {
+        name: lambda seen, infos, x=x: {a: 5 if a == "thief_0" else x for a in seen} for name, x in (("calm", 0), ("wild", 2))
+    }
+    log = collect(Island(), acts, episodes=3)
+    assert log.meta["behaviours"] == ["calm", "wild"] and log.agents["behaviour"].tolist() == (log.agents["group"] % 2).tolist()
+    fishers = log.agents["agent"] < 2
+    assert (log.agents["action"][fishers] == 2 * (log.agents["group"][fishers] % 2)).all()
+
+
+def test_a_world_is_won_by_return():
+    """Fishers have (2 + 12 + 6 + 6) = 26 and 2 + 12 + 12 + 12 = 38, see above, the thief nothing."""
+    for team, won in ((0, [0, 100]), (1, [100, 0])):
+        partners = {0: f"{ISLAND}.fish", 1: f"{ISLAND}.steal"}
+        env = PettingZooTeams(2, **OPTIONS, team=team, partners={1 - team: partners[1 - team]}, winner=[0, 30])
+        episodes = rollout(lambda tasks, action=2 - team: Always(action), env, seed=0)
+        _, members = env.conditions("per_agent", False).popitem()
+        worlds = [episodes[i] for i in members]
+        assert env.score(worlds).tolist() == won and env.unit == "episodes won, %"
+        means = {key: env.metrics(worlds)[key] for key in ("won", "return_0", "return_1")}
+        assert means == {"won": 0.5, "return_0": 32, "return_1": 0}
+
+
+@pytest.fixture(scope="module")
+def island_run(tmp_path_factory):
+    """A run that plays fishers and thief, as parts of a mixture."""
+    folder = tmp_path_factory.mktemp("island")
+    rng = np.random.default_rng(0)
+    random = lambda seen, infos: {a: int(rng.integers(5, 7)) if a == "thief_0" else 2 for a in seen}  # noqa: E731
+    types = {"fisher": {"num_actions": 3, "observations": {"2": [["own", 2, 1]]}},
+             "thief": {"num_actions": 2, "observations": {"3": [["own", 2, 1], ["", 1, 1]]}}}  # fmt: skip
+    write(folder / "log", collect(Island(), random, episodes=8, teams={"thief": 1}, types=types))
+    part = "{{dataset:team,path:{}/log,team:{},env:{{env:pettingzoo,id:{}}}}}"
+    parts = ",".join(f"{label}:{part.format(folder, team, ISLAND)}" for team, label in enumerate(("fish", "steal")))
+    assert command("train", "dataset=mixture", f"dataset.parts={{{parts}}}", "text=informative", "head=discrete", "window=2", "steps=20", "device=cpu",
+                   "optim.batch_size=8", "optim.precision=no", "log.tracker=none", f"cache_dir={folder}/data", *NANO, f"run={folder}/run") == 0  # fmt: skip
+    return folder / "run"
+
+
+def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
+    """The same pairing from either side: the run beside scripted fishers, and as the thief that they meet."""
+    policy, config, _ = checkpoint.load(island_run, part="steal")
+    thief = build(config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
+    episodes = rollout(lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3)
+    node = checkpoint.load(island_run, part="fish")[1]["env"]
+    fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
+    rollout(lambda tasks: Always(2), fishers, seed=3)
+    (rival,) = fishers.rivals
+    for i, episode in enumerate(episodes):
+        assert (rival.player.observations[i] == episode.observations).all()
+        assert (rival.player.actions[i] == episode.actions).all() and (rival.player.rewards[i, :3] == episode.rewards[:3]).all()
+    assert (thief.team_returns == fishers.team_returns).all()
+    assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
+    assert rival.env.tasks[0].endswith("Role: thief.")
+    both = build(node | {"partners": {1: str(island_run)}}, 2)
+    mine = checkpoint.load(island_run, part="fish")[0]
+    episodes = rollout(lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0)
+    assert [len(e.rewards) for e in episodes] == [4, 2, 4]
+
+
+def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
+    with pytest.raises(
+        ValueError, match="to play fisher_0, fisher_1, thief_0, got a run that plays fisher_0, fisher_1 or thief_0"
+    ):
+        PettingZooTeams(1, id="tests.eval.test_pettingzoo", horizon=4, team=1, teams={"x": 1}, partners={0: str(island_run)})
+    with pytest.raises(
+        ValueError, match="id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'"
+    ):
+        PettingZooTeams(1, id="mpe2.simple_tag_v3", horizon=4, teams={"agent": 1}, partners={1: str(island_run)})
+    with pytest.raises(FileNotFoundError, match="expected a run directory"):
+        PettingZooTeams(1, **OPTIONS, partners={1: f"{tmp_path}/none"})
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -201,6 +281,8 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
         ({"horizon": 0}, ValueError, "env: expected horizon"),
         ({"reference": [3]}, ValueError, "reference=[low,high], got 4 and [3]"),
         ({"reference": [3, 3]}, ValueError, "reference=[low,high], got 4 and [3, 3]"),
+        ({"winner": [0]}, ValueError, "expected winner=[team,return] without reference, got [0] and []"),
+        ({"winner": [0, 1], "reference": [0, 1]}, ValueError, "without reference, got [0, 1] and [0, 1]"),
         ({"returns": "sum"}, ValueError, "env.returns: expected one of team, own, mean, got 'sum'"),
         (
             {"partners": {"shark": "noop"}},

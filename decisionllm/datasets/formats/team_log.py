@@ -255,10 +255,12 @@ def split_observation(observation: Any, info: Mapping[str, Any]) -> tuple[np.nda
     return flat(view["observation"]), None if mask is None else np.asarray(mask) != 0
 
 
+Act = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]
+
+
 def collect(
-    env: Any, act: Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]], *, episodes: int, seed: int = 0,
-    teams: Mapping[str, int] | None = None, **meta: Any,
-) -> Log:  # fmt: skip
+    env: Any, act: Act | Mapping[str, Act], *, episodes: int, seed: int = 0, teams: Mapping[str, int] | None = None, **meta: Any
+) -> Log:
     """Play a PettingZoo parallel environment and record a Log.
 
         log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in observations}, episodes=100)
@@ -267,7 +269,7 @@ def collect(
     Args:
         env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an observation that is a dict
             beside `observation`, or in infos. Agent `wolf_0` is of type `wolf`.
-        act: (observations, infos) -> actions, dicts by agent.
+        act: (observations, infos) -> actions, dicts by agent; or several by name, which play one group each in turn.
         episodes: number of groups, reset with seed, seed + 1, ...
         teams: {type: team}; types without one are in team 0.
         meta: see above; task, name, ...
@@ -279,13 +281,14 @@ def collect(
     types, number = list(limits), {agent: i for i, agent in enumerate(env.possible_agents)}
     team_of = {agent: (teams or {}).get(kind, 0) for agent, kind in kinds.items()}
     discrete = all("num_actions" in limit for limit in limits.values())
+    acts = [*act.values()] if isinstance(act, Mapping) else [act]
     steps: list[dict[str, Any]] = []
     agents: list[dict[str, Any]] = []
     for group in range(episodes):
         (observations, infos), step = env.reset(seed=seed + group), 0
         sizes = Counter(team_of[agent] for agent in env.agents)
         while env.agents:
-            present, actions = list(env.agents), act(observations, infos)
+            present, actions = list(env.agents), acts[group % len(acts)](observations, infos)
             views = {agent: split_observation(x, infos.get(agent, {})) for agent, x in observations.items()}
             observations, rewards, terminated, truncated, infos = env.step({agent: actions[agent] for agent in present})
             for agent in present:
@@ -311,4 +314,6 @@ def collect(
         columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
     found = {"name": str(env), "types": limits, "teams": dict(teams or {}), "horizon": int(clock["step"].max()) + 1, "seed": seed,
              "generator": "collect"}  # fmt: skip
+    if isinstance(act, Mapping):
+        columns["behaviour"], found["behaviours"] = columns["group"] % len(acts), list(act)
     return Log(found | meta, clock, columns)
