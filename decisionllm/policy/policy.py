@@ -37,7 +37,7 @@ class Policy:
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
             which was added to the log's actions before they were clipped to their limits: the actions before.
         planning_horizon: steps to imagine before each action, see `session.plan`; 0: no planning.
-        planning_margin: see `session.plan`.
+        planning_margin, planning_value: see `session.plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
         order: in which the agents of a group decide: `random`, `given` or `reverse`.
         device: of the model.
@@ -61,6 +61,7 @@ class Policy:
     device: str = "cpu"
     generator: torch.Generator | None = None
     planning_margin: float = 0.6
+    planning_value: float = 0.0
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
     recorded: dict[bool, Read] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`

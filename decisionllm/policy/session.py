@@ -236,7 +236,8 @@ def plan(session: Session, hidden: Tensor, rows: Rows) -> np.ndarray:
 
 
 def plan_to_value(session: Session, hidden: Tensor, each: np.ndarray) -> np.ndarray:
-    """Choose the candidate action whose imagined rewards and value after them are highest; the policy's own where none is known.
+    """Choose the candidate action whose imagined rewards and value after them are highest; the policy's own where none is known, or
+    none has `planning_value`. Far from any reward a value is less certain than what a policy has learned.
 
     Args:
         session: that has observed the current step; it stays as it is.
@@ -256,4 +257,4 @@ def plan_to_value(session: Session, hidden: Tensor, each: np.ndarray) -> np.ndar
         values = torch.where(masks, values, -1.0)
     own = policy.choose(hidden, masks, observations)
     best, choice = (x.cpu().numpy() for x in values.max(1))
-    return np.where(best[:, None] < 0, own, policy.candidate_actions[choice])
+    return np.where(best[:, None] < policy.planning_value, own, policy.candidate_actions[choice])
