@@ -144,7 +144,7 @@ class ImaginedValue(nn.Module):
         if not self.code:
             return observations
         read = codes(texts).to(observations.device)
-        if not (found := (torch.cdist(read, self.known) < 1e-3).any(1)).all():
+        if not (found := (read[:, None] == self.known).all(-1).any(1)).all():
             raise ValueError("model.value_reads_text: expected a task text that the value was fitted to, got "
                              f"{texts[int(found.int().argmin())]!r}; act.planning_horizon=0 acts without the value")  # fmt: skip
         return torch.cat([observations, read], -1)

@@ -36,6 +36,34 @@ def test_a_value_is_restored_and_planned_to(run):
     assert np.abs(own[0] - acted[0]).max() > 1e-3
 
 
+def test_below_planning_value_the_policy_acts_itself(run):
+    values = torch.full((2, 9), 0.1)
+    values[0, 8] = 0.2
+    kept, own = (decisionllm.load(run, planning_value=value) for value in (0.15, 0.25))
+    for policy in (kept, own):
+        policy.model.imagined.plan = lambda observations, steps: values
+    places = np.array([[0.5, 0.5], [-1, 2]], np.float32)
+    acted, plain = (policy.begin(["", ""], 5).act(places) for policy in (kept, own))
+    np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
+    np.testing.assert_allclose(acted[1], plain[1])
+    assert np.abs(plain[0] - acted[0]).max() > 1e-3
+
+
+def test_one_value_for_many_texts(monkeypatch, tmp_path):
+    monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
+    words = ("text=goal", "model.value_reads_text=true", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
+    assert command("train", *SHORT, *words) == 0
+    policy, store = decisionllm.load(tmp_path / "run"), open_store(next((tmp_path / "data" / "stores").glob("altered-*")))
+    known = policy.model.imagined.known
+    assert known.any(1).sum() == len(store.tasks) > 1
+    torch.testing.assert_close(policy.model.imagined.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2])
+    assert policy.begin(list(store.tasks[:2]), 5).act(np.zeros((2, 2), np.float32)).shape == (2, 2)
+    imagined = prepare(node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3), tmp_path)
+    assert len(imagined.tasks) > 1
+    with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"):
+        policy.begin(["Fly."], 5).act(np.zeros((1, 2), np.float32))
+
+
 def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
     before = decisionllm.load(run).model.imagined.state_dict()
     monkeypatch.setattr("decisionllm.policy.start.fit_value", None)
