@@ -120,7 +120,7 @@ class Policy:
         longest = max(len(h.observations) for h in histories)
         targets = self.resolve_targets([h.target_return for h in histories])
         session = Session(self, [h.task for h in histories], longest, targets).restore(histories)
-        session.observe(observations)
+        session.observe(observations, action_masks=None if masks is None else masks.cpu().numpy())
         return plan(session, hidden, slice(None)), returns
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, Tensor | None, np.ndarray]:

@@ -214,7 +214,8 @@ def plan(session: Session, hidden: Tensor, rows: Rows) -> np.ndarray:
     N, C, steps = len(hidden), 1 + len(policy.candidate_actions), policy.planning_horizon
     if model.tokenizer.timesteps is not None:
         steps = min(steps, model.spec.horizon - 1 - int(session.now[each].max()))
-    own = policy.choose(hidden, None, session.observations[each, session.now[each]])
+    masks = session.allowed(each)
+    own = policy.choose(hidden, masks, session.observations[each, session.now[each]])
     imagined = session.branch(np.repeat(each, C), policy.planning_horizon)
     hidden = hidden.repeat_interleave(C, 0)
     actions = np.tile(np.concatenate([own[:1], policy.candidate_actions]), (N, 1))
@@ -230,6 +231,8 @@ def plan(session: Session, hidden: Tensor, rows: Rows) -> np.ndarray:
         observations, rewards = model.imagine(hidden, observations, torch.from_numpy(actions).to(policy.device))
         total = total + rewards
     total = total.view(N, C)
+    if masks is not None:
+        total[:, 1:].masked_fill_(~masks, -np.inf)
     better = total.amax(1) > total[:, 0] + policy.planning_margin * steps * model.normalizer.reward_scale
     best = actions.reshape(N, C, -1)[np.arange(N), total.argmax(1).cpu().numpy()]
     return np.where(better.cpu().numpy()[:, None], best, own)

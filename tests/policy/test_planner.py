@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from decisionllm.schema import Spec
+from decisionllm.schema import History, Spec
 from tests.conftest import make_policy
 from tests.policy.test_policy import CONTINUOUS, DISCRETE, World, play
 
@@ -101,6 +101,19 @@ def test_every_discrete_action_is_tried():
     for wanted in range(4):
         policy.model.dynamics.pay = lambda place, wanted=wanted: -10 * (place - 2 * (wanted - 1)).square()
         assert decide(policy) == wanted
+
+
+@pytest.mark.parametrize("allowed", range(4))
+def test_a_plan_takes_allowed_actions_only(allowed):
+    """The policy's own action and the best plan are other ones, in a session and from a history."""
+    policy, masks = walker(MOVES, head="discrete"), np.arange(4)[None] == allowed
+    policy.model.dynamics.step = lambda actions: actions - 1
+    policy.model.dynamics.pay = lambda place: -10 * (place - 2 * ((allowed + 1) % 4 - 1)).square()
+    session = policy.begin([""], 10)
+    session.observe(np.zeros((1, 1), np.float32), action_masks=masks)
+    assert session.decide() == allowed
+    begun = History(np.zeros((1, 1), np.float32), np.zeros((0, 1)), np.zeros(0), action_masks=masks)
+    assert policy.act([begun]) == allowed
 
 
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
