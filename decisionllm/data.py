@@ -14,6 +14,7 @@ from decisionllm.datasets.store import Store
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
+from decisionllm.scaling.executors import of_files
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -44,7 +45,8 @@ def data(config: dict[str, Any]) -> Store | None:
         export_days(target, config["dataset"], console)
         return None
     grow = {"append": config.get("append"), "new_texts": config.get("new_texts", False)}
-    store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow)
+    with of_files({"executor": "inline", "address": ""} | config):
+        store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow)
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:

@@ -3,9 +3,11 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 
@@ -14,6 +16,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DECISIONLLM_HOME", "~/.cache/decisionllm")).expanduser()
 
 
+EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)  # how a function is applied to each file of a dataset
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
 
 

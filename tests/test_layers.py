@@ -18,9 +18,9 @@ FLOORS = (
     {"models"},
     {"policy"},
     {"eval", "serving"},
-    {"data", "train", "baseline", "evaluate", "serve", "export", "backup"},
+    {"train", "baseline", "evaluate", "serve", "export", "backup"},
     {"scaling"},  # trains and evaluates
-    {"scale", "finetune"},
+    {"data", "scale", "finetune"},
     {"__init__", "__main__"},
 )
 OPTIONAL = {

@@ -349,7 +349,8 @@ def load_parts(
 def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
-    options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_margin", "planning_value") if key in act}
+    planning = ("planning_horizon", "planning_margin", "planning_value")
+    options = {key: act[key] for key in ("stride", "decode", *planning) if key in act}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)

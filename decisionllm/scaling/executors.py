@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.context import SpawnProcess
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from decisionllm.config import one_of
-from decisionllm.files import explained
+from decisionllm.files import EACH, explained
 from decisionllm.scaling.ledger import Worker
 
 Call = Callable[[], int]
@@ -60,20 +60,53 @@ def inline(config: dict[str, Any]) -> Iterator[Executor]:
 
 
 @contextmanager
-def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
-    """Ray tasks, in the cluster at an address, or in one of this machine that ends with the context."""
+def ray_cluster(address: str) -> Iterator[Any]:
+    """Ray with the cluster at an address, or with one of this machine that ends with the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with explained("executor=ray needs Ray: pip install 'decisionllm[ray]'", ImportError, raised=ImportError):
         import ray
 
-    ours, address = not ray.is_initialized(), config["address"]
-    if ours:
+    if ours := not ray.is_initialized():
         check_address(address)  # Ray itself would try for minutes
         board = None if address else False
         with explained(f"executor=ray address={address}: Ray did not answer", Exception, raised=ConnectionError):
             ray.init(address or "local", include_dashboard=board, log_to_driver=False, logging_level=logging.ERROR)
     try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+@contextmanager
+def of_files(config: dict[str, Any]) -> Iterator[None]:
+    """While it lasts, `files.EACH` reads the files of a dataset in this process, or with executor=ray each by a task of the cluster."""
+    one_of("executor", config["executor"], ("inline", "ray"))
+    if config["executor"] == "inline":
+        yield
+        return
+    with ray_cluster(config["address"]) as ray:
+        remote = ray.remote(lambda function, file: function(file))
+
+        def each(function: Callable[[Path], Any], files: Iterable[Path]) -> Iterator[Any]:
+            for task in [remote.remote(function, file) for file in files]:
+                try:
+                    yield ray.get(task)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+
+        before = EACH.set(each)
+        try:
+            yield
+        finally:
+            EACH.reset(before)
+
+
+@contextmanager
+def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
+    """Ray tasks, see `ray_cluster`."""
+    with ray_cluster(config["address"]) as ray:
         resources, gpus = ray.cluster_resources(), config["gpus"]
         cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
@@ -89,9 +122,6 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
             return Remote(task.future(), lambda: ray.cancel(task), ray.exceptions.RayTaskError, ray.exceptions.RayError)
 
         yield start, workers, max(int(share), 1)
-    finally:
-        if ours:
-            ray.shutdown()
 
 
 @contextmanager

@@ -147,7 +147,8 @@ def test_teams_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"group 1: expected at most 16 agents \(the identities there are\), got 17"):
         sampler(tmp_path / "a", DISCRETE, [[(0, 2)] * 3, [(0, 2)] * 17])
     with pytest.raises(
-        ValueError, match="episode 1: expected an end within the horizon of 12 steps of its world, it begins at step 9 and has 4"
+        ValueError,
+        match="episode 1: expected an end within the horizon of 12 steps of its world, it begins at step 9 and has 4",
     ):
         sampler(tmp_path / "b", DISCRETE, [[(0, 2), (9, 13)]])
     with pytest.raises(ValueError, match="order: expected one of random, given, reverse, got 'up'"):

@@ -5,13 +5,18 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from decisionllm.datasets.formats.auctionnet import read, write
+from decisionllm.files import EACH
 from decisionllm.scaling import executors
 from tests.conftest import PATIENCE, command
 from tests.test_scale import ONE, SMALL, listed
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address": "", "slurm": {}}
 
 
@@ -51,6 +56,27 @@ def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, monkeypatch):
     assert {run["state"] for run in runs.values()} == {"done"} and killed
     assert sorted(map(len, begun.values())) == [1, 2], "the killed run alone is attempted twice"
     assert killed[0] not in {int(lines[-1].split()[0]) for lines in begun.values()}
+
+
+def test_ray_reads_the_files_of_a_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2}))
+    days = read(FIXTURES / "trajectories_periods_7_8.csv.gz")
+    for period in (7, 8):
+        write(tmp_path / f"log_{period}.csv.gz", days.rows(np.flatnonzero(days.period == period)))
+    found, pids = {}, []
+    for executor in ("inline", "ray"):
+        with executors.of_files({"executor": executor, "address": ""}):
+            found[executor] = read(tmp_path / "log_*.csv.gz")
+            pids.append({*EACH.get()(lambda file: os.getpid(), [Path("a"), Path("b")])})
+            if executor == "ray":
+                (tmp_path / "log_9.csv.gz").write_bytes(b"broken")
+                with pytest.raises(ValueError, match="log_9.csv.gz"):
+                    read(tmp_path / "log_*.csv.gz")
+    for name, column in vars(found["inline"]).items():
+        np.testing.assert_array_equal(column, vars(found["ray"])[name], err_msg=name)
+    assert pids[0] == {os.getpid()} and os.getpid() not in pids[1] and EACH.get() is map
+    with pytest.raises(ValueError, match="executor: expected one of inline, ray, got 'slurm'"):
+        executors.of_files({"executor": "slurm"}).__enter__()
 
 
 def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):

@@ -21,7 +21,7 @@ import numpy as np
 
 from decisionllm.config import ranges
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns
-from decisionllm.files import absent, atomic
+from decisionllm.files import EACH, absent, atomic
 from decisionllm.schema import differs, refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
@@ -117,8 +117,8 @@ def read(path: str | Path, *, periods: str = "") -> Log:
     """
     wanted, logs = parse_periods(periods), []
     seen: dict[int, Path] = {}
-    for file in log_files(path):
-        log = read_file(file)
+    files = log_files(path)
+    for file, log in zip(files, EACH.get()(read_file, files), strict=True):
         for period in np.unique(log.period).tolist():
             if period in seen:
                 raise ValueError(f"{file}: period {period} is in {seen[period]} too; leave one of the two out of dataset.path")
