@@ -96,9 +96,7 @@ class ActOptions:
     decode: str = "mode"  # mean, sample, unclipped
     planning_horizon: int = 0  # steps to imagine before each action (needs model.dynamics)
     planning_margin: float = 0.6  # a plan replaces the policy's action only if its reward is this many deviations a step higher
-    planning_value: float = (
-        0.0  # with model.value_discount: a plan of less value, of 0 .. 1, is left for the policy's own action
-    )
+    planning_value: float = 0.0  # with model.value_discount: plans of less value, of 0 .. 1, leave it to the policy
 
 
 @dataclass
