@@ -167,7 +167,13 @@ def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, c
 def test_in_python_an_option_left_out_has_its_default():
     options = with_defaults("evaluate", {"run": "runs/x", "episodes": 7, "act": {"decode": "mean"}})
     assert options["episodes"] == 7 and options["target_returns"] == [] and options["env"] == {}
-    assert options["act"] == {"stride": None, "decode": "mean", "planning_horizon": None, "planning_margin": None}
+    assert options["act"] == {
+        "stride": None,
+        "decode": "mean",
+        "planning_horizon": None,
+        "planning_margin": None,
+        "planning_value": None,
+    }
     with pytest.raises(ValueError, match="no key 'episode' in the config; did you mean episodes"):
         evaluate({"run": "runs/x", "episode": 7})
 

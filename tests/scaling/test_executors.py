@@ -37,10 +37,18 @@ def kill_the_first(out, killed):
         time.sleep(0.01)
 
 
-def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, no run uses it
+@pytest.fixture(scope="module")
+def cluster():
+    """One for all tests: Ray takes long to start, and a second time in one process it may not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, no run uses it
+        with executors.ray_cluster(""):
+            yield
+
+
+def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, cluster):
     killed, out = [], tmp_path / "out"
-    with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):  # the study below uses this cluster
+    with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):
         devices, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
         for worker in (devices, broken):
             worker.join()
@@ -58,8 +66,7 @@ def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, monkeypatch):
     assert killed[0] not in {int(lines[-1].split()[0]) for lines in begun.values()}
 
 
-def test_ray_reads_the_files_of_a_log(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2}))
+def test_ray_reads_the_files_of_a_log(tmp_path, cluster):
     days = read(FIXTURES / "trajectories_periods_7_8.csv.gz")
     for period in (7, 8):
         write(tmp_path / f"log_{period}.csv.gz", days.rows(np.flatnonzero(days.period == period)))
