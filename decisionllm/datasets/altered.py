@@ -28,9 +28,7 @@ from decisionllm.tokenizers.entities import blocks
 
 CHANGED = "seed_of_changes"  # key of the info of a changed store
 VERSION = 2  # of what `_changed` writes
-LABELS = (
-    1 << 40
-)  # the stream of random numbers that chooses labelled episodes: neither that of held-out groups nor of an episode
+LABELS = 1 << 40  # random numbers that choose labelled episodes; they are not those of held-out groups or of an episode
 REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
 
 

@@ -9,6 +9,7 @@ rewards within 0 .. 1 between the least and the largest of the data, values mult
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,16 @@ def candidate_actions(spec: Spec) -> Tensor:
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
+@lru_cache(TEXTS)
+def code_of(text: str) -> Tensor:
+    """Numbers that stand for a text, (CODE,): drawn from N(0, 1) by a digest of the text."""
+    seed = [*hashlib.blake2b(text.encode(), digest_size=8).digest()]
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=CODE)).float()
+
+
 def codes(texts: Sequence[str]) -> Tensor:
-    """Numbers that stand for each text, (N, CODE): drawn from N(0, 1) by a digest of the text."""
-    seeds = {text: [*hashlib.blake2b(text.encode(), digest_size=8).digest()] for text in texts}
-    drawn = {text: np.random.default_rng(seed).normal(size=CODE) for text, seed in seeds.items()}
-    return torch.from_numpy(np.stack([drawn[text] for text in texts])).float()
+    """The code of each text, (N, CODE)."""
+    return torch.stack([code_of(text) for text in texts])
 
 
 class FourierMLP(nn.Module):
@@ -100,7 +106,8 @@ class ImaginedValue(nn.Module):
     """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit` alone.
 
     The observation holds what matters: the value reads no history. Where `texts`, it tells the task texts of its data apart, by a code
-    that follows the observation; the dynamics are those of all texts. Below, a state is an observation with its code, (..., S + CODE), or an observation alone.
+    that follows the observation; the dynamics are those of all texts. Below, a state is an observation with its code, (..., S + CODE), or
+    an observation alone.
 
     Args:
         spec: of the data.
@@ -121,9 +128,8 @@ class ImaginedValue(nn.Module):
         self.spec, self.discount, self.code = spec, discount, CODE if texts else 0
         inputs, code = S + self.code, self.code
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
-        self.rewards = nn.ModuleList(
-            FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3)
-        )  # and whether the episode ends
+        # reward, and whether the episode ends
+        self.rewards = nn.ModuleList(FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3))
         self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
         if texts:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
@@ -143,11 +149,11 @@ class ImaginedValue(nn.Module):
         """
         if not self.code:
             return observations
-        read = codes(texts).to(observations.device)
-        if not (found := (read[:, None] == self.known).all(-1).any(1)).all():
-            raise ValueError("model.value_reads_text: expected a task text that the value was fitted to, got "
-                             f"{texts[int(found.int().argmin())]!r}; act.planning_horizon=0 acts without the value")  # fmt: skip
-        return torch.cat([observations, read], -1)
+        for text in dict.fromkeys(texts):
+            if not (code_of(text).to(self.known) == self.known).all(-1).any():
+                raise ValueError(f"model.value_reads_text: expected a task text that the value was fitted to, got {text!r}; "
+                                 "act.planning_horizon=0 acts without the value")  # fmt: skip
+        return torch.cat([observations, codes(texts).to(observations)], -1)
 
     def encode(self, states: Tensor, actions: Tensor) -> Tensor:
         """What members and rewards read, (..., S + CODE + A)."""
@@ -205,12 +211,8 @@ class ImaginedValue(nn.Module):
         and whether the members agree, (N,) bool."""
         ends = torch.stack([self.step(member, states, actions) for member in self.members])
         paid, over = self.pay(states, actions)
-        return (
-            ends.mean(0)[:, : self.spec.observation_dim],
-            self.reward_low + paid * self.reward_span,
-            over > 0.5,
-            self.agreed(ends, 1),
-        )
+        reward = self.reward_low + paid * self.reward_span
+        return ends.mean(0)[:, : self.spec.observation_dim], reward, over > 0.5, self.agreed(ends, 1)
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -221,8 +223,8 @@ class ImaginedValue(nn.Module):
             steps: k.
 
         Returns:
-            End states (N, C, S + CODE), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes on (N, C),
-            and whether the members agree about the end (N, C).
+            End states (N, C, S + CODE), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes
+            on (N, C), and whether the members agree about the end (N, C).
         """
         N, C = len(states), len(self.candidates)
         actions, ends = self.candidates.repeat(N, 1), []

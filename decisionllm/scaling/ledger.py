@@ -231,6 +231,7 @@ def drive(
                 ended |= {name: was for name, was in found.items() if was in ("done", "failed")}
                 unfinished = [name for name in unfinished if name not in ended]
                 progress(found | ended)
+                took = time.monotonic() - began  # of the look; a run that this process does itself is not part of it
                 if not unfinished:
                     return {name: ended[name] for name in names}
                 for worker in workers:
@@ -240,7 +241,7 @@ def drive(
                 planned = [name for name in unfinished if found[name] == "planned"]
                 for _ in range(min(count - len(workers), len(planned))):
                     workers.append(start(partial(work, root, planned, run, alive.name, os.getcwd())))
-                time.sleep(max(poll, 2 * (time.monotonic() - began)))  # a large ledger is listed less often
+                time.sleep(max(poll, 2 * took))  # a large ledger is listed less often
         finally:
             for worker in (worker for worker in workers if worker.is_alive()):
                 worker.terminate()

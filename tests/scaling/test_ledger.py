@@ -10,6 +10,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +182,19 @@ def test_a_run_that_kills_its_workers_has_failed(tmp_path):
     names = ledger.plan(tmp_path, jobs(1))
     assert ledger.drive(tmp_path, names, die, executors.process, 1) == {names[0]: "failed"}
     assert "its worker died 3 times" in ledger.result(tmp_path / names[0])["reason"]
+
+
+def test_runs_of_this_process_are_not_slept_after(tmp_path, monkeypatch):
+    clock, slept = [0.0], []
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0], sleep=slept.append))
+
+    def long(folder, job):
+        clock[0] += 3600
+        return {}
+
+    names = ledger.plan(tmp_path, jobs(2))
+    assert set(ledger.drive(tmp_path, names, long, *INLINE).values()) == {"done"}
+    assert clock[0] == 7200 and max(slept) < 1
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_driver(tmp_path, capfd):
