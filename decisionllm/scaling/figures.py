@@ -47,8 +47,11 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     volumes = base.groupby("fraction")["data_steps"].transform("mean")
     label = [f"{share:.0%} of the data, {steps:,.0f} steps" for share, steps in zip(base["fraction"], volumes, strict=True)]
     by_volume = base.assign(volume=label).sort_values("fraction", kind="stable")
-    trend(axis("size", PARAMETERS), by_volume, "non_embedding", "volume", fits["law"])
-    trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])
+    sizes, fractions = base["non_embedding"].nunique(), base["fraction"].nunique()
+    if sizes > 1:
+        trend(axis("size", PARAMETERS), by_volume, "non_embedding", "volume", fits["law"])
+    if fractions > 1:
+        trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])
     compute(axis("compute", "training compute, FLOPs"), grid, fits["frontier"])
     if fits["law"] and fits["law"].A and fits["law"].B:
         k = cost(*(base[name] for name in ("non_embedding", "data_steps", "flops")))
@@ -65,11 +68,13 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
             axes.fill_between(fits["score"]["at"], *fits["score"]["band"], color="black", alpha=0.1)
     metric = "score" if grid["score"].notna().all() else "excess"
     what = "score" if metric == "score" else "held-out loss above the floor"
-    means(axis("crossover", "share of the data", what, log="x"), base, "fraction", metric)
-    if grid["mixture"].nunique() > 1:
+    if fractions > 1:
+        means(axis("crossover", "share of the data", what, log="x"), base, "fraction", metric)
+    if (qualities := grid["mixture"].nunique()) > 1:
         full = grid[grid["fraction"] == grid["fraction"].max()]
-        axes = axis("quality", "quality: mean return of the data, 1: that of the whole log", what, log="")
-        means(axes, full, "quality", metric)
+        returns = full["quality"].round(6).nunique() == qualities
+        axes = axis("quality", "quality: mean return of the data, 1: that of the whole log" if returns else "quality", what, log="")
+        means(axes, full, "quality" if returns else "mixture", metric)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
     within = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
     shares = values[(values["fraction"] == grid["fraction"].max()) & within]
