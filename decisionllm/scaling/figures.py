@@ -24,6 +24,7 @@ CAPTIONS = {
     "curves": "Held-out loss during training, one line for each run. Dashed: not all data.",
 }
 LOSS = "held-out loss above the head's floor\nnats an action"
+MEAN_RETURN = "quality: mean return of the data, 1: that of the whole log"
 PARAMETERS, STEPS = "parameters without embeddings", "steps of training data"
 POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
 PALETTE = "tab10"
@@ -73,7 +74,7 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     if (qualities := grid["mixture"].nunique()) > 1:
         full = grid[grid["fraction"] == grid["fraction"].max()]
         returns = full["quality"].round(6).nunique() == qualities
-        axes = axis("quality", "quality: mean return of the data, 1: that of the whole log" if returns else "quality", what, log="")
+        axes = axis("quality", MEAN_RETURN if returns else "quality", what, log="")
         means(axes, full, "quality" if returns else "mixture", metric)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
     within = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
