@@ -6,6 +6,9 @@ minus half a point for each other agent it touches. A world runs for 25 steps. `
 
 Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is (x, y) within -1 .. 1: mpe2's
 continuous action in two numbers in place of five. A discrete action is mpe2's index: stay, left, right, down, up.
+
+`rules="omar"` is the world of OMAR's published logs (arXiv 2111.11188): the velocity changes first and moves the agent in the same step, and
+the reward of an agent is min(1 / distance, 10) for each landmark and its nearest agent, minus 5 for each other agent it touches.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ CONTACT_FORCE, CONTACT_MARGIN = 100.0, 1e-3
 COVERED = 0.1  # a landmark with an agent within this distance is covered
 PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # of the discrete actions
 TEACHERS = ("expert", "medium", "random", "convention")
+RULES = ("mpe2", "omar")
 
 
 class Spread:
@@ -31,6 +35,7 @@ class Spread:
     Args:
         seeds: (E,), world e starts as mpe2's `reset(seed=seeds[e])`.
         agents: (E,) number of agents of each world, or one number for all.
+        rules: one of RULES.
 
     Attributes:
         alive, landmark_mask: (E, N) which slots hold an agent, and a landmark.
@@ -38,7 +43,8 @@ class Spread:
         positions, velocities, landmarks: (E, N, 2).
     """
 
-    def __init__(self, seeds: Sequence[int] | np.ndarray, agents: int | np.ndarray) -> None:
+    def __init__(self, seeds: Sequence[int] | np.ndarray, agents: int | np.ndarray, rules: str = "mpe2") -> None:
+        self.omar = rules == "omar"
         agents = np.broadcast_to(agents, len(seeds))
         E, N = len(seeds), int(agents.max())
         self.alive = np.arange(N) < agents[:, None]
@@ -74,14 +80,17 @@ class Spread:
             force = force + contact[:, :, other]
         before = self.velocities
         self.velocities = np.where(self.alive[..., None], before * (1 - DAMPING) + force * TIME_STEP, 0)
-        self.positions = self.positions + TIME_STEP * before  # as mpe2, which moves first and then changes the velocity
+        self.positions = self.positions + TIME_STEP * (self.velocities if self.omar else before)  # mpe2 moves first
         self._measure()
         return self.rewards()
 
     def rewards(self) -> np.ndarray:
         """(E, N)"""
-        nearest = np.where(self.landmark_mask, self.nearest(), 0).sum(1)[:, None]
         touches = (self.both & (self.distance < TOUCH)).sum(2)
+        if self.omar:
+            near = np.where(self.landmark_mask, 1 / self.nearest().clip(min=0.1), 0).sum(1)[:, None]
+            return np.where(self.alive, near - 5.0 * touches, 0)
+        nearest = np.where(self.landmark_mask, self.nearest(), 0).sum(1)[:, None]
         return np.where(self.alive, -0.5 * nearest - 0.5 * touches, 0)
 
     def nearest(self) -> np.ndarray:

@@ -12,11 +12,12 @@ import numpy as np
 from decisionllm.config import listed, one_of, ranges
 from decisionllm.datasets.spread import blocks, describe
 from decisionllm.datasets.team import canonical, entity_schema
-from decisionllm.envs.spread import HORIZON, TEACHERS, TOUCH, Spread, Teacher, pushes
+from decisionllm.envs.spread import HORIZON, RULES, TEACHERS, TOUCH, Spread, Teacher, pushes
 from decisionllm.eval.team_env import STARTS, TeamEnv
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
+OMAR = (159.8, 516.8)  # S_random and S_expert of its paper: three agents, continuous actions
 # Mean returns of random play and of the expert teacher by number of agents, 1,000 worlds each; tests measure them again
 REFERENCE_STARTS = 900_000  # and the next ones are mpe2's seeds of these worlds
 REFERENCE = {
@@ -36,19 +37,25 @@ class SpreadTeams(TeamEnv):
         agents: such as `3`, `2-6` or `3,5`.
         crash: steps from which on the motor of one agent is dead, such as `0,2,4,8`; no observation says so.
         partner: one agent is played by a teacher: `expert`, `medium`, `random`, `convention`, or several of them.
+        rules: `mpe2`, or `omar`, the world of OMAR's logs, which has its score.
     """
 
     horizon, teachers, averages = HORIZON, TEACHERS[:3], ("covered", "touches")
 
     def __init__(
         self, num_episodes: int, *, agents: str = "3", actions: str = "discrete", crash: str = "", partner: str = "",
-        text: str = "none", capacity: int = 6, wordings: str = "trained", frames: int = 0,
+        text: str = "none", capacity: int = 6, wordings: str = "trained", frames: int = 0, rules: str = "mpe2",
     ) -> None:  # fmt: skip
         numbers, partners = ranges("env.agents", agents, within=range(2, capacity + 1)), listed(partner)
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         for name in partners:
             one_of("env.partner", name, TEACHERS)
         one_of("env.actions", actions, ("discrete", "continuous"))
+        one_of("env.rules", rules, RULES)
+        if rules == "omar" and (numbers != [3] or actions != "continuous"):
+            raise ValueError(
+                f"env.rules=omar: expected agents=3 and actions=continuous, as in its paper, got {agents} and {actions}"
+            )
         disturbed = [("", HORIZON, ""), *((f"crash at {c}", c, "") for c in crashes)]
         disturbed += [(f"partner {p}", HORIZON, p) for p in partners]
         settings = [(n, *how) for n in numbers for how in disturbed]
@@ -61,13 +68,14 @@ class SpreadTeams(TeamEnv):
         meta = describe((6 * np.unique(self.agents)).tolist(), actions)
         self.entity_schema = entity_schema(meta, capacity)
         self.tasks = self.texts(meta, self.agents[self.groups].tolist(), ["agent"] * len(self.groups))
-        self.bounds = np.array([REFERENCE[actions][n] for n in self.agents])  # (E, 2)
+        self.rules, bounds = rules, {3: OMAR} if rules == "omar" else REFERENCE[actions]
+        self.bounds = np.array([bounds[n] for n in self.agents])  # (E, 2)
 
     def reset(self, seed: int) -> np.ndarray:
         if not 0 <= seed < REFERENCE_STARTS // STARTS:
             raise ValueError(f"seed: expected 0 .. {REFERENCE_STARTS // STARTS - 1}, so that no start is in a log, got {seed}")
         E, several = int((self.condition == 0).sum()), len(self.labels)
-        self.world, self.time = Spread(STARTS * seed + np.tile(np.arange(E), several), self.agents), 0
+        self.world, self.time = Spread(STARTS * seed + np.tile(np.arange(E), several), self.agents, self.rules), 0
         rng = np.random.default_rng(seed)
         drawn = np.tile(rng.random((E, self.world.alive.shape[1])), (several, 1))
         self.struck = np.where(self.world.alive, drawn, -1).argmax(1)  # the agent that a crash or a partner replaces

@@ -123,3 +123,16 @@ def test_a_wrong_option_is_refused_by_name(options, message):
 def test_a_seed_whose_starts_would_be_in_a_log_is_refused():
     with pytest.raises(ValueError, match="expected 0 .. 899"):
         SpreadTeams(2).reset(900)
+
+
+def test_omars_world_has_omars_score():
+    env = SpreadTeams(200, actions="continuous", rules="omar")
+    assert scores(env, "random")["per agent"] == pytest.approx(0, abs=5)
+    ours, omars = (
+        scores(SpreadTeams(50, actions="continuous", rules=rules), "expert")["per agent"] for rules in ("mpe2", "omar")
+    )
+    assert ours == pytest.approx(100, abs=5) and omars > 110, "the script is above the published expert"
+    with pytest.raises(ValueError, match="env.rules=omar: expected agents=3 and actions=continuous"):
+        SpreadTeams(1, rules="omar")
+    with pytest.raises(ValueError, match="env.rules: expected one of mpe2, omar"):
+        SpreadTeams(1, rules="farama")

@@ -1,0 +1,162 @@
+"""The four logs of OMAR's simple_spread, made again by its protocol (arXiv 2111.11188), in its own format.
+
+`python -m benchmarks.omar data/omar [--seed 0]` trains MATD3 in the world of `env.rules=omar` and writes the folders random, medium-replay,
+medium and expert: uniform play; all that was played until the policy reached the return of the published medium log; that policy; and
+the last one. `meta.json` beside them describes the observation. About ten minutes of a core. Then, for each log and way to learn,
+
+    decisionllm train experiment=spread dataset=team dataset.path=data/omar/medium dataset.meta=data/omar/meta.json dataset.returns=mean \
+      env=spread env.rules=omar env.agents=3 env.actions=continuous name=returns run=runs/omar/medium-returns-0
+    decisionllm evaluate run=runs/omar/medium-returns-0 episodes=400
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decisionllm.datasets.spread import TASK, blocks
+from decisionllm.envs.spread import HORIZON, Spread
+from decisionllm.eval.spread import OMAR
+
+AGENTS, SIZE = 3, 18  # numbers of an observation
+MEDIUM = 273.4  # mean return of the published medium log
+DISCOUNT, DELAY, RATE, BATCH, NOISE = 0.95, 0.01, 1e-3, 512, 0.1
+TRAIN_STARTS, LOG_STARTS = 50_000_000, 80_000_000  # seeds of worlds; those of an evaluation are below a million
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
+
+
+def own_first(x: Tensor) -> Tensor:
+    """(B, N, K) of the agents -> (B, N, N K): of each agent, its own part first, then those of the others in turn."""
+    turns = (torch.arange(AGENTS)[:, None] + torch.arange(AGENTS)) % AGENTS
+    return x[:, turns].flatten(2)
+
+
+class MATD3:
+    """TD3 of agents that share an actor, with twin critics that read all observations and actions."""
+
+    def __init__(self) -> None:
+        self.actor, self.target_actor = mlp(SIZE, 2), mlp(SIZE, 2)
+        self.critics, self.target_critics = (nn.ModuleList(mlp(AGENTS * (SIZE + 2), 1) for _ in range(2)) for _ in range(2))
+        self.target_actor.load_state_dict(self.actor.state_dict())
+        self.target_critics.load_state_dict(self.critics.state_dict())
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), RATE)
+
+    def values(self, critics: nn.ModuleList, observations: Tensor, actions: Tensor) -> Tensor:
+        """(2, B, N)"""
+        x = torch.cat([own_first(observations), own_first(actions)], -1)
+        return torch.stack([critic(x)[..., 0] for critic in critics])
+
+    def update(self, observations: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, *, actor: bool) -> None:
+        """observations (B, N, S), actions (B, N, 2), rewards (B, N). An episode ends by its time limit alone: the value goes on."""
+        with torch.no_grad():
+            noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
+            then = (self.target_actor(following).tanh() + noise).clamp(-1, 1)
+            target = rewards + DISCOUNT * self.values(self.target_critics, following, then).amin(0)
+        loss = F.mse_loss(self.values(self.critics, observations, actions), target.expand(2, -1, -1))
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        self.critic_optimizer.step()
+        if not actor:
+            return
+        raw = self.actor(observations)
+        loss = -self.values(self.critics, observations, raw.tanh())[0].mean() + 1e-3 * raw.square().mean()
+        self.actor_optimizer.zero_grad()
+        loss.backward()
+        self.actor_optimizer.step()
+        with torch.no_grad():
+            for net, slow in ((self.actor, self.target_actor), (self.critics, self.target_critics)):
+                for now, before in zip(net.parameters(), slow.parameters(), strict=True):
+                    before.lerp_(now, DELAY)
+
+
+def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, noise: float) -> dict[str, np.ndarray]:
+    """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform play."""
+    world, rows = Spread(starts, AGENTS, "omar"), []
+    for _ in range(HORIZON):
+        seen = world.observe().reshape(len(starts), AGENTS, SIZE)
+        if actor is None:
+            chosen = rng.uniform(-1, 1, (len(starts), AGENTS, 2))
+        else:
+            with torch.no_grad():
+                chosen = actor(torch.from_numpy(seen)).tanh().numpy()
+            chosen = (chosen + noise * rng.normal(size=chosen.shape)).clip(-1, 1)
+        chosen = chosen.astype(np.float32)
+        gains = world.step(chosen).astype(np.float32)
+        rows.append((seen, chosen, gains, world.observe().reshape(seen.shape)))
+    return dict(zip(("obs", "acs", "rews", "next_obs"), (np.stack(x) for x in zip(*rows, strict=True)), strict=True))
+
+
+def mean_return(columns: dict[str, np.ndarray]) -> float:
+    """Of an agent."""
+    return float(columns["rews"].sum(0).mean())
+
+
+def save(folder: Path, columns: dict[str, np.ndarray]) -> None:
+    """Write columns (T, E, N, ...) as OMAR's files, one an agent and column, episode after episode."""
+    folder.mkdir(parents=True)
+    for name, column in columns.items():
+        for i in range(AGENTS):
+            np.save(folder / f"{name}_{i}.npy", column[:, :, i].swapaxes(0, 1).reshape(-1, *column.shape[3:]))
+    over = np.zeros(columns["rews"].shape[:2], bool)
+    over[-1] = True
+    for i in range(AGENTS):
+        np.save(folder / f"dones_{i}.npy", over.T.ravel())
+    print(f"{folder}: {over.size:,} steps, mean return {mean_return(columns):.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.omar", description=sys.modules[__name__].__doc__.splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1200, help="of one episode in each of --worlds worlds")
+    parser.add_argument("--worlds", type=int, default=32)
+    parser.add_argument(
+        "--episodes", type=int, default=10_000, help="of the logs random, medium and expert; 40,000 were published"
+    )
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True)
+    agent = {"low": [-1.0, -1.0], "high": [1.0, 1.0], "observations": {str(SIZE): blocks(AGENTS, AGENTS)}}
+    described = {"task": TASK, "horizon": HORIZON, "returns": "mean", "types": {"agent": agent}}
+    (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
+
+    torch.manual_seed(given.seed)
+    rng, learner, medium = np.random.default_rng(given.seed), MATD3(), False
+    first = LOG_STARTS + 1_000_000 * given.seed
+    starts = np.arange(first, first + given.episodes)
+    save(given.folder / "random", play(None, starts, rng, 0))
+    tests = TRAIN_STARTS - 1 - np.arange(200)
+    memory: dict[str, np.ndarray] = {}
+    for turn in track(range(given.rounds), "MATD3"):
+        these = given.worlds * turn + np.arange(given.worlds)
+        played = play(learner.actor if turn >= 20 else None, TRAIN_STARTS + 1_000_000 * given.seed + these, rng, NOISE)
+        for name, x in played.items():
+            size = (HORIZON, given.rounds * given.worlds, *x.shape[2:])
+            memory.setdefault(name, np.zeros(size, np.float32))[:, these] = x
+        for k in range(HORIZON if turn >= 20 else 0):
+            t, e = rng.integers(HORIZON, size=BATCH), rng.integers(these[-1] + 1, size=BATCH)
+            learner.update(*(torch.from_numpy(x[t, e]) for x in memory.values()), actor=k % 2 == 1)
+        if turn % 20 == 0:
+            found = mean_return(play(learner.actor, tests, rng, 0))
+            print(f"round {turn}: {found:.1f}, score {100 * (found - OMAR[0]) / (OMAR[1] - OMAR[0]):.1f}", flush=True)
+            if not medium and found >= MEDIUM:
+                medium = True
+                whole = {name: x[:, : these[-1] + 1] for name, x in memory.items()}
+                save(given.folder / "medium-replay", whole)
+                save(given.folder / "medium", play(learner.actor, starts, rng, NOISE))
+    save(given.folder / "expert", play(learner.actor, starts, rng, NOISE))
+
+
+if __name__ == "__main__":
+    main()
