@@ -4,9 +4,8 @@
 medium and expert: uniform play; all that was played until the policy reached the return of the published medium log; that policy; and
 the last one. `meta.json` beside them describes the observation. About ten minutes of a core. Then, for each log and way to learn,
 
-    decisionllm train experiment=spread dataset=team dataset.path=data/omar/medium dataset.meta=data/omar/meta.json dataset.returns=mean \
-      env=spread env.rules=omar env.agents=3 env.actions=continuous name=returns run=runs/omar/medium-returns-0
-    decisionllm evaluate run=runs/omar/medium-returns-0 episodes=400
+    decisionllm train experiment=omar dataset.path=data/omar/medium-replay model.condition_on=none model.advantage_weighting=0.33 name=weighted
+    decisionllm evaluate run=runs/omar/weighted-0 episodes=400
 """
 
 import argparse
@@ -128,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
     agent = {"low": [-1.0, -1.0], "high": [1.0, 1.0], "observations": {str(SIZE): blocks(AGENTS, AGENTS)}}
-    described = {"task": TASK, "horizon": HORIZON, "returns": "mean", "types": {"agent": agent}}
+    described = {"task": TASK, "horizon": HORIZON, "returns": "team", "types": {"agent": agent}}
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 
     torch.manual_seed(given.seed)

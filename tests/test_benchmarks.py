@@ -211,7 +211,7 @@ def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
     omar.main()
     logs = {}
     for name in ("random", "medium-replay", "medium", "expert"):
-        found = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json", returns="mean")
+        found = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json")
         logs[name] = list(found.episodes)
         assert found.spec.entity_schema[0] == ("own", 4, 1) and {len(e.rewards) for e in logs[name]} == {omar.HORIZON}
     assert {name: len(log) for name, log in logs.items()} == {"random": 72, "medium-replay": 48, "medium": 72, "expert": 72}

@@ -209,7 +209,7 @@ def source(
         meta = common_meta(meta, facts["meta"])
         named.append(np.array([number.setdefault(each, len(number)) for each in facts["named"]]))
         masked |= facts["masked"]
-    if meta.get("shared_reward") and facts["returns"] == "own":
+    if meta.get("shared_reward") and facts["returns"] != "team":
         raise ValueError(f"dataset.returns={facts['returns']}: expected a reward of each agent, got one for the whole team")
     which = np.concatenate(named)
     types, words = list(meta["types"].values()), [task_text(meta, n, name, text) for n, name in number]
