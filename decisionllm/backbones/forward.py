@@ -168,7 +168,7 @@ class Backbone(nn.Module):
                 return k, v
             return torch.cat([cache.keys[i], k], 2), torch.cat([cache.values[i], v], 2)
 
-        padded = not bool(text_mask.all())
+        padded = text_mask.shape[1] > 0 and not bool(text_mask.all())
         text_mask, length = (cache.text_mask, cache.text_length) if padded else (cache.text_mask[:1], cache.text_length[:1])
         return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)[0]
 

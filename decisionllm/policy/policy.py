@@ -17,7 +17,7 @@ from decisionllm.datasets.windows import collate, cut, of_histories, window_star
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
-from decisionllm.policy.one_step import Read, columns, recorded
+from decisionllm.policy.one_step import Decide, columns, recorded
 from decisionllm.policy.session import Session, plan
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import Batch, History, Spec
@@ -64,7 +64,7 @@ class Policy:
     planning_value: float = 0.0
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
-    recorded: dict[bool, Read] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`
+    recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`
 
     def __post_init__(self) -> None:
         model = self.model
@@ -113,6 +113,11 @@ class Policy:
     @torch.inference_mode()
     def act_with_returns(self, histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray]:
         """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see `act`."""
+        if self.recorded and len(histories) == 1 and not histories[0].task:
+            batch, _, predicted = self.windows(histories)
+            if (decide := self.recorded.get(not predicted.any())) is not None:
+                action, togo = decide(*columns(batch))
+                return action.numpy(), togo.numpy()
         hidden, masks, returns = self.read(histories)
         observations = np.stack([h.observations[-1] for h in histories])
         if not self.planning_horizon:
@@ -129,25 +134,28 @@ class Policy:
         batch, last = self.batch(histories)
         each = torch.arange(len(histories))
         masks = None if batch.action_masks is None else batch.action_masks[each, last]
-        return self._read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
-
-    def _read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
-        one_step = batch.mask.shape == (1, 1) and not batch.text_ids.shape[1]
-        if (replay := self.recorded.get(return_given is None)) and one_step:
-            return replay(*columns(batch))
-        return self.model.read(batch, return_given)
+        return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
 
     def warm_up(self) -> None:
-        """Make one decision, and let a policy of window 1 read single steps without a text by a recorded list of operations from
+        """Make one decision, and let a policy of window 1 decide single steps without a text by a recorded list of operations from
         now on: the same bits in a third of the time. The model must not be trained any more."""
         observations, actions = np.zeros((1, self.spec.observation_dim), np.float32), np.zeros((0, self.spec.action_dim))
         first = History(observations, actions, np.zeros(0))
         self.act([first])
-        if self.window == 1:
-            self.recorded = recorded(self.model, self.batch([first])[0])
+        if self.window == 1 and not self.planning_horizon:
+            self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
 
     def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
         """The windows of N histories as a batch, and the place of the last observation in each (N,)."""
+        batch, last, predicted = self.windows(histories)
+        if predicted.any():
+            returns = self.model.predict_max_return(self.model.read(batch, torch.zeros_like(predicted)))
+            batch = replace(batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go))
+        return batch, last
+
+    def windows(self, histories: Sequence[History]) -> tuple[Batch, Tensor, Tensor]:
+        """The windows of N histories, the place of the last observation in each (N,), and (N,) bool: whether the return-to-go is
+        to be predicted, and 0 in the windows."""
         wanted = self.spec.observation_dim, self.spec.action_dim
         for i, h in enumerate(histories):
             if (got := (h.observations.shape[1], h.actions.shape[1])) != wanted:
@@ -163,10 +171,7 @@ class Policy:
         window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
         batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
         predicted = torch.from_numpy(np.isnan(targets)).to(self.device)
-        if predicted.any():
-            returns = self.model.predict_max_return(self._read(batch, torch.zeros_like(predicted)))
-            batch = replace(batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go))
-        return batch, torch.from_numpy(now - start)
+        return batch, torch.from_numpy(now - start), predicted
 
     def begin(
         self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None

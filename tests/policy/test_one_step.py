@@ -34,7 +34,7 @@ def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     monkeypatch.setattr(torch, "equal", lambda a, b: torch.allclose(a, b, atol=1e-4))
     policy.warm_up()
     assert set(policy.recorded) == ({True, False} if predicts else {True})
-    monkeypatch.setattr(policy.model, "read", None)  # a single step is read by the list alone
+    monkeypatch.setattr(policy.model, "read", None)  # a single step is decided by the list alone
     for got, expected in zip(played(), wanted, strict=True):
         np.testing.assert_allclose(
             np.concatenate([x.ravel() for x in got]), np.concatenate([x.ravel() for x in expected]), atol=1e-4
@@ -45,9 +45,12 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
     policy = make_policy(ENTITIES, window=1, stride=1, head="discrete", entity_layers=1)
     policy.warm_up()
     assert not policy.recorded
-    policy, trace = make_policy(SPEC, window=1, stride=1), torch.jit.trace
-    monkeypatch.setattr(
-        torch.jit, "trace", lambda read, *given, **options: trace(lambda *x: read(*x) * (1 + 1e-4), *given, **options)
-    )
+    policy, freeze = make_policy(SPEC, window=1, stride=1), torch.jit.freeze
+
+    def slightly_wrong(listed):
+        frozen = freeze(listed)
+        return lambda *given: [x * (1 + 1e-4) for x in frozen(*given)]
+
+    monkeypatch.setattr(torch.jit, "freeze", slightly_wrong)
     policy.warm_up()
     assert not policy.recorded
