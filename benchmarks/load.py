@@ -35,6 +35,7 @@ RATES = {
     "bid": (1, 4, 8),
 }
 HORIZON, OPPORTUNITIES, CONNECTIONS = 48, 10_000, 256
+ROUNDS = 12  # campaigns of `one`; before and after each the machine's speed is measured
 
 
 class Connection(asyncio.Protocol):
@@ -122,15 +123,16 @@ class Client:
         self.statuses["lost"] += self.left
         return time.perf_counter() - began
 
-    async def in_turn(self, requests):
-        """Send each request when the one before is answered."""
-        began = time.perf_counter()
+    async def in_turn(self, requests, probe):
+        """Send each request when the one before is answered, and call `probe` after those of a campaign."""
         for count, request in enumerate(requests, 1):
             self.left += 1
             await self.send(time.perf_counter(), request)
             while len(self.took) < count:
                 await asyncio.sleep(0)
-        return time.perf_counter() - began
+            if count % (HORIZON - 1) == 0:
+                probe()
+        return sum(self.took) / 1000
 
 
 class Server:
@@ -204,8 +206,10 @@ def ticks(ids, count, first=0):
 def requests_of(kind, port, count, campaigns):
     """The requests of a kind, made before the clock starts; campaigns are opened and have had a tick."""
     if kind in ("ticks", "one"):
-        ids = opened(port, 1 if kind == "one" else max(campaigns, count // (HORIZON - 3) + 1))
+        ids = opened(port, max(count // (HORIZON - 1), 1) if kind == "one" else max(campaigns, count // (HORIZON - 3) + 1))
         played(port, ticks(ids, len(ids)))
+        if kind == "one":
+            return [request for id in ids for request in ticks([id], HORIZON - 1, 1)]
         return ticks(ids, min(count, (HORIZON - 1) * len(ids)), 1)
     rng = np.random.default_rng(0)
     if kind == "act":
@@ -244,29 +248,37 @@ def requests_of(kind, port, count, campaigns):
 
 def measure(kind, rate, server, options):
     """One row: latencies from the intended moment, at this rate."""
-    requests = requests_of(kind, server.port, int(rate * options.seconds) if rate else 47, options.campaigns)
-    speed = seconds_of_a_loop(options.cores)
+    count = int(rate * options.seconds) if rate else ROUNDS * (HORIZON - 1)
+    requests = requests_of(kind, server.port, count, options.campaigns)
+    speeds = [seconds_of_a_loop(options.cores)]
     client, cpu = Client(server.port, spin=not options.replicas > 1), server.cpu()
     if kind == "one":
-        took = run(client.in_turn(requests))
+        took = run(client.in_turn(requests, lambda: speeds.append(seconds_of_a_loop(options.cores))))
         rate = len(requests) / took
     else:
         took = run(client.run(requests, rate))
-    speed = max(speed, seconds_of_a_loop(options.cores))
+        speeds.append(seconds_of_a_loop(options.cores))
+    cpu, speeds = server.cpu() - cpu, np.array(speeds)
+    parts = np.array_split(client.took, len(speeds) - 1)  # each between two measurements of the core
+    slower = np.maximum(speeds[:-1], speeds[1:])
+    quiet = np.concatenate([part for part, speed in zip(parts, slower, strict=True) if speed < 1.15 * speeds.min()] or [[]])
     p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
     return {
         "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
-        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": 1000 * speed, "sent": len(requests), "answered": len(requests) / took,
-        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * (server.cpu() - cpu) / len(requests),
+        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": 1000 * speeds.max(), "sent": len(requests), "answered": len(requests) / took,
+        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * cpu / len(requests), "full_speed_ms": 1000 * speeds.min(),
+        "p50_at_full_speed": float(np.median(quiet)) if len(quiet) else None, "share_at_full_speed": len(quiet) / len(client.took),
     }  # fmt: skip
 
 
 def seconds_of_a_loop(cores):
-    """How long a fixed loop takes now on the slowest of the server's cores, which others may share."""
+    """How long a fixed loop takes now on the slowest of the server's cores, which others may share; of none, on any."""
+    if not cores:
+        return min(timeit.repeat("sum(i * i for i in range(500_000))", number=1, repeat=3))
     mine, took = os.sched_getaffinity(0), []
-    for core in map(int, cores.split(",")) if cores else mine:
+    for core in map(int, cores.split(",")):
         os.sched_setaffinity(0, {core})
-        took.append(min(timeit.repeat("sum(i * i for i in range(500_000))", number=1, repeat=3)))
+        took.append(seconds_of_a_loop(""))
     os.sched_setaffinity(0, mine)
     return max(took)
 
@@ -330,7 +342,7 @@ def main():
                     with options.out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
                     print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
-                          "answered {answered:.0f}/s, CPU {cpu:.2f} ms".format(**row), flush=True)  # fmt: skip
+                          "answered {answered:.0f}/s, CPU {cpu:.2f} ms; at full speed ({full_speed_ms:.0f}) p50 {p50_at_full_speed}".format(**row), flush=True)  # fmt: skip
             finally:
                 server.stop()
     if options.figure:

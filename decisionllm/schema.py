@@ -44,14 +44,15 @@ def check_record(record: Any) -> None:
         value = vars(record)[key]
         if value is None and optional:
             continue
-        got = getattr(value, "shape", None)
-        expected = [sizes[letter] + more if letter in sizes else None for letter, more in letters]
-        if got is None or len(got) != len(expected) or any(e not in (None, g) for e, g in zip(expected, got, strict=True)):
-            words = (letter + "+1" * more for letter, more in letters)
-            wanted = ", ".join(w if e is None else f"{w}={e}" for e, w in zip(expected, words, strict=True))
+        got: Any = getattr(value, "shape", None)
+        fits, before = got is not None and len(got) == len(letters), len(sizes)
+        for (letter, more), size in zip(letters, got, strict=True) if fits else ():
+            fits &= sizes.setdefault(letter, size - more) == size - more
+        if not fits:
+            known = dict([*sizes.items()][:before])
+            words = ((letter + "+1" * more, f"={known[letter] + more}" if letter in known else "") for letter, more in letters)
             came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(f"{kind.__name__}.{key}: expected shape ({wanted}), got {came}")
-        sizes.update((letter, size - more) for (letter, more), size in zip(letters, got, strict=True))
+            raise ValueError(f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got {came}")
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
             row = np.argwhere(~np.isfinite(value))[0]
             raise ValueError(f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
