@@ -163,7 +163,7 @@ class Policy:
                 raise ValueError(f"history {i}: expected {sizes(*wanted)}, as in training, got {sizes(*got)}")
         self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
-        steps = of_histories(histories, np.nan_to_num(targets), return_horizon=self.return_horizon)
+        steps = of_histories(histories, np.where(np.isnan(targets), 0, targets), return_horizon=self.return_horizon)
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})

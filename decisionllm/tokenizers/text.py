@@ -57,6 +57,8 @@ def encode(tokenizer: Any, texts: Sequence[str], *, with_numbers: bool = False) 
 def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
     length = max(map(len, ids), default=0)
+    if not length:
+        return torch.zeros(len(ids), 0, dtype=torch.long), torch.zeros(len(ids), 0, dtype=torch.bool)
     rows = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], dtype=torch.long).view(len(ids), length)
     sizes = torch.tensor([len(row) for row in ids])
     return rows, torch.arange(length) < sizes[:, None]
