@@ -19,7 +19,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.datasets.spread import TASK, blocks
+from decisionllm.datasets.spread import TASK, describe
 from decisionllm.envs.spread import HORIZON, Spread
 from decisionllm.eval.spread import OMAR
 
@@ -80,19 +80,21 @@ class MATD3:
 
 def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, noise: float) -> dict[str, np.ndarray]:
     """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform play."""
-    world, rows = Spread(starts, AGENTS, "omar"), []
+    world, seen, rows = Spread(starts, AGENTS, "omar"), [], []
     for _ in range(HORIZON):
-        seen = world.observe().reshape(len(starts), AGENTS, SIZE)
+        seen.append(world.observe().reshape(len(starts), AGENTS, SIZE))
         if actor is None:
             chosen = rng.uniform(-1, 1, (len(starts), AGENTS, 2))
         else:
             with torch.no_grad():
-                chosen = actor(torch.from_numpy(seen)).tanh().numpy()
+                chosen = actor(torch.from_numpy(seen[-1])).tanh().numpy()
             chosen = (chosen + noise * rng.normal(size=chosen.shape)).clip(-1, 1)
-        chosen = chosen.astype(np.float32)
-        gains = world.step(chosen).astype(np.float32)
-        rows.append((seen, chosen, gains, world.observe().reshape(seen.shape)))
-    return dict(zip(("obs", "acs", "rews", "next_obs"), (np.stack(x) for x in zip(*rows, strict=True)), strict=True))
+        rows.append((chosen.astype(np.float32), world.step(chosen.astype(np.float32)).astype(np.float32)))
+    observed, (actions, rewards) = (
+        np.stack([*seen, world.observe().reshape(seen[0].shape)]),
+        map(np.stack, zip(*rows, strict=True)),
+    )
+    return {"obs": observed[:-1], "acs": actions, "rews": rewards, "next_obs": observed[1:]}
 
 
 def mean_return(columns: dict[str, np.ndarray]) -> float:
@@ -126,8 +128,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
-    agent = {"low": [-1.0, -1.0], "high": [1.0, 1.0], "observations": {str(SIZE): blocks(AGENTS, AGENTS)}}
-    described = {"task": TASK, "horizon": HORIZON, "returns": "team", "types": {"agent": agent}}
+    types = describe([SIZE], "continuous")["types"]
+    described = {"task": TASK, "horizon": HORIZON, "returns": "team", "types": types}
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 
     torch.manual_seed(given.seed)

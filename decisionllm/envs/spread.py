@@ -17,6 +17,8 @@ from itertools import permutations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from decisionllm.config import one_of
+
 HORIZON = 25  # steps
 TIME_STEP = 0.1
 DAMPING = 0.25  # share of the velocity lost in a step
@@ -44,6 +46,7 @@ class Spread:
     """
 
     def __init__(self, seeds: Sequence[int] | np.ndarray, agents: int | np.ndarray, rules: str = "mpe2") -> None:
+        one_of("rules", rules, RULES)
         self.omar = rules == "omar"
         agents = np.broadcast_to(agents, len(seeds))
         E, N = len(seeds), int(agents.max())

@@ -45,11 +45,12 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
         scales[name] = {f"{which}scale": "log" for which in log}
         return axes
 
-    volumes = base.groupby("fraction")["data_steps"].transform("mean")
-    label = [f"{share:.0%} of the data, {steps:,.0f} steps" for share, steps in zip(base["fraction"], volumes, strict=True)]
-    by_volume = base.assign(volume=label).sort_values("fraction", kind="stable")
     sizes, fractions = base["non_embedding"].nunique(), base["fraction"].nunique()
     if sizes > 1:
+        volumes = base.groupby("fraction")["data_steps"].transform("mean")
+        each = zip(base["fraction"], volumes, strict=True)
+        by_volume = base.assign(volume=[f"{share:.0%} of the data, {steps:,.0f} steps" for share, steps in each])
+        by_volume = by_volume.sort_values("fraction", kind="stable")
         trend(axis("size", PARAMETERS), by_volume, "non_embedding", "volume", fits["law"])
     if fractions > 1:
         trend(axis("data", STEPS), base, "data_steps", "size", fits["law"])

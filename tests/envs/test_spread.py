@@ -160,3 +160,8 @@ def test_worlds_of_different_sizes_are_not_observed_together():
     with pytest.raises(ValueError, match="equal numbers of agents"):
         Spread([0, 1], [2, 3]).observe()
     assert [w.tolist() for w in Spread([0, 1, 2], [2, 3, 2]).alike()] == [[0, 2], [1]]
+
+
+def test_unknown_rules_are_refused():
+    with pytest.raises(ValueError, match="rules: expected"):
+        Spread([0], 3, "mpe3")
