@@ -54,3 +54,12 @@ def test_a_list_is_not_used_where_operations_depend_on_the_numbers_or_its_bits_d
     monkeypatch.setattr(torch.jit, "freeze", slightly_wrong)
     policy.warm_up()
     assert not policy.recorded
+
+
+def test_a_tracer_that_fails_changes_no_answer(monkeypatch, caplog):
+    policy, [first, *_] = make_policy(SPEC, window=1, stride=1), histories(SPEC, (2.0,))
+    wanted = policy.act_with_returns([first])
+    monkeypatch.setattr(torch.jit, "trace", None)
+    policy.warm_up()
+    assert not policy.recorded and "without a recorded list" in caplog.text
+    np.testing.assert_equal(policy.act_with_returns([first]), wanted)
