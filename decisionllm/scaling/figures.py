@@ -28,6 +28,7 @@ MEAN_RETURN = "quality: mean return of the data, 1: that of the whole log"
 PARAMETERS, STEPS = "parameters without embeddings", "steps of training data"
 POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
 PALETTE = "tab10"
+ROOM = 80  # most letters that fit side by side below an axis
 
 
 def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict[str, Figure]:
@@ -77,6 +78,8 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
         returns = full["quality"].round(6).nunique() == qualities
         axes = axis("quality", MEAN_RETURN if returns else "quality", what, log="")
         means(axes, full, "quality" if returns else "mixture", metric)
+        if not returns and sum(map(len, full["mixture"].unique())) > ROOM:
+            axes.tick_params("x", rotation=90)
     curves(axis("curves", "step", "held-out loss, nats an action", log="x"), base)
     within = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
     shares = values[(values["fraction"] == grid["fraction"].max()) & within]
