@@ -250,23 +250,23 @@ def measure(kind, rate, server, options):
     """One row: latencies from the intended moment, at this rate."""
     count = int(rate * options.seconds) if rate else ROUNDS * (HORIZON - 1)
     requests = requests_of(kind, server.port, count, options.campaigns)
-    speeds = [seconds_of_a_loop(options.cores)]
+    loops = [seconds_of_a_loop(options.cores)]
     client, cpu = Client(server.port, spin=not options.replicas > 1), server.cpu()
     if kind == "one":
-        took = run(client.in_turn(requests, lambda: speeds.append(seconds_of_a_loop(options.cores))))
+        took = run(client.in_turn(requests, lambda: loops.append(seconds_of_a_loop(options.cores))))
         rate = len(requests) / took
     else:
         took = run(client.run(requests, rate))
-        speeds.append(seconds_of_a_loop(options.cores))
-    cpu, speeds = server.cpu() - cpu, np.array(speeds)
-    parts = np.array_split(client.took, len(speeds) - 1)  # each between two measurements of the core
-    slower = np.maximum(speeds[:-1], speeds[1:])
-    quiet = np.concatenate([part for part, speed in zip(parts, slower, strict=True) if speed < 1.15 * speeds.min()] or [[]])
+        loops.append(seconds_of_a_loop(options.cores))
+    cpu, loops = server.cpu() - cpu, np.array(loops)
+    parts = np.array_split(client.took, len(loops) - 1)  # each between two measurements of the core
+    slower = np.maximum(loops[:-1], loops[1:])
+    quiet = np.concatenate([part for part, seconds in zip(parts, slower, strict=True) if seconds < 1.15 * loops.min()] or [[]])
     p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
     return {
         "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
-        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": 1000 * speeds.max(), "sent": len(requests), "answered": len(requests) / took,
-        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * cpu / len(requests), "full_speed_ms": 1000 * speeds.min(),
+        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": 1000 * loops.max(), "sent": len(requests), "answered": len(requests) / took,
+        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * cpu / len(requests), "full_speed_ms": 1000 * loops.min(),
         "p50_at_full_speed": float(np.median(quiet)) if len(quiet) else None, "share_at_full_speed": len(quiet) / len(client.took),
     }  # fmt: skip
 
