@@ -205,11 +205,13 @@ def ticks(ids, count, first=0):
 
 def requests_of(kind, port, count, campaigns):
     """The requests of a kind, made before the clock starts; campaigns are opened and have had a tick."""
-    if kind in ("ticks", "one"):
-        ids = opened(port, max(count // (HORIZON - 1), 1) if kind == "one" else max(campaigns, count // (HORIZON - 3) + 1))
+    if kind == "one":
+        ids = opened(port, max(count // (HORIZON - 1), 1))
         played(port, ticks(ids, len(ids)))
-        if kind == "one":
-            return [request for id in ids for request in ticks([id], HORIZON - 1, 1)]
+        return [request for id in ids for request in ticks([id], HORIZON - 1, 1)]
+    if kind == "ticks":
+        ids = opened(port, max(campaigns, count // (HORIZON - 3) + 1))
+        played(port, ticks(ids, len(ids)))
         return ticks(ids, min(count, (HORIZON - 1) * len(ids)), 1)
     rng = np.random.default_rng(0)
     if kind == "act":

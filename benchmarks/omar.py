@@ -80,7 +80,7 @@ class MATD3:
 
 def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, noise: float) -> dict[str, np.ndarray]:
     """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform play."""
-    world, seen, rows = Spread(starts, AGENTS, "omar"), [], []
+    world, seen, actions, rewards = Spread(starts, AGENTS, "omar"), [], [], []
     for _ in range(HORIZON):
         seen.append(world.observe().reshape(len(starts), AGENTS, SIZE))
         if actor is None:
@@ -89,12 +89,10 @@ def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, 
             with torch.no_grad():
                 chosen = actor(torch.from_numpy(seen[-1])).tanh().numpy()
             chosen = (chosen + noise * rng.normal(size=chosen.shape)).clip(-1, 1)
-        rows.append((chosen.astype(np.float32), world.step(chosen.astype(np.float32)).astype(np.float32)))
-    observed, (actions, rewards) = (
-        np.stack([*seen, world.observe().reshape(seen[0].shape)]),
-        map(np.stack, zip(*rows, strict=True)),
-    )
-    return {"obs": observed[:-1], "acs": actions, "rews": rewards, "next_obs": observed[1:]}
+        actions.append(chosen.astype(np.float32))
+        rewards.append(world.step(actions[-1]).astype(np.float32))
+    observed = np.stack([*seen, world.observe().reshape(seen[0].shape)])
+    return {"obs": observed[:-1], "acs": np.stack(actions), "rews": np.stack(rewards), "next_obs": observed[1:]}
 
 
 def mean_return(columns: dict[str, np.ndarray]) -> float:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +16,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.schema import Batch
 
+COLUMNS = "returns_to_go", "observations", "actions", "timesteps"  # of a batch: what differs between steps
 RUNS = 4  # torch optimises the list in its first runs
 Decide = Callable[..., tuple[Tensor, Tensor]]  # of `columns`
 
 
-def decided(model: DecisionLLM, batch: Batch, null: Tensor | None, decode: str) -> tuple[Tensor, Tensor]:
+def decided(model: DecisionLLM, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The action (1, A) of one row of one step, and the return-to-go that it is conditioned on (1,), both in raw units.
 
-    null: one False; the return-to-go is then the predicted maximum. None: it is the batch's.
+    null: one False; the return-to-go is then the predicted maximum. None: it is given.
+    numbers: of `COLUMNS`, in place of the batch's.
     """
-    returns = batch.returns_to_go if null is None else model.predict_max_return(model.read(batch, null))
-    steps: Any = SimpleNamespace(**vars(batch) | {"returns_to_go": returns})  # a record checks its shapes, which are no numbers
-    return model.choose(model.read(steps)[:, 0], None, decode=decode), returns[:, 0]  # while operations are recorded
+    # not a Batch, which checks its shapes: they are no numbers while operations are recorded
+    steps: Any = SimpleNamespace(**vars(batch) | dict(zip(COLUMNS, numbers, strict=True)))
+    if null is not None:
+        steps.returns_to_go = model.predict_max_return(model.read(steps, null))
+    return model.choose(model.read(steps)[:, 0], None, decode=decode), steps.returns_to_go[:, 0]
 
 
 @torch.no_grad()
@@ -49,21 +54,15 @@ def recorded(model: DecisionLLM, batch: Batch, decode: str) -> dict[bool, Decide
     found: dict[bool, Decide] = {}
     for given in (True,) if model.max_return is None else (True, False):
         null = None if given else torch.zeros(1, dtype=torch.bool)
-
-        def decide(returns: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor, null: Any = null) -> Any:
-            each = {"returns_to_go": returns, "observations": observations, "actions": actions, "timesteps": timesteps}
-            steps: Any = SimpleNamespace(**vars(batch) | each)
-            return decided(frozen, steps, null, decode)
-
         drawn = [replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
-                shapes_fixed = make_fx(lambda *given: decide(*given))(*columns(batch))
+                shapes_fixed = make_fx(partial(decided, frozen, batch, null, decode))(*columns(batch))
                 listed = torch.jit.trace(shapes_fixed.eval(), columns(batch), check_trace=False)
                 found[given] = torch.jit.freeze(listed)
             for other in drawn:
-                pairs = zip(found[given](*columns(other)), decided(model, other, null, decode), strict=True)
+                pairs = zip(found[given](*columns(other)), decided(model, other, null, decode, *columns(other)), strict=True)
                 if not all(torch.equal(got, wanted) for got, wanted in pairs):
                     return {}
         except Exception as error:  # whatever a tracer can raise
@@ -73,4 +72,5 @@ def recorded(model: DecisionLLM, batch: Batch, decode: str) -> dict[bool, Decide
 
 
 def columns(batch: Batch) -> tuple[Tensor, ...]:
-    return batch.returns_to_go, batch.observations, batch.actions, batch.timesteps
+    """What a recorded list is given."""
+    return tuple(getattr(batch, name) for name in COLUMNS)

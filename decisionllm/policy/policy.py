@@ -138,7 +138,7 @@ class Policy:
 
     def warm_up(self) -> None:
         """Make one decision, and let a policy of window 1 decide single steps without a text by a recorded list of operations from
-        now on: the same bits in a third of the time. The model must not be trained any more."""
+        now on: the same bits in less time. The model must not be trained any more."""
         observations, actions = np.zeros((1, self.spec.observation_dim), np.float32), np.zeros((0, self.spec.action_dim))
         first = History(observations, actions, np.zeros(0))
         self.act([first])

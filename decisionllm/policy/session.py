@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -151,10 +152,11 @@ class Session(EpisodeBuffer):
         """Read the texts of these rows, each distinct one once, into the cache."""
         backbone, device, N = self.policy.model.backbone, self.policy.device, len(self.now)
         if return_given not in self.caches:
-            blank = torch.zeros(1, self.text_room, dtype=torch.long, device=device)
-            shape = backbone.read_text(blank, torch.ones_like(blank, dtype=torch.bool))
-            room = self.policy.model.tokenizer.tokens * self.policy.window
-            self.caches[return_given] = shape.rows(torch.zeros(N, dtype=torch.long, device=device)).with_room(room)
+            L, steps = self.text_room, self.policy.model.tokenizer.tokens * self.policy.window
+            nothing = torch.zeros(N, 0, dtype=torch.bool, device=device)
+            blank = backbone.read_text(nothing.long(), nothing).with_room(L + steps)
+            mask = torch.ones(N, L, dtype=torch.bool, device=device)
+            self.caches[return_given] = replace(blank, text_mask=mask, text_length=mask.sum(1))
         if len(rows):
             distinct = sorted({self.tasks[i] for i in rows})
             ids, mask = backbone.encode(distinct)

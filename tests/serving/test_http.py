@@ -698,6 +698,14 @@ def run(tmp_path_factory):
     return path / "run"
 
 
+def ready(client):
+    """Whether the server can answer; replicas listen later than their program says where."""
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
 @contextlib.contextmanager
 def program(run, *words, **environment):
     """`decisionllm serve` as a process of its own: (process, client)."""
@@ -708,11 +716,9 @@ def program(run, *words, **environment):
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        transport = httpx.HTTPTransport(retries=8)  # replicas listen later
-        with httpx.Client(
-            base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE, transport=transport
-        ) as client:
-            while client.get("/readyz").status_code != 200:
+        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE) as client:
+            while not ready(client):
+                assert process.poll() is None, process.communicate()
                 time.sleep(0.05)
             yield process, client
     finally:
