@@ -1,6 +1,6 @@
 """What a run trains on: its samplers of windows and the texts of their rows, as batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,10 @@ from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
 from decisionllm.schema import Batch, Window
+
+SYMMETRIES = np.array(
+    [[[x, 0], [0, y]] for x in (1, -1) for y in (1, -1)] + [[[0, x], [y, 0]] for x in (1, -1) for y in (1, -1)], np.float32
+)
 
 
 @dataclass
@@ -70,7 +74,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         single = 0.5 * (c.team.execution == "both")
         draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,
                        order=c.team.order)  # fmt: skip
-    sampler = draw(steps, episodes=chosen, seed=c.seed, weights=weights)
+    sampler = draw(steps, episodes=chosen, seed=c.seed, weights=weights, discount=d.step_discount)
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     if stages:
         parts = {"/".join(filter(None, (label, age))): part[(part < stages[-1]) == (age == "old")]
@@ -79,12 +83,43 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     if c.log.keep_best and not validators:
         raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
+    if d.symmetries:
+        sampler = symmetric(sampler, store, c.seed)
     if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
         tasks, sampler = words, words.sampler(sampler, store.task, c.seed)
         validators = {label: words.sampler(each, store.task, 0) for label, each in validators.items()}
     return Data(store, steps, chosen, held_out, sampler, validators, tasks)
+
+
+def symmetric(sampler: Callable[[int], Window], store: Store, seed: int) -> Callable[[int], Window]:
+    """The windows of a sampler, each turned by quarter turns and mirrored at random, a team as one: a pure function of (seed, step).
+
+    A world that looks the same in these eight ways has shown the turned trajectory as well.
+
+    Raises:
+        ValueError: the log does not say which numbers are vectors, or an action is none.
+    """
+    first, spec = np.array(store.info.get("vectors", ()), int), store.spec
+    if not len(first):
+        raise ValueError("data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
+                         f"a team log's meta, `vectors` in a store's info), got none for {store.info.get('name', store.path)}")  # fmt: skip
+    if len({*spec.high, *(-x for x in spec.low)}) != 1 or spec.action_dim != 2:
+        got = f"{spec.num_actions} discrete ones" if spec.num_actions else f"{spec.low} .. {spec.high}"
+        raise ValueError(
+            f"data.symmetries: expected actions that are vectors in a plane, of the same limits in all directions, got {got}"
+        )
+
+    def turned(step: int) -> Window:
+        window, rng = sampler(step), np.random.default_rng((seed, step, 2))
+        drawn = rng.integers(len(SYMMETRIES), size=len(window.mask))
+        by = SYMMETRIES[drawn if window.team is None else drawn[window.team]][:, None]
+        for column, pairs in ((window.observations, first[:, None] + np.arange(2)), (window.actions, np.array([[0, 1]]))):
+            column[..., pairs] = column[..., pairs] @ by
+        return window
+
+    return turned
 
 
 def wordings(store: Store, frames: int = 0) -> Wordings | None:

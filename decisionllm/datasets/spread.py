@@ -15,6 +15,7 @@ from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, 
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 
+VERSION = 2  # of what a store of it holds
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
 TASK = "Cover every landmark, each with one agent, without touching another"
 REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step, and half a point for each touch"
@@ -94,7 +95,7 @@ def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]
     pushed = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
     action: dict[str, Any] = {"num_actions": len(PUSHES)} if actions == "discrete" else pushed
     return {
-        "name": "simple_spread", "task": TASK, "reward_rule": REWARD_RULE, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS),
+        "name": "simple_spread", "task": TASK, "reward_rule": REWARD_RULE, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS), "plane": True,
         "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},
         "types": {"agent": {"role": ""} | action | {"observations": {str(s): blocks(*known[s]) for s in sizes}}},
         "generator": generator,

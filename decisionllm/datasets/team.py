@@ -18,6 +18,7 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec, differs
 from decisionllm.tokenizers.entities import blocks as placed
+from decisionllm.tokenizers.entities import vectors
 
 __all__ = ["Log", "collect", "load", "read", "source", "write"]
 KEPT = ("env", "world", "references", "generator", "seed", "source", "licence", "repairs")  # what a store repeats of meta
@@ -222,6 +223,7 @@ def source(
     observation_dim, action_dim = facts["sizes"]
     spec = Spec(observation_dim, action_dim, int(meta["horizon"]), entity_schema=facts["schema"], **bounds)
     found = {"name": meta.get("name", "team"), "env": "none"} | {key: meta[key] for key in KEPT if key in meta}
+    found |= {"vectors": vectors(facts["schema"], len(types))} if meta.get("plane") else {}
     chosen = {"text": text, "capacity": capacity, "returns": facts["returns"], "team": team}
     again: Iterable[Any] = [part] if len(named) == 1 else map(stays, (replace(log, meta=meta) for log in parts()))
     tasks = map(words.__getitem__, which)

@@ -7,7 +7,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Sampler, Steps, cut, draw
+from decisionllm.datasets.windows import Sampler, Steps, cut
 from decisionllm.schema import Window, differs
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team
@@ -29,7 +29,7 @@ class TeamSampler(Sampler):
         drop_agents: a member is left out with this probability, but never all are.
         order: of the members. `random`: drawn for each window, with identities drawn from a pool; `given`, `reverse`: by agent
             number, with fixed identities, for comparison.
-        weights: (E,) of the episodes in a draw; None: equal.
+        weights, discount: of the episodes and their steps in a draw, see `Sampler`.
 
     Attributes:
         tasks: the texts of single agents and of whole teams, which `Window.text_index` counts.
@@ -37,10 +37,10 @@ class TeamSampler(Sampler):
 
     def __init__(
         self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
-        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
+        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None, discount: float = 1.0,
     ) -> None:  # fmt: skip
         one_of("order", order, ("random", "given", "reverse"))
-        super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights)
+        super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights, discount=discount)
         self.alone, self.drop_agents, self.order = alone, drop_agents, order
         self.length = steps.end - steps.first
         E = len(self.length)
@@ -70,7 +70,7 @@ class TeamSampler(Sampler):
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""
         rng, B = np.random.default_rng((self.seed, step)), self.batch_size
-        drawn = draw(rng, B, self.before, self.weights)
+        drawn = self.draw(rng)
         which = np.searchsorted(self.before, drawn, side="right") - 1
         begin = self.start[self.episodes[which]] + drawn - self.before[which]
         group = self.group[self.episodes[which]]

@@ -184,7 +184,7 @@ def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
 
 
 class Sampler:
-    """Training windows, a pure function of (seed, step), that begin at any step of the chosen episodes with equal probability.
+    """Training windows, a pure function of (seed, step), that begin at any step of the chosen episodes.
 
     A window that begins near the end of its episode is short, as at the beginning of a rollout.
 
@@ -195,19 +195,25 @@ class Sampler:
         batch_size: B.
         seed: of the draws.
         weights: (E,) relative frequency of the steps of each episode of the log; None: equal.
+        discount: a window begins at step t of its episode with relative frequency discount^t.
     """
 
     def __init__(
-        self, steps: Steps, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, weights: np.ndarray | None = None
-    ) -> None:
-        self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
+        self, steps: Steps, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, weights: np.ndarray | None = None,
+        discount: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.steps, self.T, self.batch_size, self.seed, self.discount = steps, T, batch_size, seed, discount
         self.episodes = np.sort(np.asarray(episodes))
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
         self.weights = None if weights is None else weights[self.episodes]
 
     def __call__(self, step: int) -> Window:
-        return self.at(draw(np.random.default_rng((self.seed, step)), self.batch_size, self.before, self.weights))
+        return self.at(self.draw(np.random.default_rng((self.seed, step))))
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """The first steps of the windows of a batch (B,), counted as in `at`."""
+        return draw(rng, self.batch_size, self.before, self.weights, self.discount)
 
     def at(self, drawn: np.ndarray) -> Window:
         """The windows that begin at these steps (B,), counted over the chosen episodes alone."""
@@ -215,13 +221,21 @@ class Sampler:
         return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
 
 
-def draw(rng: np.random.Generator, size: int, before: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Steps (size,) of episodes that hold before[e]:before[e + 1], all alike or by the weights of their episodes (E,)."""
-    if weights is None:
+def draw(
+    rng: np.random.Generator, size: int, before: np.ndarray, weights: np.ndarray | None = None, discount: float = 1.0
+) -> np.ndarray:
+    """Steps (size,) of episodes that hold before[e]:before[e + 1]: all alike, or by the weights of their episodes (E,), and within an
+    episode step t by discount^t."""
+    if weights is None and discount == 1:
         return rng.integers(before[-1], size=size)
-    share = np.cumsum(np.diff(before) * weights)
+    lengths = np.diff(before)
+    share = np.cumsum(lengths if weights is None else lengths * weights)
     which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
-    return np.asarray(rng.integers(before[which], before[which + 1]))
+    if discount == 1:
+        return np.asarray(rng.integers(before[which], before[which + 1]))
+    mass = -np.expm1(lengths[which] * np.log(discount))  # 1 - discount^length
+    step = np.log1p(-mass * rng.random(size)) / np.log(discount)
+    return np.asarray(before[which] + np.minimum(step.astype(np.int64), lengths[which] - 1))
 
 
 def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:

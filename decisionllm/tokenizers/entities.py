@@ -23,6 +23,21 @@ def blocks(entity_schema: Sequence[tuple[str, int, int]]) -> list[tuple[str, int
     return found
 
 
+def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> list[int]:
+    """Where each (x, y) begins in an observation that is pairs throughout, but for presence and a one-hot of several types of agent.
+
+    Raises:
+        ValueError: the numbers of a block do not come in pairs.
+    """
+    found = []
+    for kind, first, width, count in blocks(entity_schema):
+        begin, end = (0, width - types * (types > 1)) if kind == "own" else (1, width)
+        if (end - begin) % 2:
+            raise ValueError(f"meta, plane: expected pairs of numbers in the {kind} block, got {end - begin}")
+        found += [first + i * width + j for i in range(count) for j in range(begin, end, 2)]
+    return found
+
+
 class EntityEncoder(nn.Module):
     """Encodes observations with an entity schema, (..., S) -> (..., D), in the model's units.
 

@@ -148,6 +148,18 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
         )
 
 
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 1.0])])
+def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
+    """Steps of an episode as 1 : 0.5 : 0.25; the episodes keep their share."""
+    steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 3), episode([0]), episode([0] * 50)]))
+    found = windows.Sampler(steps, [0, 1], T=1, batch_size=7000, seed=0, weights=weights, discount=0.5)(0)
+    assert (found.episodes == 0).mean() == pytest.approx(3 / 4 if weights is None else 3 / 6, abs=0.03)
+    drawn = np.bincount(found.timesteps[found.episodes == 0, 0])
+    assert drawn / drawn.sum() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.03)
+    late = windows.Sampler(steps, [2], T=1, batch_size=7000, seed=0, discount=0.9)(0).timesteps
+    assert late.mean() == pytest.approx(np.average(np.arange(50), weights=0.9 ** np.arange(50)), rel=0.05)
+
+
 def test_a_draw_depends_on_seed_and_step_alone(tmp_path):
     steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 40)]))
     make = lambda seed: windows.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731

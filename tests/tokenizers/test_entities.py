@@ -9,7 +9,7 @@ from decisionllm.models.normalizer import Normalizer
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.entities import EntityEncoder
+from decisionllm.tokenizers.entities import EntityEncoder, vectors
 from tests.conftest import make_model
 
 pytestmark = pytest.mark.numeric
@@ -146,3 +146,11 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
     assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
     moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
     assert (np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]).all()
+
+
+def test_vectors_are_all_numbers_but_presence_and_type():
+    """Own: two vectors and a one-hot of two types; three landmarks of one vector each, after their presence."""
+    assert vectors((("own", 6, 1), ("landmark", 3, 3)), 2) == [0, 2, 7, 10, 13]
+    assert vectors((("own", 4, 1), ("mate", 5, 2))) == [0, 2, 5, 7, 10, 12]
+    with pytest.raises(ValueError, match="plane: expected pairs of numbers in the mate block, got 3"):
+        vectors((("own", 4, 1), ("mate", 4, 2)))

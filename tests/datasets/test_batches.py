@@ -1,0 +1,83 @@
+"""Turned and mirrored windows: by hand, a team as one, and that the world agrees."""
+
+import numpy as np
+import pytest
+
+from decisionllm.config import train_config
+from decisionllm.datasets import spread
+from decisionllm.datasets.batches import SYMMETRIES, open_data
+from decisionllm.datasets.store import write
+from decisionllm.envs.spread import HORIZON, Spread
+from tests.conftest import episode, make_store
+
+VECTORS = [
+    0,
+    2,
+    *range(5, 40, 3),
+]  # columns of velocity and place, and of the places of six landmarks and six agents after their presence
+
+
+def opened(store, symmetries=True, **options):
+    data = {"held_out": 0.0, "symmetries": symmetries}
+    c = train_config({"dataset": {}, "backbone": {}, "head": {}, "optim": {"batch_size": 400}, "data": data, **options})
+    return open_data(c, store, [1.0]).sampler
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("spread") / "store", spread.load(groups=20, actions="continuous"))
+
+
+def parts(window):
+    """The vectors of each row and step, those of the actions last (B, T, K, 2), and the other numbers of its observation."""
+    pairs = window.observations[..., np.array(VECTORS)[:, None] + np.arange(2)]
+    others = np.delete(window.observations, [v + i for v in VECTORS for i in range(2)], -1)
+    return np.concatenate([pairs, window.actions[..., None, :]], -2), others
+
+
+def of_rows(plain, turned):
+    """Which symmetry each row was turned by (B,)."""
+    made = plain[None] @ SYMMETRIES[:, None, None]
+    equal = np.isclose(made, turned, atol=1e-6).all((2, 3, 4))
+    assert (equal.sum(0) == 1).all(), "each row by exactly one"
+    return equal.argmax(0)
+
+
+def test_the_eight_symmetries_of_a_square_by_hand():
+    turned = (np.array([3, 1], np.float32) @ SYMMETRIES).tolist()
+    assert sorted(turned) == [[-3, -1], [-3, 1], [-1, -3], [-1, 3], [1, -3], [1, 3], [3, -1], [3, 1]]
+
+
+def test_each_window_is_turned_as_a_whole(store):
+    plain, turned, again = (opened(store, on, window=3)(5) for on in (False, True, True))
+    (before, kept), (after, same) = parts(plain), parts(turned)
+    assert np.bincount(of_rows(before, after), minlength=8).min() > 20
+    assert np.array_equal(kept, same) and np.array_equal(plain.returns_to_go, turned.returns_to_go)
+    assert np.array_equal(again.observations, turned.observations)
+
+
+def test_a_team_is_turned_as_one(store):
+    plain, turned = (opened(store, on, window=2, team={"execution": "joint"})(1) for on in (False, True))
+    by = of_rows(parts(plain)[0], parts(turned)[0])
+    assert len(by) == 1200 and len(set(by)) == 8 and all(len(set(by[turned.team == t])) == 1 for t in range(400))
+
+
+def test_a_turned_world_turns_what_happens():
+    """Places, velocities and rewards of a world whose start and pushes are turned: what `plane` in the log's meta says of it."""
+    pushes = np.random.default_rng(0).uniform(-1, 1, (HORIZON, 8, 4, 2))
+    world, turned = (Spread(np.full(8, 7), 4) for _ in range(2))
+    turned.positions, turned.landmarks = turned.positions @ SYMMETRIES, turned.landmarks @ SYMMETRIES
+    for push in pushes:
+        push[:] = push[0]
+        rewards = world.step(push), turned.step(push @ SYMMETRIES)
+        np.testing.assert_allclose(turned.positions, world.positions @ SYMMETRIES, atol=1e-5)
+        np.testing.assert_allclose(turned.velocities, world.velocities @ SYMMETRIES, atol=1e-5)
+        np.testing.assert_allclose(*rewards, atol=1e-4)
+
+
+def test_a_log_without_vectors_and_discrete_actions_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="data.symmetries: expected a log that says which numbers .* got none"):
+        opened(make_store(tmp_path / "a", [episode([1, 2])]))
+    discrete = write(tmp_path / "b", spread.load(groups=5))
+    with pytest.raises(ValueError, match="data.symmetries: expected actions that are vectors .* got 5 discrete ones"):
+        opened(discrete)
