@@ -89,6 +89,11 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
+                unread = sorted({e.task for e in episodes}.difference(info.get("tasks", env.tasks)))
+                if unread and contender is contenders[0]:
+                    console.print(
+                        f"{run}: {len(unread)} task texts of the environment were not in its data, such as {unread[0]!r}"
+                    )
                 conditions = env.conditions(policy.execution, contender.scripted)
                 for protocol, members in conditions.items():
                     part = [episodes[i] for i in members]

@@ -94,6 +94,13 @@ def test_several_runs_are_in_one_table(runs, tmp_path, capsys):
     assert all(name in table for name in ("plain", "goal-text", "cloned"))
 
 
+def test_a_text_that_was_not_in_the_data_is_said(runs, tmp_path, capsys):
+    evaluated(tmp_path / "a", f"run={runs}/goal-text")
+    assert "not in its data" not in capsys.readouterr().out
+    evaluated(tmp_path / "b", f"run={runs}/goal-text", "+env.text=none")
+    assert "1 task texts of the environment were not in its data, such as ''" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rows_are_appended(runs, tmp_path):
     evaluated(tmp_path, f"run={runs}/plain")
     assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/goal-text")] == ["plain", "goal-text"]

@@ -45,6 +45,7 @@ ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
               "log.save_every")  # fmt: skip  # when a run is continued
+MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
@@ -102,7 +103,9 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
     """
     each = {
         name: {"spec": asdict(store.spec), "dataset": {key: value for key, value in store.info.items() if key != "parts"},
-               "fingerprint": store.fingerprint, "episodes": len(store.lengths)} for name, store in stores.items()
+               "fingerprint": store.fingerprint, "episodes": len(store.lengths)}
+              | ({"tasks": store.tasks} if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info else {})
+        for name, store in stores.items()
     }  # fmt: skip
     data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
