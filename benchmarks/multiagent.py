@@ -1,6 +1,6 @@
 """Checks of a policy in simple_spread: more agents than in training, a crash, the target return, and cloning for comparison.
 
-`python -m benchmarks.multiagent runs/spread/nano-* --cloning runs/spread/cloning-*` rolls the runs out, appends the rows to
+`python -m benchmarks.multiagent runs/spread/returns-* --cloning runs/spread/cloning-*` rolls the runs out, appends the rows to
 multiagent.jsonl and prints one line a check. It takes minutes for each run.
 """
 

@@ -127,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
     types = describe([SIZE], "continuous")["types"]
-    described = {"task": TASK, "horizon": HORIZON, "returns": "team", "types": types}
+    described = {"task": TASK, "horizon": HORIZON, "returns": "team", "plane": True, "types": types}
     (given.folder / "meta.json").write_text(json.dumps(described, indent=1))
 
     torch.manual_seed(given.seed)
