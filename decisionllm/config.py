@@ -21,9 +21,7 @@ class DataOptions:
     fraction: float = 1.0  # data volume: share of the groups that is kept
     min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
     return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
-    step_discount: float = (
-        1.0  # a window begins at step t of its episode with relative frequency step_discount^t; below 1: early ones
-    )
+    step_discount: float = 1.0  # below 1: draw early steps more often, step t with relative frequency step_discount^t
     symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane
     part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
     held_out: float = 0.02  # share of the groups never trained on

@@ -181,6 +181,8 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
     if c.data.return_weighting_temperature < 0:
         raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
+    if not 0 < c.data.step_discount <= 1:
+        raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
         raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
     for key in POSITIVE:

@@ -402,6 +402,22 @@ def test_a_number_that_must_be_positive_is_named(key, tmp_path, capsys):
     assert f"{key}: expected more than 0, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["0", "1.5"])
+def test_a_discount_of_steps_is_above_0_and_at_most_1(value, tmp_path, capsys):
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}", f"data.step_discount={value}") == 1
+    assert "data.step_discount: expected above 0 and at most 1, got" in capsys.readouterr().err
+
+
+def test_both_options_of_draws_change_a_training(tmp_path):
+    """Symmetries and the discount of steps, each for itself: other weights after four steps than without."""
+    spread = ("dataset=spread", "dataset.actions=continuous", "dataset.groups=20", "head=gaussian", *LOOP[2:], *NANO)
+    runs = {"plain": (), "turned": ("data.symmetries=true",), "early": ("data.step_discount=0.5",)}
+    for name, words in runs.items():
+        assert command("train", *spread, *words, f"run={tmp_path}/{name}") == 0
+    plain, turned, early = (saved(tmp_path / name) for name in runs)
+    assert not same_bits(plain, turned) and not same_bits(plain, early)
+
+
 def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tmp_path, monkeypatch):
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, "data.held_out=0.3")
     assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/straight") == 0

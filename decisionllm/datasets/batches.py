@@ -99,7 +99,7 @@ def symmetric(sampler: Callable[[int], Window], store: Store, seed: int) -> Call
     A world that looks the same in these eight ways has shown the turned trajectory as well.
 
     Raises:
-        ValueError: the log does not say which numbers are vectors, or an action is none.
+        ValueError: the log does not say which numbers are vectors, or its actions are none.
     """
     first, spec = np.array(store.info.get("vectors", ()), int), store.spec
     if not len(first):
