@@ -338,6 +338,12 @@ class Backbone(nn.Module):
                 warnings.simplefilter("ignore", FutureWarning)  # of a name that all supported versions have
                 self.core.gradient_checkpointing_enable({"use_reentrant": False})
 
+    def pack(self) -> None:
+        """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained further."""
+        if self.layout is not None and not self.sharded:
+            for block in self.layout.blocks(self.core):
+                self.layout.pack(block)
+
     def shard(self) -> None:
         """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is read, by this forward too."""
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # which nothing here changes in place

@@ -1,6 +1,7 @@
 """How the blocks of each supported architecture are called: what stands before and after the attention.
 
-A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`; `forward.Backbone` calls them in turn.
+A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which `forward.Backbone` calls in turn, and
+`pack`, which prepares a block for decisions.
 """
 
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decisionllm.backbones.lora import linear
+from decisionllm.backbones.lora import linear, pack
 
 ALL = slice(None)
 
@@ -26,6 +27,13 @@ class Llama:
         cos, sin = (part[:, None] for part in core.rotary_emb(x, positions))  # (B, 1, n, d)
         left, right = sin.chunk(2, -1)
         return x, (cos, torch.cat([-left, right], -1))
+
+    def pack(self, block: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        pack(attention.q_proj, attention.k_proj, attention.v_proj)
+        pack(attention.o_proj)
+        pack(mlp.gate_proj, mlp.up_proj)
+        pack(mlp.down_proj)
 
     def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
         attention, h = block.self_attn, _rms(block.input_layernorm, x)
@@ -59,6 +67,9 @@ class GPT2:
         x = x + core.wpe(positions)
         return (drop(x, core.drop.p) if core.training else x), None
 
+    def pack(self, block: Any) -> None:
+        """Its maps have no packed form."""
+
     def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.attn
         h = block.ln_1(x)
@@ -87,7 +98,7 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
-    if x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
+    if torch.is_grad_enabled() and x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
         return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 

@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA) by peft, and a fused product for several adapted maps of one input."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,15 +34,79 @@ def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) 
 
 def linear(x: Tensor, *layers: Any) -> list[Tensor]:
     """x through each of these maps: (..., in) -> [(..., out), ...], equal to what peft computes."""
-    if not all(map(_adapted, layers)):  # a plain map without a module's call, which takes half the time of a small product
+    packed = layers[0].__dict__.get("packed")
+    if packed is not None and not torch.is_grad_enabled() and packed.serves(x, layers):
+        outputs = packed(x.flatten(0, -2))
+    elif all(map(_adapted, layers)):
+        A, B, scales = _adapters(layers)
+        frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
+        outputs = _Adapted.apply(x.flatten(0, -2), frozen, scales, *A, *B)  # type: ignore[no-untyped-call]  # of torch
+    else:  # a plain map without a module's call, which takes half the time of a small product
         return [F.linear(x, layer.weight, layer.bias) if type(layer) is nn.Linear else layer(x) for layer in layers]
-    names = [layer.active_adapters[0] for layer in layers]
-    pairs = [*zip(layers, names, strict=True)]
-    A, B = ([getattr(layer, side)[name].weight for layer, name in pairs] for side in ("lora_A", "lora_B"))
-    frozen = [(layer.base_layer.weight, layer.base_layer.bias) for layer in layers]
-    scales = [layer.scaling[name] for layer, name in pairs]
-    outputs = _Adapted.apply(x.flatten(0, -2), frozen, scales, *A, *B)  # type: ignore[no-untyped-call]  # of torch
     return [out.unflatten(0, x.shape[:-1]) for out in outputs]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def pack(*layers: Any) -> None:
+    """Let `linear` compute these maps of one input by two products where no gradient is wanted, equal within rounding.
+
+    Their frozen weights become views of one matrix. Layers without adapters, or of which only some have a bias, stay as they are.
+    """
+    if all(map(_adapted, layers)) and len({layer.base_layer.bias is None for layer in layers}) == 1:
+        layers[0].packed = _Packed(layers)
+
+
+class _Packed:
+    """Adapted maps of one input: their frozen weights and the narrow sides of their adapters in one matrix, the wide sides in another."""
+
+    def __init__(self, layers: tuple[Any, ...]) -> None:
+        A, B, _ = _adapters(layers)
+        bases, ranks = [layer.base_layer for layer in layers], sum(len(a) for a in A)
+        self.layers, self.active, self.sizes = layers, [*layers[0].active_adapters], [base.out_features for base in bases]
+        self.weight = torch.cat([base.weight for base in bases] + [bases[0].weight.new_zeros(ranks, bases[0].in_features)])
+        self.bias = None if bases[0].bias is None else self.weight.new_zeros(len(self.weight))
+        self.wide = self.weight.new_zeros(ranks, sum(self.sizes))
+        parts = self.weight.split([*self.sizes, ranks])
+        self.pointers = [part.data_ptr() for part in parts[:-1]]
+        self.versions: list[Any] = []  # of the adapters and biases in the matrices
+        for base, part in zip(bases, parts, strict=False):
+            base.weight.data = part
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the layers has weights of its own."""
+
+    def serves(self, x: Tensor, layers: tuple[Any, ...]) -> bool:
+        """Whether these are the layers, none of them moved, cast, merged, disabled or given another adapter since, and x (..., in) is of their type."""
+        return (
+            layers == self.layers
+            and x.dtype == self.weight.dtype
+            and not torch.is_autocast_enabled(x.device.type)
+            and [layer.base_layer.weight.data_ptr() for layer in layers] == self.pointers
+            and not any(layer.merged or layer.disable_adapters or layer.active_adapters != self.active for layer in layers)
+        )
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
+        A, B, scales = _adapters(self.layers)
+        biases = [] if self.bias is None else [layer.base_layer.bias for layer in self.layers]
+        versions = [(x.data_ptr(), x._version) for x in (*A, *B, *biases)]
+        n = self.wide.shape[1]
+        if versions != self.versions:
+            self.weight[n:] = torch.cat([a * scale for a, scale in zip(A, scales, strict=True)])
+            self.wide.copy_(torch.block_diag(*B).t())
+            if self.bias is not None:
+                self.bias[:n] = torch.cat(biases)
+            self.versions = versions
+        out = F.linear(rows, self.weight, self.bias)
+        outputs: tuple[Tensor, ...] = out[:, :n].addmm_(out[:, n:], self.wide).split(self.sizes, -1)
+        return outputs
+
+
+def _adapters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[float]]:
+    """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these layers."""
+    pairs = [(layer, layer.active_adapters[0]) for layer in layers]
+    A, B = ([getattr(layer, side)[name].weight for layer, name in pairs] for side in ("lora_A", "lora_B"))
+    return A, B, [layer.scaling[name] for layer, name in pairs]
 
 
 class _Adapted(torch.autograd.Function):

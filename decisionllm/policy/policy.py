@@ -85,6 +85,7 @@ class Policy:
         if self.target_return is None and self.return_conditioned and model.max_return is None:
             raise ValueError("target_return: expected a number, the model was trained without model.max_return_expectile")
         model.eval()
+        model.backbone.pack()
 
     @property
     def spec(self) -> Spec:

@@ -162,7 +162,8 @@ class Session(EpisodeBuffer):
             ids, mask = backbone.encode(distinct)
             texts = backbone.read_text(ids.to(device), mask.to(device))
             index = torch.tensor([distinct.index(self.tasks[i]) for i in rows], device=device)
-            self.caches[return_given].set_prefix(torch.from_numpy(rows).to(device), texts.rows(index))
+            each = texts.shared(len(rows)) if len(distinct) == 1 else texts.rows(index)
+            self.caches[return_given].set_prefix(torch.from_numpy(rows).to(device), each)
 
     @torch.inference_mode()
     def allocate(self) -> Self:

@@ -1,12 +1,14 @@
 """Our forward through the blocks equals the library's, and every registered backbone is what it says."""
 
+import copy
+
 import pytest
 import torch
 
 from decisionllm.backbones.build import fingerprint, pretrained
 from decisionllm.backbones.forward import Backbone, KVCache
 from decisionllm.backbones.layouts import _FrozenRMS, drop
-from decisionllm.backbones.lora import linear
+from decisionllm.backbones.lora import _Packed, linear
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
@@ -226,11 +228,18 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert torch.equal(drop(x, 0.0), x) and not drop(x, 1.0).any()
 
 
-def test_fused_lora_equals_peft():
-    """Two maps at once, of other widths; merged or switched off, they are called as they are."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_fused_lora_equals_peft(packed):
+    """Maps at once, of other widths and with biases; merged or switched off, they are called as they are."""
     model = small_backbone("qwen2", tune="lora", lora_rank=4)
     attention = model.core.layers[0].self_attn
-    layers, x = (attention.q_proj, attention.v_proj), torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in layers:
+            layer.base_layer.bias.normal_()
+    if packed:
+        model.pack()
     assert all(layer.lora_B["default"].weight.abs().max() > 0 for layer in layers)
 
     def check():
@@ -246,6 +255,37 @@ def test_fused_lora_equals_peft():
     model.model.merge_adapter()
     check()
     close(linear(x, attention.q_proj)[0], with_adapter)
+
+
+def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
+    """The same output as without packing, after a step of training too; gradients, copies and moved weights take the plain way."""
+    model = small_backbone("qwen2", tune="lora").eval()
+    calls, whole = [], _Packed.__call__
+    monkeypatch.setattr(_Packed, "__call__", lambda packed, rows: calls.append(rows) or whole(packed, rows))
+    given = inputs(model.width)
+
+    def check(model, times):
+        calls.clear()
+        wanted = model(*given)
+        assert not calls
+        with torch.no_grad():
+            close(model(*given), wanted)
+        assert bool(calls) == times
+
+    check(model, False)
+    with torch.inference_mode():
+        model.pack()
+    check(model, True)
+    packed = model.core.layers[0].self_attn.q_proj.packed
+    assert packed.weight.data_ptr() == model.core.layers[0].self_attn.q_proj.base_layer.weight.data_ptr()
+    model(*given).square().sum().backward()
+    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
+    check(model, True)
+    check(copy.deepcopy(model), False)
+    with torch.no_grad():
+        model.core.layers[0].self_attn.k_proj.base_layer.weight.mul_(2)
+    check(model, True)
+    check(model.double().float(), False)
 
 
 def test_weights_depend_on_the_seed_and_leave_the_global_state_alone():
