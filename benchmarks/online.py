@@ -1,8 +1,8 @@
 """How many days of its own market a bidder must play until it exceeds what it learned offline: paired over days that it never plays.
 
-`python -m benchmarks.online --folder runs/online` plays two scripted bidders with noise for seven days, trains a policy on them, fine-tunes it
-with `decisionllm finetune`, scores the run of every round on ten further days and appends a row a round to online.jsonl. Six minutes of one
-core; the same command continues.
+`python -m benchmarks.online --folder runs/online` plays two scripted bidders for seven days, trains a policy on them, fine-tunes it with
+`decisionllm finetune`, scores the run of every round on ten further days and appends a row a round to online.jsonl. With `--moved 4000` the
+market has fewer opportunities a day than the one that the log is of. Ten minutes of one core; the same command continues.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from decisionllm.train import train
 ROWS = Path(__file__).parent / "online.jsonl"
 SPEC = ObservationSpec(observation="minimal", context_features="progress", reward="score")
 SIZES = Spec(observation_dim=SPEC.size, action_dim=1, horizon=48, low=(0.0,), high=(300.0,))
-PLAYED, GUARD = "9-40", "7-8"  # periods
+PLAYED, GUARD = "9-40", "51-58"  # periods
 BIDDERS = ("target CPA", "PID")
 
 
@@ -50,10 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.online", description=sys.modules[__name__].__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/online"))
     parser.add_argument("--opportunities", type=int, default=10_000, help="of a day")
+    parser.add_argument("--moved", type=int, default=0, help="opportunities of a day after the log; 0: as in it")
     parser.add_argument("--positions", type=int, default=8, help="campaigns of a day")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=600, help="of the offline training; a quarter of them a round")
     parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0, help="of the training, the played days and the noise")
     parser.add_argument("--logged", default="0-6", help="periods")
     parser.add_argument("--test", default="41-50", help="periods")
     parser.add_argument("--out", type=Path, default=ROWS)
@@ -66,11 +68,12 @@ def main() -> None:
     base, began = given.folder / "offline", time.process_time()
     config = TrainConfig(
         dataset=logged(given.folder / "logged", market, given.logged), env=choice("env", "auction", **SPEC.info()), run=str(base),
-        backbone=choice("backbone", "nano"), head=choice("head", "gaussian"), name="nano", window=1, steps=given.steps, device="cpu",
+        backbone=choice("backbone", "nano"), head=choice("head", "gaussian"), name="nano", window=1, steps=given.steps, device="cpu", seed=given.seed,
         model=ModelOptions(timesteps="none", embedding="mlp", max_return_expectile=0.99), data=DataOptions(held_out=0.15),
         optim=OptimOptions(batch_size=256), log=LogOptions(tracker="none"),
     )  # fmt: skip
     train(config)
+    market["opportunities"] = given.moved or given.opportunities
     options = {
         "run": str(base),
         "out": str(given.folder / "rounds"),
@@ -78,7 +81,7 @@ def main() -> None:
         "guard_days": GUARD,
         "days": PLAYED,
     }
-    finetune(options | {"noise": given.noise, "steps": given.steps // 4, "env": market})
+    finetune(options | {"noise": given.noise, "steps": given.steps // 4, "seed": given.seed, "env": market})
     days, rows = ranges("--test", given.test), []
     offline: np.ndarray = np.zeros(0)
     for row in map(json.loads, (given.folder / "rounds/rounds.jsonl").read_text().splitlines()):
@@ -88,8 +91,8 @@ def main() -> None:
         low, high = interval(above)
         rows.append({
             "days_played": row["round"], "kept": row["kept"], "score": scores.mean(), "above_offline": above.mean(), "low": low, "high": high,
-            "guard": float(np.mean(row["scores"])), "held_out_nll": losses, "test_days": given.test, "noise": given.noise,
-            "opportunities": given.opportunities, "cpu_minutes": round((time.process_time() - began) / 60, 1), "versions": checkpoint.versions(),
+            "guard": float(np.mean(row["scores"])), "guard_days": GUARD, "held_out_nll": losses, "test_days": given.test, "noise": given.noise,
+            "opportunities": market["opportunities"], "logged_opportunities": given.opportunities, "seed": given.seed, "cpu_minutes": round((time.process_time() - began) / 60, 1), "versions": checkpoint.versions(),
         })  # fmt: skip
         print(
             f"{row['round']} days: {scores.mean():.2f}, {above.mean():+.2f} [{low:+.2f}, {high:+.2f}] above offline", flush=True
