@@ -4,8 +4,8 @@
 medium and expert: uniform play; all that was played until the policy reached the return of the published medium log; that policy; and
 the last one. `meta.json` beside them describes the observation. About ten minutes of a core. Then, for each log and way to learn,
 
-    decisionllm train experiment=omar dataset.path=data/omar/medium-replay model.condition_on=none model.advantage_weighting=0.33 name=weighted
-    decisionllm evaluate run=runs/omar/weighted-0 episodes=400
+    decisionllm train experiment=omar dataset.path=data/omar/medium-replay
+    decisionllm evaluate run=runs/omar/nano-0 episodes=400
 """
 
 import argparse
