@@ -2,6 +2,9 @@
 
 `python -m benchmarks.agreement runs/tmaze/nano-* runs/connector/nano-*` rolls each run out twice, appends a row a run to multiagent.jsonl and
 prints a line a run. The interval is of the paired difference, world by world; passes are calls of the backbone a step, at most.
+
+On Connector's facing boards also lane by lane: the two agents of a lane decide in turn, those of different lanes at once, since they cannot
+hinder each other (groups that act at once: PARCO, arXiv 2409.03811). A policy for this knows smaller teams, of `team.drop_agents`.
 """
 
 import argparse
@@ -22,7 +25,15 @@ from decisionllm.policy import checkpoint
 from decisionllm.registry import build
 
 
-def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int]:
+def lanes(env: Any) -> np.ndarray:
+    """(rows,) the lane of each agent on facing boards: at the start its two agents stand side by side."""
+    at = env.world.positions
+    side_by_side = np.abs(at[:, :, None] - at[:, None]).sum(-1) <= 1
+    first: np.ndarray = env.groups.reshape(at.shape[:2]) * at.shape[1] + side_by_side.argmax(-1)
+    return first.ravel()
+
+
+def scores(run: Path, execution: str, episodes: int, seed: int, *, by_lane: bool = False) -> tuple[np.ndarray, int]:
     """The score of each world (E,), and the calls of the backbone a step, at most."""
     generator = torch.Generator().manual_seed(seed)
     policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
@@ -34,7 +45,9 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
         return advance(actions)
 
     with patch.object(env, "step", step), patch.object(Backbone, "append", autospec=True, side_effect=Backbone.append) as read:
-        played = rollout(lambda tasks: policy.begin(tasks, env.horizon, groups=env.groups), env, seed=seed)
+        played = rollout(
+            lambda tasks: policy.begin(tasks, env.horizon, groups=lanes(env) if by_lane else env.groups), env, seed=seed
+        )
     ((_, members), *_) = env.conditions(execution, False).items()
     return env.score([played[i] for i in members]), int(np.diff(calls).max())
 
@@ -43,10 +56,15 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     """The row of a run."""
     (joint, passes), (alone, passes_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
     (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
+    apart: Row = {}
+    if config["env"].get("boards") == "facing":
+        laned, passes_laned = scores(run, "joint", episodes, seed, by_lane=True)
+        less = dict(zip(("by_lane_low", "by_lane_high"), interval(laned - joint), strict=True))
+        apart = {"by_lane": laned.mean(), "by_lane_less_joint": (laned - joint).mean(), **less, "passes_by_lane": passes_laned}
     return {
         "dataset": info["dataset"]["name"], "policy": config["name"], "protocol": "joint against per agent", "seed": config["seed"], "n": episodes,
         "joint": joint.mean(), "per_agent": alone.mean(), "difference": (joint - alone).mean(), "low": low, "high": high,
-        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "env_seed": seed,
+        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, **apart, "env_seed": seed,
         "fingerprint": info["fingerprint"], "versions": checkpoint.versions(),
     }  # fmt: skip
 
@@ -63,6 +81,9 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         print("{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
               "{passes} and {passes_per_agent} passes a step".format(**row))  # fmt: skip
+        if "by_lane" in row:
+            print("  by lane {by_lane:.1f}, less joint {by_lane_less_joint:.1f} [{by_lane_low:.1f}, {by_lane_high:.1f}], "
+                  "{passes_by_lane} passes a step".format(**row))  # fmt: skip
 
 
 if __name__ == "__main__":
