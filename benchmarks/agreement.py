@@ -4,12 +4,13 @@
 prints a line a run. The interval is of the paired difference, world by world; passes are calls of the backbone a step, at most.
 
 On Connector's facing boards also lane by lane: the two agents of a lane decide in turn, those of different lanes at once, since they cannot
-hinder each other (groups that act at once: PARCO, arXiv 2409.03811). A policy for this knows smaller teams, of `team.drop_agents`.
+hinder each other (groups that act at once: PARCO, arXiv 2409.03811).
 """
 
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +23,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
+from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import build
 
 
@@ -33,38 +35,60 @@ def lanes(env: Any) -> np.ndarray:
     return first.ravel()
 
 
-def scores(run: Path, execution: str, episodes: int, seed: int, *, by_lane: bool = False) -> tuple[np.ndarray, int]:
-    """The score of each world (E,), and the calls of the backbone a step, at most."""
+def scores(run: Path, execution: str, episodes: int, seed: int, *, by_lane: bool = False) -> tuple[np.ndarray, int, float]:
+    """The score of each world (E,), the calls of the backbone a step, at most, and the CPU time of a step's decisions, ms."""
     generator = torch.Generator().manual_seed(seed)
     policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
-    env, calls = build(config["env"], episodes), [0]
+    env, calls, seconds, decide = build(config["env"], episodes), [0], 0.0, TeamSession.decide
     advance = env.step
 
     def step(actions: np.ndarray) -> Any:
-        calls.append(read.call_count)
+        calls.append(appended.call_count + read.call_count)
         return advance(actions)
 
-    with patch.object(env, "step", step), patch.object(Backbone, "append", autospec=True, side_effect=Backbone.append) as read:
-        played = rollout(
-            lambda tasks: policy.begin(tasks, env.horizon, groups=lanes(env) if by_lane else env.groups), env, seed=seed
-        )
+    def timed(session: TeamSession, *given: Any) -> np.ndarray:
+        nonlocal seconds
+        began = time.process_time()
+        actions = decide(session, *given)
+        seconds += time.process_time() - began
+        return actions
+
+    def counted(name: str) -> Any:
+        return patch.object(Backbone, name, autospec=True, side_effect=getattr(Backbone, name))
+
+    def begin(tasks: Any) -> Any:
+        return policy.begin(tasks, env.horizon, groups=env.groups, parts=lanes(env) if by_lane else None)
+
+    with (
+        patch.object(env, "step", step),
+        patch.object(TeamSession, "decide", timed),
+        counted("append") as appended,
+        counted("forward") as read,
+    ):
+        played = rollout(begin, env, seed=seed)
     ((_, members), *_) = env.conditions(execution, False).items()
-    return env.score([played[i] for i in members]), int(np.diff(calls).max())
+    return env.score([played[i] for i in members]), int(np.diff(calls).max()), 1000 * seconds / (len(calls) - 1)
 
 
 def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     """The row of a run."""
-    (joint, passes), (alone, passes_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
+    (joint, passes, ms), (alone, passes_alone, ms_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
     (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
     apart: Row = {}
     if config["env"].get("boards") == "facing":
-        laned, passes_laned = scores(run, "joint", episodes, seed, by_lane=True)
+        laned, passes_laned, ms_laned = scores(run, "joint", episodes, seed, by_lane=True)
         less = dict(zip(("by_lane_low", "by_lane_high"), interval(laned - joint), strict=True))
-        apart = {"by_lane": laned.mean(), "by_lane_less_joint": (laned - joint).mean(), **less, "passes_by_lane": passes_laned}
+        apart = {
+            "by_lane": laned.mean(),
+            "by_lane_less_joint": (laned - joint).mean(),
+            **less,
+            "passes_by_lane": passes_laned,
+            "ms_by_lane": ms_laned,
+        }
     return {
         "dataset": info["dataset"]["name"], "policy": config["name"], "protocol": "joint against per agent", "seed": config["seed"], "n": episodes,
         "joint": joint.mean(), "per_agent": alone.mean(), "difference": (joint - alone).mean(), "low": low, "high": high,
-        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, **apart, "env_seed": seed,
+        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "ms": ms, "ms_per_agent": ms_alone, **apart, "env_seed": seed,
         "fingerprint": info["fingerprint"], "versions": checkpoint.versions(),
     }  # fmt: skip
 
@@ -80,10 +104,10 @@ def main() -> None:
         with given.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print("{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
-              "{passes} and {passes_per_agent} passes a step".format(**row))  # fmt: skip
+              "{passes} and {passes_per_agent} passes a step, {ms:.0f} and {ms_per_agent:.0f} ms".format(**row))  # fmt: skip
         if "by_lane" in row:
             print("  by lane {by_lane:.1f}, less joint {by_lane_less_joint:.1f} [{by_lane_low:.1f}, {by_lane_high:.1f}], "
-                  "{passes_by_lane} passes a step".format(**row))  # fmt: skip
+                  "{passes_by_lane} passes a step, {ms_by_lane:.0f} ms".format(**row))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -175,8 +175,9 @@ class Policy:
         return batch, torch.from_numpy(now - start), predicted
 
     def begin(
-        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
-    ) -> Session | TeamSession:
+        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None,
+        parts: np.ndarray | None = None,
+    ) -> Session | TeamSession:  # fmt: skip
         """Begin N episodes in which `act` of the session takes one step at a time.
 
         Args:
@@ -184,6 +185,7 @@ class Policy:
             horizon: most steps of an episode.
             target_returns: one for all or (N,), raw reward units; None: the policy's own.
             groups: (N,) which episodes are agents of one group, for joint execution.
+            parts: (N,) which members of a group decide in turn, see `TeamSession`; None: all.
 
         Returns:
             A player, see `protocols.Player`.
@@ -194,7 +196,8 @@ class Policy:
         if self.execution == "joint" and groups is None:
             raise ValueError("team.execution=joint: the env names no groups of agents; take team.execution=per_agent")
         if self.model.team is not None:
-            return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
+            groups, parts = (groups, parts) if self.execution == "joint" else (None, None)
+            return TeamSession(self, tasks, horizon, target_returns, groups, parts=parts)
         return Session(self, tasks, horizon, target_returns)
 
     def choose(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray) -> np.ndarray:

@@ -326,6 +326,29 @@ def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone,
             assert np.take_along_axis(world.masks, played[0].astype(int), 2)[here].all()
 
 
+@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_members_of_different_parts_decide_at_once(spec):
+    """One part is the plain way. In parts of their own each decides as if it were first, and all of a team by one read."""
+    model, world, reads = joint(spec), World(spec), []
+    read = model.read
+    model.read = lambda batch: reads.append(len(batch.mask)) or read(batch)
+
+    def play(order="given", **options):
+        reads.clear()
+        return world.play(TeamSession(policy_of(model, order=order), world.tasks, 10, None, world.groups, **options))
+
+    plain = play(cached=False)
+    np.testing.assert_allclose(play(parts=np.zeros(10, int)), plain, atol=2e-4)
+    apart = play(parts=np.arange(10))
+    assert len(reads) == 10 and reads[0] == 3 * 3 + 1 + 4 * 4 + 2 * 2  # a list for each member
+    first, second = np.flatnonzero(world.groups == 3)
+    np.testing.assert_allclose(apart[first, 0], plain[first, 0], atol=2e-4)
+    np.testing.assert_allclose(apart[second, 0], play("reverse")[second, 0], atol=2e-4)
+    assert np.abs(apart[second] - plain[second]).max() > 1e-3
+    play(parts=np.arange(10) % 2)
+    assert len(reads) <= 2 * 10
+
+
 @pytest.mark.parametrize("order", ["given", "reverse"])
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
