@@ -97,15 +97,26 @@ def test_columns_need_not_be_contiguous():
     np.testing.assert_array_equal(slices.actions[0], wide[3:7, 4:])
 
 
-@pytest.mark.parametrize("T", [windows.STRIDED - 1, windows.STRIDED])
-def test_short_and_long_windows_have_the_same_rows(T):
-    """Two episodes of 40 steps in a column that is a slice of a wider one; the last window leaves its episode after 5 steps."""
-    wide = np.arange(480, dtype=np.float32).reshape(80, 6)
-    steps = windows.Steps(wide[:, :3], wide[:, 4:], wide[:, 0], np.array([0, 40]), np.array([40, 80]))
-    window = windows.cut(steps, np.array([0, 1, 0]), np.array([3, 7, 35]), T)
-    np.testing.assert_array_equal(window.observations[:2], [wide[3 : 3 + T, :3], wide[47 : 47 + T, :3]])
-    np.testing.assert_array_equal(window.actions[2, :5], wide[35:40, 4:])
-    assert not window.actions[2, 5:].any() and window.mask.sum(1).tolist() == [T, T, 5]
+@pytest.mark.parametrize("T", [1, 2, 15, 90])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_window_holds_the_steps_of_its_episode_and_zeros(T, contiguous):
+    """Two episodes of 40 steps; windows leave theirs on either side, also where the log begins and ends. All 90 steps: longer than the log."""
+    wide = np.arange(1, 481, dtype=np.float32).reshape(80, 6)
+    masks, parts = wide[:, :2] % 4 == 1, (wide[:, :3], wide[:, 4:], wide[:, 0])
+    columns = [part.copy() if contiguous else part for part in parts]
+    steps = windows.Steps(*columns, np.array([0, 40]), np.array([40, 80]), action_masks=masks, loss_mask=masks[:, 0])
+    episodes, starts = np.array([0, 0, 1, 1, 1]), np.array([-3, 35, -1, 7, 39])
+    window = windows.cut(steps, episodes, starts, T)
+    for row, (e, start) in enumerate(zip(episodes, starts, strict=True)):
+        for t in range(T):
+            at, real = 40 * e + start + t, 0 <= start + t < 40
+            assert window.mask[row, t] == real and window.timesteps[row, t] == (start + t if real else 0)
+            np.testing.assert_array_equal(window.observations[row, t], wide[at, :3] if real else np.zeros(3))
+            np.testing.assert_array_equal(window.actions[row, t], wide[at, 4:] if real else np.zeros(2))
+            assert window.returns_to_go[row, t] == (wide[at, 0] if real else 0)
+            assert window.action_masks[row, t].tolist() == (masks[at].tolist() if real else [True, True])
+            assert window.loss_mask[row, t] == (masks[at, 0] if real else False)
+    assert wide[0, 0] == 1 and wide[-1, -1] == 480  # the log is as it was
 
 
 def test_a_decision_window_grows_and_then_drops_a_stride():
