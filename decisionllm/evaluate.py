@@ -68,14 +68,16 @@ def evaluate(config: dict[str, Any]) -> Path:
                 raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
             same = given.get("_target_", own["_target_"]) == own["_target_"]
             emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
-            env: Env = build(merged(own if same else {}, given) | emptied, config["episodes"])
+            node = merged(own if same else {}, given) | emptied
+            env: Env = build(node, config["episodes"])
+            other = in_words({key: given[key] for key in given if node[key] != own.get(key)})
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
             dataset, part_label = info["dataset"]["name"], run_config.get("part", "")  # part: of a mixture
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
-            if config["baselines"] and dataset not in drawn:
+            if config["baselines"] and dataset + other not in drawn:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             words = None  # perplexity of plain sentences, where it has a meaning, see `readers.perplexity`
@@ -85,6 +87,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon, "perplexity": words,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             shared |= {} if "policy" in run_config else env.probe(policy)
+            where = {"env_seed": config["seed"]} | ({"env": other} if other else {})
             shared |= {"part": part_label} if part_label else {}
             shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
             for contender in contenders:
@@ -104,11 +107,11 @@ def evaluate(config: dict[str, Any]) -> Path:
                         seed=config["seed"] if contender.scripted else run_config["seed"], target_return=contender.target,
                         headline=contender.scripted or contender.target == headline(policy), n=len(part), score=float(np.mean(scores)), low=low,
                         high=high, mean_return=float(np.mean([e.rewards.sum() for e in part])), seconds=round(seconds, 2),
-                        extra={"env_seed": config["seed"]} | ({} if contender.scripted else shared) | env.metrics(part),
+                        extra=where | ({} if contender.scripted else shared) | env.metrics(part),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     console.print(line(row))
-                    label = "-".join(filter(None, (contender.name, protocol, str(row.seed), part_label)))
+                    label = "-".join(filter(None, (contender.name, protocol, other, str(row.seed), part_label)))
                     label = re.sub(r"[^\w.+-]+", "-", label)
                     if config["report"] and label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
@@ -118,11 +121,17 @@ def evaluate(config: dict[str, Any]) -> Path:
                         for name, picture in pictures.items():
                             if picture is not None:
                                 report.save(out / f"{name}-{label}.png", picture)
-            drawn.add(dataset)
+            drawn.add(dataset + other)
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
+
+
+def in_words(options: dict[str, Any]) -> str:
+    """Options of an environment as a row names them: "env=spread, agents=5"."""
+    options = {"env" if key == "_target_" else key: value for key, value in options.items()}
+    return ", ".join(f"{key}={value.split('.')[-2:][0] if key == 'env' else value}" for key, value in options.items())
 
 
 def headline(policy: Any) -> float | None:

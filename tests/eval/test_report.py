@@ -63,9 +63,14 @@ def test_rows_that_differ_in_another_key_are_other_results():
         row(20, policy="q"),
         row(5, protocol="goal-text"),
         row(7, dataset="c"),
+        row(6, env="agents=5"),
     ]
-    found = [(r["dataset"], r["score"]) for r in report.summarise(rows)]
-    assert found == [("c", 7), ("d", 20), ("d", 10), ("d", 5), ("d", 30)], "by dataset, headlines first, the best first"
+    results = report.summarise(rows)
+    assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], "the table says so"
+    found = [(r["dataset"], r["score"]) for r in results]
+    assert found == [("c", 7), ("d", 20), ("d", 10), ("d", 6), ("d", 5), ("d", 30)], (
+        "by dataset, headlines first, the best first"
+    )
 
 
 def test_the_last_row_about_a_run_is_read(tmp_path):
