@@ -62,22 +62,14 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
-            own, given = run_config["env"], of_run(run_config, config["env"])
-            if own["_target_"] == "none" and not given:
-                example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
-                raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
-            same = given.get("_target_", own["_target_"]) == own["_target_"]
-            emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
-            node = merged(own if same else {}, given) | emptied
-            env: Env = build(node, config["episodes"])
-            other = in_words({key: given[key] for key in given if node[key] != own.get(key)})
+            env, changed = environment(run, run_config, config)
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
             dataset, part_label = info["dataset"]["name"], run_config.get("part", "")  # part: of a mixture
             published[dataset], units[dataset] = dict(env.published), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
-            if config["baselines"] and dataset + other not in drawn:
+            if config["baselines"] and dataset + changed not in drawn:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
             words = None  # perplexity of plain sentences, where it has a meaning, see `readers.perplexity`
@@ -87,7 +79,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon, "perplexity": words,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             shared |= {} if "policy" in run_config else env.probe(policy)
-            where = {"env_seed": config["seed"]} | ({"env": other} if other else {})
+            where = {"env_seed": config["seed"]} | ({"changed": changed} if changed else {})
             shared |= {"part": part_label} if part_label else {}
             shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
             for contender in contenders:
@@ -111,7 +103,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     console.print(line(row))
-                    label = "-".join(filter(None, (contender.name, protocol, other, str(row.seed), part_label)))
+                    label = "-".join(filter(None, (contender.name, protocol, changed, str(row.seed), part_label)))
                     label = re.sub(r"[^\w.+-]+", "-", label)
                     if config["report"] and label not in drawn and row.headline and protocol == next(iter(conditions)):
                         drawn.add(label)
@@ -121,17 +113,32 @@ def evaluate(config: dict[str, Any]) -> Path:
                         for name, picture in pictures.items():
                             if picture is not None:
                                 report.save(out / f"{name}-{label}.png", picture)
-            drawn.add(dataset + other)
+            drawn.add(dataset + changed)
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
 
 
-def in_words(options: dict[str, Any]) -> str:
-    """Options of an environment as a row names them: "env=spread, agents=5"."""
-    options = {"env" if key == "_target_" else key: value for key, value in options.items()}
-    return ", ".join(f"{key}={value.split('.')[-2:][0] if key == 'env' else value}" for key, value in options.items())
+def environment(run: Path, run_config: dict[str, Any], config: dict[str, Any]) -> tuple[Env, str]:
+    """The environment that a run is rolled out in, and what is not the run's own, as its rows name it: "agents=5, act.stride=1".
+
+    Options of `act` that a row has in a column, or in the name of its policy, are not named again.
+    """
+    own, given = run_config["env"], of_run(run_config, config["env"])
+    if own["_target_"] == "none" and not given:
+        example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
+        raise ValueError(f"{run}: env=none, there is no environment to roll out in; give one, such as {example}")
+    same = given.get("_target_", own["_target_"]) == own["_target_"]
+    emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
+    node = merged(own if same else {}, given) | emptied
+    changed = [f"{'env' if key == '_target_' else key}={x}" for key, x in given.items() if node[key] != own.get(key)]
+    for part, named in (("act", ("decode", "planning_horizon")), ("team", ("execution",))):
+        acting = run_config.get(part, {})
+        changed += [
+            f"{part}.{key}={x}" for key, x in config[part].items() if x not in (None, acting.get(key)) and key not in named
+        ]
+    return build(node, config["episodes"]), ", ".join(changed)
 
 
 def headline(policy: Any) -> float | None:

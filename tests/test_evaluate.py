@@ -8,7 +8,7 @@ import yaml
 from decisionllm.config import with_defaults
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
-from decisionllm.evaluate import evaluate, in_words
+from decisionllm.evaluate import evaluate
 from tests.conftest import LOOP, NANO, command
 
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
@@ -137,7 +137,7 @@ def test_a_nested_option_of_the_env_is_changed_alone(runs, tmp_path):
         row = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.where.goal=south")[0]
     finally:
         path.write_text(before)
-    assert (row["protocol"], row["return"]) == ("chosen", south) and row["env"] == "where={'goal': 'south'}"
+    assert (row["protocol"], row["return"]) == ("chosen", south) and row["changed"] == "where={'goal': 'south'}"
 
 
 def test_scripted_players_are_played_once(runs, tmp_path):
@@ -193,9 +193,9 @@ def test_another_environment_by_its_name_takes_the_options_of_the_run(runs, tmp_
     assert command("evaluate", f"run={runs}/plain", "env=maze3d") == 2
 
 
-def test_an_environment_that_is_not_the_runs_own_is_another_result(runs, tmp_path):
-    evaluated(tmp_path, f"run={runs}/plain", "+env.goal=north")
-    rows = evaluated(tmp_path, f"run={runs}/plain", "+env.goal=south")
-    assert [row.get("env") for row in rows] == [None, "goal=south"], "north is the run's own"
-    assert {r["protocol"] for r in report.summarise(report.read_rows(tmp_path))} == {"standard", "standard, goal=south"}
-    assert in_words({"_target_": "decisionllm.eval.spread.make", "agents": 5}) == "env=spread, agents=5"
+def test_what_is_not_the_runs_own_makes_another_result(runs, tmp_path):
+    for words in (["+env.goal=north"], ["+env.goal=south"], ["act.stride=3", "act.decode=sample"], ["act.stride=0"]):
+        rows = evaluated(tmp_path, f"run={runs}/plain", *words)
+    assert [row.get("changed") for row in rows] == [None, "goal=south", "act.stride=3", None], "north and 0 are the run's own"
+    shown = {(r["protocol"], r["decode"]) for r in report.summarise(report.read_rows(tmp_path))}
+    assert shown == {("standard", "mode"), ("standard, goal=south", "mode"), ("standard, act.stride=3", "sample")}

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 
 # rows that agree in these are one result, over seeds
-KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode", "env")
+KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode", "changed")
 COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
 LINE = "{:34s} {:36s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
 TITLES = ("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
@@ -55,7 +55,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
         results.append({
             "latched": float(np.mean(latched)) if latched else None,
-            **{key: first.get(key) for key in KEYS}, "protocol": ", ".join(filter(None, (first["protocol"], first.get("env")))),
+            **{key: first.get(key) for key in KEYS}, "protocol": ", ".join(filter(None, (first["protocol"], first.get("changed")))),
             "score": float(np.mean(scores)), "iqm": float(stats.trim_mean(scores, 0.25)),
             "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
             "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),

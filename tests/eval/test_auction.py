@@ -445,7 +445,9 @@ def test_a_run_is_evaluated_with_a_row_for_each_budget(tmp_path):
     assert len(rows) == 24 and {row["n"] for row in rows} == {48} and all("conversions" in row for row in rows)
     assert rows[3]["score"] > rows[2]["score"] > 0
     pictures = {path.name for path in (tmp_path / "out").glob("rollout-*.png")}
-    assert "rollout-ours-replay-0-own-market-prices-50--budgets-0.5-1--0.png" in pictures and len(pictures) == 12, "one a player"
+    assert "rollout-ours-replay-0-own-market-prices-50--budgets-0.5-1--0.png" in pictures and len(pictures) == 12, (
+        "one a player"
+    )
     page = (tmp_path / "out/report.html").read_text()
     assert "conversions, with a penalty for exceeding the target CPA" in page and f"{OWN0}, 50 %" in page and "37.1" in page
     assert priced.cache_info().hits > 0, "prices are made once"

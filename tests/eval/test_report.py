@@ -63,7 +63,7 @@ def test_rows_that_differ_in_another_key_are_other_results():
         row(20, policy="q"),
         row(5, protocol="goal-text"),
         row(7, dataset="c"),
-        row(6, env="agents=5"),
+        row(6, changed="agents=5"),
     ]
     results = report.summarise(rows)
     assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], "the table says so"
