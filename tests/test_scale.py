@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import initialize_config_dir
 
 from decisionllm.config import configs, store_choices
 from decisionllm.datasets import windows
@@ -329,6 +330,20 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
     assert found["plain"]["quality"] != found["wrong"]["quality"] and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
     assert jobs["moves"]["reference"] == jobs["moves"]["train"]["dataset"] != jobs["plain"]["reference"]
+
+
+def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
+    mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
+    mine["train"].remove("dataset=synthetic")
+    mine["axes"] |= {
+        "size": {"moves": ["dataset=synthetic"], "steps": ["dataset=synthetic-discrete", "head=discrete"]},
+        "quality": [0.0],
+    }
+    store_choices()
+    with initialize_config_dir(str(configs()), version_base=None):
+        cells = grid.Grid(mine, tmp_path)
+    own = {size: config["dataset"] for (size, _), config in cells.configs.items()}
+    assert {size: node for (size, _), node in cells.references.items()} == own and own["moves"] != own["steps"]
 
 
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():

@@ -119,11 +119,11 @@ class Grid:
         self.stores = {cell: opened(json.dumps([c["dataset"], str(cache_dir), c["data"]])) for cell, c in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
-        specs = {quality: self.stores[self.sizes[0], quality].spec for quality in self.qualities}
-        self.references = {  # where held-out losses are measured: the first quality, or a quality's own data if its space is another one
-            quality: self.configs[self.sizes[0], self.qualities[0] if same_space(specs[self.qualities[0]], spec) else quality]["dataset"]
-            for quality, spec in specs.items()
-        }  # fmt: skip
+        first = next(iter(self.configs))
+        self.references = {  # where held-out losses are measured: the first cell's data, or a cell's own if its space is another one
+            cell: self.configs[first if same_space(self.stores[first].spec, store.spec) else cell]["dataset"]
+            for cell, store in self.stores.items()
+        }
         self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
@@ -138,7 +138,7 @@ class Grid:
             config["steps"] = self.budget["steps"]
         return {
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
-            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.references[quality],
+            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.references[cell],
             "windows": self.study["windows"], "data": self.stores[cell].fingerprint,
         } | ({"backbone": self.weights[cell]} if self.weights[cell] else {})  # fmt: skip
 
