@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=600, help="of the offline training; a quarter of them a round")
     parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--days", type=int, default=1, help="played in a round")
+    parser.add_argument("--weighting", type=float, default=0, help="model.advantage_weighting; 0: the predicted maximum return")
+    parser.add_argument("--new-share", type=float, default=0, help="of each batch of a round, from episodes that it played")
     parser.add_argument("--seed", type=int, default=0, help="of the training, the played days and the noise")
     parser.add_argument("--logged", default="0-6", help="periods")
     parser.add_argument("--test", default="41-50", help="periods")
@@ -66,10 +69,13 @@ def main() -> None:
         "positions": ",".join(map(str, range(0, 48, 48 // given.positions))),
     }
     base, began = given.folder / "offline", time.process_time()
+    learned: dict[str, Any] = {"max_return_expectile": 0.99}
+    if given.weighting:
+        learned = {"condition_on": "none", "advantage_weighting": given.weighting}
     config = TrainConfig(
         dataset=logged(given.folder / "logged", market, given.logged), env=choice("env", "auction", **SPEC.info()), run=str(base),
         backbone=choice("backbone", "nano"), head=choice("head", "gaussian"), name="nano", window=1, steps=given.steps, device="cpu", seed=given.seed,
-        model=ModelOptions(timesteps="none", embedding="mlp", max_return_expectile=0.99), data=DataOptions(held_out=0.15),
+        model=ModelOptions(timesteps="none", embedding="mlp", **learned), data=DataOptions(held_out=0.15),
         optim=OptimOptions(batch_size=256), log=LogOptions(tracker="none"),
     )  # fmt: skip
     train(config)
@@ -80,6 +86,8 @@ def main() -> None:
         "rounds": given.rounds,
         "guard_days": GUARD,
         "days": PLAYED,
+        "days_per_round": given.days,
+        "train": {"data": {"new_share": given.new_share}},
     }
     finetune(options | {"noise": given.noise, "steps": given.steps // 4, "seed": given.seed, "env": market})
     days, rows = ranges("--test", given.test), []
@@ -90,12 +98,13 @@ def main() -> None:
         above, losses = scores - offline, checkpoint.read(row["run"])[1].get("resumed", {}).get("held_out_nll")
         low, high = interval(above)
         rows.append({
-            "days_played": row["round"], "kept": row["kept"], "score": scores.mean(), "above_offline": above.mean(), "low": low, "high": high,
+            "days_played": row["round"] * given.days, "weighting": given.weighting, "new_share": given.new_share, "kept": row["kept"], "score": scores.mean(), "above_offline": above.mean(), "low": low, "high": high,
             "guard": float(np.mean(row["scores"])), "guard_days": GUARD, "held_out_nll": losses, "test_days": given.test, "noise": given.noise,
-            "opportunities": market["opportunities"], "logged_opportunities": given.opportunities, "seed": given.seed, "cpu_minutes": round((time.process_time() - began) / 60, 1), "versions": checkpoint.versions(),
+            "positions": given.positions, "opportunities": market["opportunities"], "logged_opportunities": given.opportunities, "seed": given.seed, "cpu_minutes": round((time.process_time() - began) / 60, 1), "versions": checkpoint.versions(),
         })  # fmt: skip
         print(
-            f"{row['round']} days: {scores.mean():.2f}, {above.mean():+.2f} [{low:+.2f}, {high:+.2f}] above offline", flush=True
+            f"{row['round'] * given.days} days: {scores.mean():.2f}, {above.mean():+.2f} [{low:+.2f}, {high:+.2f}] above offline",
+            flush=True,
         )
     with given.out.open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))

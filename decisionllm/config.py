@@ -24,6 +24,7 @@ class DataOptions:
     step_discount: float = 1.0  # below 1: draw early steps more often, step t with relative frequency step_discount^t
     symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane
     part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
+    new_share: float = 0.0  # with resume_on: share of a batch from episodes that came after the first run; 0: as they come
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups, and of what `actions_kept` and `corrupt` change
     actions_kept: float = 1.0  # share of the episodes, drawn at random, whose actions are kept; the others lack them

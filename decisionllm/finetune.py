@@ -83,10 +83,9 @@ def finetune(config: dict[str, Any]) -> Path:
             if store.path != path:
                 _, episodes = play(current, played, config, noise=config["noise"], seed=config["seed"] + k)
                 store = append(path, store, episodes, spec)
-            step = checkpoint.content(checkpoint.checkpoint_folder(current) / "trainer.json")["step"]
             new = train(merged(run_config, config["train"]) | {
                 "run": str(out / f"round-{k}"), "resume_on": str(current), "init_from": "", "fresh": False, "device": config["device"],
-                "minutes": 0.0, "steps": step + config["steps"], "dataset": choice("dataset", "store", path=str(path)),
+                "minutes": 0.0, "steps": checkpoint.trained_steps(current) + config["steps"], "dataset": choice("dataset", "store", path=str(path)),
             })  # fmt: skip
             scores, _ = play(new, guard, config)
             above = scores - np.array(rows[0]["scores"])

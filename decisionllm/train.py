@@ -36,6 +36,7 @@ class Loop:
     """Where the loop is: what is saved with a checkpoint, and the sums since the last log line."""
 
     step: int = 0
+    first: int = 0  # of this run: above 0 where it goes on from another one
     elapsed: float = 0.0  # seconds of training, over all continuations
     lowest: float = math.inf  # held-out loss
     rate: float = 0.0  # learning rate
@@ -72,8 +73,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
                 raise
             if reports() > 1:  # one of those that are left reports it
                 raise SystemExit(1) from error
-            folder = checkpoint.find(c.run)
-            step = checkpoint.content(folder / "trainer.json")["step"] if folder else 0
+            step = checkpoint.trained_steps(c.run) if checkpoint.find(c.run) else 0
             remedy = f"the same command continues from step {step:,}"
             raise ConnectionError(f"a process of this run was lost ({error}); {remedy}") from error
 
@@ -97,8 +97,11 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
-    if begun or stages:
-        loop.step, loop.elapsed = resume(run if begun else Path(c.resume_on), inner, optimizer)
+    if begun:
+        loop.step, loop.elapsed = resume(run, inner, optimizer)
+        loop.first = checkpoint.read(run)[1].get("resumed", {}).get("step", 0)
+    elif stages:
+        loop.first = loop.step = resume(Path(c.resume_on), inner, optimizer)[0]
     loop.lowest = trim(run / "metrics.jsonl", loop.step if begun else 0) if main else math.inf
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
@@ -128,7 +131,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 record(c, loop, values, inner, optimizer, progress, over=over, main=main, console=console)
             if over:
                 break
-            loop.rate = learning_rate(c, loop.step, progress)
+            loop.rate = learning_rate(c, loop.step - loop.first, progress)
             for group in optimizer.param_groups:
                 group["lr"] = loop.rate * group["scale"]
             torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
@@ -183,6 +186,8 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
         raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
     if not 0 < c.data.step_discount <= 1:
         raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
+    if not 0 <= c.data.new_share < 1 or (c.data.new_share and not c.resume_on):
+        raise ValueError(f"data.new_share: expected 0, or below 1 with resume_on, got {c.data.new_share}")
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
         raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
     for key in POSITIVE:
@@ -227,7 +232,8 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:
     """How far the run is, in steps or in time, whichever is further, and whether it is interrupted; all processes agree."""
-    progress = max(loop.step / c.steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
+    steps = (loop.step - loop.first) / (c.steps - loop.first)
+    progress = max(steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
     if accelerator.num_processes == 1:
         return progress, stop
     agreed = accelerator.reduce(torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean")

@@ -150,8 +150,10 @@ def test_a_run_goes_on_on_the_data_that_grew_and_says_what_it_forgot(before, tmp
     rows, units = metrics(tmp_path / "straight"), saved(before)
     assert [row["step"] for row in rows] == [4, 5, 6, 7, 8]
     assert rows[0]["held_out_nll/old"] == metrics(before)[-1]["held_out_nll"]  # the same episodes, the same weights
+    assert [row["lr"] for row in rows[1:]] == [row["lr"] for row in metrics(before)]  # warm-up and cosine of its own steps
+    assert json.loads((tmp_path / "straight/metrics.jsonl").read_text().splitlines()[0])["seconds"] == 0
     resumed = json.loads((tmp_path / "straight/run.json").read_text())["resumed"]
-    assert resumed["stages"] == [40]
+    assert (resumed["stages"], resumed["step"]) == ([40], 4)
     assert resumed["held_out_nll"] == {age: [rows[i][f"held_out_nll/{age}"] for i in (0, -1)] for age in ("old", "new")}
     assert "old episodes: {:.4f} before, {:.4f} after".format(*resumed["held_out_nll"]["old"]) in said
     with monkeypatch.context() as patch:
@@ -164,6 +166,7 @@ def test_a_run_goes_on_on_the_data_that_grew_and_says_what_it_forgot(before, tmp
     assert torch.equal(units[name], weights[name])
     assert command(*grown, f"run={tmp_path}/units", "refit_units=true") == 0
     assert not torch.equal(units[name], saved(tmp_path / "units")[name])
+    assert command(*grown, f"run={tmp_path}/newer", "data.new_share=0.9") == 0 and metrics(tmp_path / "newer") != rows
     again = [option if option != "steps=8" else "steps=9" for option in grown[:-2]]
     assert command(*again, "dataset.episodes=80", f"resume_on={tmp_path}/straight", f"run={tmp_path}/again") == 0
     assert json.loads((tmp_path / "again/run.json").read_text())["resumed"]["stages"] == [40, 60]
@@ -203,6 +206,8 @@ def test_bounds_of_actions_stay_those_of_the_weights_unless_units_are_fitted_aga
         ),
         (["run=before", "fresh=true"], "expected another run=..."),
         (["resume_on=nowhere"], "expected a run directory"),
+        (["data.new_share=1"], "data.new_share: expected 0, or below 1 with resume_on, got 1"),
+        (["data.new_share=0.5", "~resume_on"], "data.new_share: expected 0, or below 1 with resume_on, got 0.5"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )

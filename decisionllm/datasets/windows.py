@@ -253,7 +253,14 @@ def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def part_weights(
-    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], temperature: float = 0.0
+    store: Store,
+    steps: Steps,
+    episodes: np.ndarray,
+    shares: Sequence[float],
+    temperature: float = 0.0,
+    *,
+    old: int = 0,
+    new_share: float = 0.0,
 ) -> np.ndarray | None:
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
@@ -262,17 +269,27 @@ def part_weights(
         episodes: the chosen ones.
         shares: of the parts of a mixture in a batch, whatever their sizes.
         temperature: of `return_weights` within each part; 0: uniform.
+        old, new_share: above 0, the share of the episodes behind the first `old` ones, in each part.
+
+    Raises:
+        ValueError: a part has no chosen episode.
     """
-    if len(store.parts) == 1 and not temperature:
+    parts = [*zip(store.parts.values(), shares, strict=True)]
+    if new_share:
+        ages = [(part[part < old], part[part >= old], share) for part, share in parts]
+        parts = [
+            each for old_ones, new, share in ages for each in ((old_ones, share * (1 - new_share)), (new, share * new_share))
+        ]
+    if len(parts) == 1 and not temperature:
         return None
     weights = np.zeros(len(store.lengths))
-    for part, share in zip(store.parts.values(), shares, strict=True):
+    for part, share in parts:
         weights[part] = return_weights(store.returns[part], temperature) if temperature else 1.0
-        if len(store.parts) > 1:
+        if len(parts) > 1:
             chosen = np.intersect1d(part, episodes)
             if not (total := (weights * (steps.end - steps.first))[chosen].sum()):
-                wanted = "episodes of at least so many steps in every part of the mixture"
-                raise ValueError(f"model.return_horizon: expected {wanted}")
+                wanted = "episodes of at least so many steps in every part of the mixture, old and new ones"
+                raise ValueError(f"model.return_horizon, data.new_share: expected {wanted}")
             weights[part] *= share / total
     return weights
 

@@ -206,6 +206,12 @@ def checkpoint_folder(path: str | Path) -> Path:
     return folder
 
 
+def trained_steps(path: str | Path) -> int:
+    """The training steps of a run's last checkpoint."""
+    step: int = content(checkpoint_folder(path) / "trainer.json")["step"]
+    return step
+
+
 def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
     """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the last step."""
     return Path(path) / "best" if config["log"]["keep_best"] else Path(path)

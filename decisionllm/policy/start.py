@@ -57,8 +57,9 @@ def take_up(
         else:
             fit_normalizer(model, data[""], dynamics=False, started=True)
     if main:
+        resumed = {"resumed": {"stages": stages, "step": checkpoint.trained_steps(c.resume_on)}} if stages else {}
         checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
-                            perplexity=perplexity(model.backbone), **({"resumed": {"stages": stages}} if stages else {}))  # fmt: skip
+                            perplexity=perplexity(model.backbone), **resumed)  # fmt: skip
 
 
 def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
@@ -136,7 +137,7 @@ def continued(c: TrainConfig, stores: Mapping[str, Store], *, begun: bool) -> li
         known: list[int] = checkpoint.read(c.run)[1].get("resumed", {}).get("stages", [])
         return known
     before, info = checkpoint.read(c.resume_on)
-    step = checkpoint.content(checkpoint.checkpoint_folder(c.resume_on) / "trainer.json")["step"]
+    step = checkpoint.trained_steps(c.resume_on)
     why = ""
     if c.init_from or Path(c.run).resolve() == Path(c.resume_on).resolve():
         why = f"another run=... and no init_from, got run={c.run} and init_from={c.init_from!r}"

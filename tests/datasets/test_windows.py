@@ -159,6 +159,16 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
         )
 
 
+def test_new_episodes_have_their_share_of_the_steps_drawn(tmp_path):
+    log = make_store(tmp_path, [episode([1.0] * n, group=n) for n in (4, 1, 5)])
+    steps, old = windows.of_store(log), {"old": 2, "new_share": 0.8}
+    weights = windows.part_weights(log, steps, np.arange(3), [1.0], **old)
+    assert np.allclose(weights, [0.2 / 5, 0.2 / 5, 0.8 / 5], rtol=1e-12)
+    assert windows.part_weights(log, steps, np.arange(3), [1.0], old=2) is None
+    with pytest.raises(ValueError, match="data.new_share: expected episodes"):
+        windows.part_weights(log, steps, np.arange(2), [1.0], **old)
+
+
 @pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 1.0])])
 def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
     """Steps of an episode as 1 : 0.5 : 0.25; the episodes keep their share."""
