@@ -1,8 +1,8 @@
 """How many days of its own market a bidder must play until it exceeds what it learned offline: paired over days that it never plays.
 
 `python -m benchmarks.online --folder runs/online` plays two scripted bidders for seven days, trains a policy on them, fine-tunes it with
-`decisionllm finetune`, scores the run of every round on ten further days and appends a row a round to online.jsonl. With `--moved 4000` the
-market has fewer opportunities a day than the one that the log is of. Ten minutes of one core; the same command continues.
+`decisionllm finetune`, scores the run of every round on ten further days and appends a row a round to online.jsonl. The market has fewer
+opportunities a day than the one that the log is of (`--moved 0`: as many). Half an hour of one core; the same command continues.
 """
 
 import argparse
@@ -50,14 +50,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.online", description=sys.modules[__name__].__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/online"))
     parser.add_argument("--opportunities", type=int, default=10_000, help="of a day")
-    parser.add_argument("--moved", type=int, default=0, help="opportunities of a day after the log; 0: as in it")
-    parser.add_argument("--positions", type=int, default=8, help="campaigns of a day")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=600, help="of the offline training; a quarter of them a round")
+    parser.add_argument("--moved", type=int, default=4000, help="opportunities of a day after the log; 0: as in it")
+    parser.add_argument("--positions", type=int, default=48, help="campaigns of a day")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=1500, help="of the offline training; a quarter of them a round")
     parser.add_argument("--noise", type=float, default=0.3)
-    parser.add_argument("--days", type=int, default=1, help="played in a round")
-    parser.add_argument("--weighting", type=float, default=0, help="model.advantage_weighting; 0: the predicted maximum return")
-    parser.add_argument("--new-share", type=float, default=0, help="of each batch of a round, from episodes that it played")
+    parser.add_argument("--days", type=int, default=2, help="played in a round")
+    parser.add_argument(
+        "--weighting", type=float, default=0.33, help="model.advantage_weighting; 0: the predicted maximum return"
+    )
+    parser.add_argument("--new-share", type=float, default=0.5, help="of each batch of a round, from episodes that it played")
     parser.add_argument("--seed", type=int, default=0, help="of the training, the played days and the noise")
     parser.add_argument("--logged", default="0-6", help="periods")
     parser.add_argument("--test", default="41-50", help="periods")
