@@ -70,7 +70,7 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
 
     Args:
         episodes: of equal observation and action sizes, raw units. With a spec they are written as they come.
-        path: the folder to write; one that exists is replaced.
+        path: the folder to write; a store that is there is replaced.
         name: of the dataset in results.
         spec: sizes, action space and horizon; None: continuous actions within the data's bounds, horizon of the longest episode.
 
@@ -78,6 +78,7 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
         The config node of the data: `config["dataset"]` of `train`, or `dataset=store dataset.path=...` on the command line.
 
     Raises:
+        FileExistsError: the path holds something else than a store.
         ValueError: there is no episode, or one does not fit the others or the spec.
     """
     if spec is None:
