@@ -114,7 +114,8 @@ class Spec:
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
         if self.num_actions:
             if self.action_dim != 1:
-                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
+                got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
+                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
         elif not len(self.low) == len(self.high) == self.action_dim:
             got = f"{len(self.low)} and {len(self.high)}"
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
