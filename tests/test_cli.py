@@ -96,9 +96,11 @@ FAILED = {
     "optim.batch_size=7 optim.accumulate=2": "batch_size: expected a multiple of 1 processes x optim.accumulate=2, got 7",
     "text=shuffled": "dataset.text: expected one of none, goal, got 'shuffled'",
     "head=discrete": "head=discrete: expected discrete actions, got continuous ones",
-    "data.fraction=2.0": "fraction: expected a share within 0 .. 1, got 2.0",
+    "data.fraction=2.0": "data.fraction: expected a share within 0 .. 1, got 2.0",
+    "data.fraction=0": "data.fraction: expected more than 0, got 0.0",
     "backbone.tune=half": "backbone.tune: expected one of lora, full, frozen, got 'half'",
-    "head._target_=theirlab.heads.Flow": "No module named 'theirlab'",
+    "head._target_=theirlab.heads.Flow": "theirlab.heads.Flow: No module named 'theirlab'; PYTHONPATH=FOLDER says where it is",
+    "head._target_=Flow": "Flow: expected the path of a class or function, such as mylab.Flow",
     "head._target_=decisionllm.models.dynamics.Dynamics": "expected a head with loss_floor and entities, see protocols.Head",
     "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
 }
