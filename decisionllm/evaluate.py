@@ -63,6 +63,10 @@ def evaluate(config: dict[str, Any]) -> Path:
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
             env, changed = environment(run, run_config, config)
+            if env.num_actions not in (None, C := info["spec"]["num_actions"]):
+                own, other = (f"{n} discrete" if n else "continuous" for n in (C, env.num_actions))
+                wanted = "evaluate it in one like that of its data"
+                raise ValueError(f"{run}: trained on {own} actions, the environment has {other} ones; {wanted}")
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
