@@ -35,6 +35,8 @@ USAGE = {
     "train optim.clip=true": "clip: expected a number, got true",
     "train log.tracker=null": "tracker: expected text, got null",
     "train ~steps": "steps: expected a value, got none",
+    "evaluate run=a seed=-1": "seed: expected 0 or more, got -1",
+    "train data.seed=-2": "data.seed: expected 0 or more, got -2",
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
