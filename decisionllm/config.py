@@ -267,8 +267,10 @@ def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable
 
 
 def typed(key: str, value: Any, usual: Any) -> Any:
-    """The value in the type of the usual one: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". What is null by default may be anything."""
+    """The value in the type of the usual one: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". What is null by default may be anything; a seed is 0 or more."""
     kind, number = type(usual), isinstance(value, int | float) and not isinstance(value, bool)
+    if number and value < 0 and key.rpartition(".")[2] == "seed":
+        raise UsageError(f"{key}: expected 0 or more, got {value}")
     if usual is None or type(value) is kind:
         return value
     if number and (kind in (float, str) or (kind is int and value % 1 == 0)):

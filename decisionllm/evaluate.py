@@ -16,6 +16,7 @@ from decisionllm.backbones.readers import perplexity
 from decisionllm.config import listed, merged, of_run, with_defaults
 from decisionllm.eval import attention, report
 from decisionllm.eval.rollout import rollout
+from decisionllm.files import explained
 from decisionllm.policy import checkpoint
 from decisionllm.protocols import Begin, Env, Player
 from decisionllm.registry import build
@@ -48,6 +49,9 @@ def evaluate(config: dict[str, Any]) -> Path:
     runs = [Path(str(run)) for run in (config["run"] if isinstance(config["run"], list) else [config["run"]])]
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
+    for key in ("target_quantiles", "target_returns"):
+        with explained(f"{key}: expected numbers", ValueError, TypeError):
+            config[key] = [float(x) for x in config[key]]
     out = Path(config["out"]) if config["out"] else runs[0].parent
     acting = config["act"] | config["team"]
     acting["generator"] = torch.Generator(checkpoint.usable(config["device"])).manual_seed(config["seed"])  # of decode=sample
@@ -63,6 +67,10 @@ def evaluate(config: dict[str, Any]) -> Path:
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
             env, changed = environment(run, run_config, config)
+            if env.num_actions not in (None, C := info["spec"]["num_actions"]):
+                own, other = (f"{n} discrete" if n else "continuous" for n in (C, env.num_actions))
+                wanted = "evaluate it in one like that of its data"
+                raise ValueError(f"{run}: trained on {own} actions, the environment has {other} ones; {wanted}")
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
@@ -156,7 +164,7 @@ def targets(
             similar = env.target_returns(info["dataset"], quantile)
             each = checkpoint.target(info, quantile) if similar is None else similar
             given.setdefault(float(np.mean(each)), each)
-        given |= {float(target): float(target) for target in config["target_returns"]}
+        given |= {target: target for target in config["target_returns"]}
     name = run_config["name"] + f"+plan{policy.planning_horizon}" * bool(policy.planning_horizon)
     name += "+joint" * (policy.execution == "joint")
     for target, each in given.items():

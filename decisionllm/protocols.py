@@ -64,6 +64,7 @@ class Env(Protocol):
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
         published: scores of other work for the report, {name: score}.
         reference: returns of a random policy and of an expert, which score 0 and 100; None: scores are returns.
+        num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is refused. None: not checked.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -75,6 +76,7 @@ class Env(Protocol):
     unit: str = ""
     published: Mapping[str, float] = {}
     reference: tuple[float, float] | None = None
+    num_actions: int | None = None
     groups: np.ndarray | None = None
 
     @property

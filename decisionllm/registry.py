@@ -91,7 +91,14 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
     options = {key: value for key, value in node.items() if key != "_target_"}
     if missing := sorted(key for key, value in options.items() if value == "???"):
         raise ValueError(f"{node['_target_']}: give a value to {', '.join(missing)}")
-    module = import_module(path)
+    if not path:
+        raise ValueError(f"{name}: expected the path of a class or function, such as mylab.Flow")
+    try:
+        module = import_module(path)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):  # an optional package that the module imports
+            raise
+        raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
         thing = getattr(module, name)  # of whatever module the user named
         signature(thing).bind(*supplied, **options)

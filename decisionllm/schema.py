@@ -112,14 +112,22 @@ class Spec:
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
+        if min(self.observation_dim, self.action_dim, self.horizon) < 1:
+            got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
+            raise ValueError(f"Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, got {got}")
+        if self.num_actions < 0:
+            wanted = "a number of discrete actions, or 0 for continuous ones"
+            raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
         if self.num_actions:
             if self.action_dim != 1:
-                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {self.action_dim} numbers")
+                got = f"{self.action_dim} numbers; continuous actions are floating-point numbers"
+                raise ValueError(f"Spec.action_dim: a discrete action is one index, got {got}")
         elif not len(self.low) == len(self.high) == self.action_dim:
             got = f"{len(self.low)} and {len(self.high)}"
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
         elif not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
-            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}")
+            remedy = "give those of the action space"
+            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; {remedy}")
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Spec:
@@ -165,6 +173,9 @@ class Episode(StepColumns[np.ndarray]):
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
             raise ValueError("Episode: expected at least one step, got none")
+        for name, kinds in (("task", (str,)), ("group", (int, np.integer))):
+            if not isinstance(value := vars(self)[name], kinds):
+                raise ValueError(f"Episode.{name}: expected {kinds[0].__name__}, got {value!r}")
         actions = np.asarray(self.actions)
         if actions.ndim == 2 and actions.dtype.kind == "f" and (missing := np.isnan(actions).all(1)).any():
             weight = np.ones(len(actions), np.float32) if self.action_weight is None else self.action_weight

@@ -24,13 +24,19 @@ def serve(config: dict[str, Any]) -> None:
     if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
         raise ValueError(f"host={host}: others can reach it: set a token, DECISIONLLM_TOKEN, or take host=127.0.0.1")
     one_of("log", config["log"], logs.KINDS)
-    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms"):
-        if config[name] <= 0:
+    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms",
+                 "max_campaigns", "horizon", "pacing"):  # fmt: skip
+        if config[name] is not None and config[name] <= 0:
             raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port: expected 0 .. 65535, got {port}")
+    for run in filter(None, (config["run"], config["shadow"])):
+        if "policy" in checkpoint.read(run)[0]:
+            raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     count, many = config["replicas"], config["replicas"] > 1
     if count < 1 or (many and not hasattr(socket, "SO_REUSEPORT")):
         raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
-    app = checkpoint.read(config["run"]) if many else application(config)  # an unreadable run fails before anything starts
+    app = None if many else application(config)
     with explained(f"host={host} port={port}: cannot listen there", OSError, remedy="choose another port=...", raised=OSError):
         listener = listen(host, port)
     port = listener.getsockname()[1]

@@ -141,7 +141,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 batch = batch_of[space](window, divided(window, part, parts))
                 with accelerator.autocast():
                     terms = model(batch, space) if space else model(batch)
-                share = batch.loss_mask.sum() * world / window.loss_mask.sum()  # every training target has the same weight
+                share = (
+                    batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
+                )  # every training target has the same weight
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
                     loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
@@ -269,7 +271,8 @@ def measure(
     if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
         kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
         when = f"after the {loop.count} steps before step {loop.step}; {kept}"
-        raise FloatingPointError(f"loss or weights are not finite ({values}) {when}. Try a lower optim.lr or optim.clip")
+        raise FloatingPointError(f"loss or weights are not finite ({values}) {when}. Try a lower optim.lr or optim.clip; "
+                                 "`decisionllm data` checks the log")  # fmt: skip
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
     loop.sums, loop.count = {}, 0
     accelerator.log(values, step=loop.step)

@@ -172,6 +172,11 @@ def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, c
     assert message in said and said.count("\n") == 1
 
 
+def test_targets_that_are_no_numbers_are_refused_before_a_run_is_read():
+    with pytest.raises(ValueError, match="target_returns: expected numbers .could not convert string to float: 'high'"):
+        evaluate({"run": "nowhere", "target_returns": ["high"]})
+
+
 def test_in_python_an_option_left_out_has_its_default():
     options = with_defaults("evaluate", {"run": "runs/x", "episodes": 7, "act": {"decode": "mean"}})
     assert options["episodes"] == 7 and options["target_returns"] == [] and options["env"] == {}

@@ -59,6 +59,13 @@ def test_a_number_that_is_not_finite_is_named_with_its_place():
         History(zeros(2, 2), zeros(1, 1), np.array([np.inf]))
 
 
+def test_a_text_or_a_group_of_another_type_is_refused():
+    for name, value, wanted in (("task", None, "str"), ("task", 3, "str"), ("group", 1.5, "int"), ("group", "a", "int")):
+        with pytest.raises(ValueError, match=f"Episode.{name}: expected {wanted}, got {value!r}"):
+            Episode(zeros(3, 2), zeros(3, 1), zeros(3), **{name: value})
+    assert Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), group=np.int64(4)).group == 4
+
+
 def test_a_history_may_hold_the_first_observation_alone():
     history = History(zeros(1, 2), zeros(0, 1), zeros(0))
     assert history.target_return is None and history.task == ""
@@ -70,12 +77,18 @@ def test_a_history_may_hold_the_first_observation_alone():
         ({"low": (-1.0,), "high": (1.0, 1.0)}, "expected 2 bounds each, got 1 and 2"),
         ({"low": (-1.0, 1.0), "high": (1.0, 1.0)}, "expected finite bounds, low < high"),
         ({"low": (-1.0, -np.inf), "high": (1.0, 1.0)}, "expected finite bounds, low < high"),
+        (
+            {"low": (1.0, 1.0), "high": (1.0, 2.0)},
+            r"low < high, got \(1.0, 1.0\) and \(1.0, 2.0\); give those of the action space",
+        ),
+        ({"horizon": 0}, "expected sizes and a horizon above 0, got 3, 2 and 0"),
+        ({"num_actions": -1}, "expected a number of discrete actions, or 0 for continuous ones, got -1"),
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        Spec(observation_dim=3, action_dim=2, horizon=10, **fields)
+        Spec(**{"observation_dim": 3, "action_dim": 2, "horizon": 10} | fields)
 
 
 def test_a_batch_moves_whole_and_what_is_missing_stays_missing():

@@ -20,7 +20,7 @@ from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
 from decisionllm.train import POSITIVE, parameter_groups, trim
-from tests.conftest import DT, LOOP, NANO, PATIENCE, command, interrupt, make_model, metrics
+from tests.conftest import DT, LOOP, NANO, PATIENCE, command, episode, interrupt, make_model, make_store, metrics
 
 pytestmark = pytest.mark.numeric
 
@@ -296,6 +296,19 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr,
         assert "the last good checkpoint is kept" in said
         assert json.loads((tmp_path / "checkpoint" / "trainer.json").read_text())["step"] == kept
         assert all(tensor.isfinite().all() for name, tensor in saved(tmp_path).items() if name.startswith("model/"))
+
+
+@pytest.mark.parametrize("targets", [1, 0])
+def test_a_batch_without_a_target_adds_nothing_and_a_log_needs_one(targets, tmp_path, capsys):
+    masks = np.arange(200).reshape(20, 10) < targets  # of 200 steps
+    made = [episode([1.0] * 10, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
+    path = make_store(tmp_path / "store", made).path
+    few = ["dataset=store", f"dataset.path={path}", "optim.batch_size=1", "data.held_out=0", f"run={tmp_path}/run"]
+    assert command("train", *LOOP[2:], *NANO, *few) == (0 if targets else 1)
+    if targets:
+        assert 0 in [row["nll"] for row in metrics(tmp_path / "run")], "a batch without a target"
+    else:
+        assert "expected a training target in some step (loss_mask), got none" in capsys.readouterr().err
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):

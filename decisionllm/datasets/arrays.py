@@ -47,8 +47,6 @@ def load(
     """
     words, file = constant_text("dataset", text, task), Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
-    if not num_actions and next(blocks(file, widths))["actions"].dtype.kind in "iu":
-        num_actions = 1 + int(max(block["actions"].max() for block in blocks(file, widths)))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
     return Source(spec, episodes, {"name": name or file.stem, "text": text, "file": str(file)})
@@ -70,14 +68,15 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
 
     Args:
         episodes: of equal observation and action sizes, raw units. With a spec they are written as they come.
-        path: the folder to write; one that exists is replaced.
+        path: the folder to write; a store that is there is replaced.
         name: of the dataset in results.
-        spec: sizes, action space and horizon; None: continuous actions within the data's bounds, horizon of the longest episode.
+        spec: sizes, action space and horizon; None: those of the data, see `spec_of`.
 
     Returns:
         The config node of the data: `config["dataset"]` of `train`, or `dataset=store dataset.path=...` on the command line.
 
     Raises:
+        FileExistsError: the path holds something else than a store.
         ValueError: there is no episode, or one does not fit the others or the spec.
     """
     if spec is None:
@@ -97,10 +96,11 @@ def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterat
 
     def made(columns: Mapping[str, np.ndarray], rows: slice) -> Episode:
         part = {key: np.asarray(column[rows]) for key, column in columns.items()}
-        ended = bool(part["terminals"][-1])
+        ended, kind = bool(part["terminals"][-1]), part["actions"].dtype
         return Episode(
             part["observations"].astype(np.float32).reshape(len(part["rewards"]), -1),
-            part["actions"].astype(np.float32).reshape(len(part["rewards"]), -1), part["rewards"].astype(np.float32),
+            part["actions"].astype(np.float32 if kind.kind == "f" else kind).reshape(len(part["rewards"]), -1),
+            part["rewards"].astype(np.float32),
             group=count, task=task, terminated=ended, truncated=not ended,
             final_observation=part["next_observations"][-1].astype(np.float32) if "next_observations" in part else None,
         )  # fmt: skip
@@ -128,18 +128,21 @@ def constant_text(group: str, text: str, task: str) -> str:
 def spec_of(
     episodes: Iterable[Episode], horizon: int = 0, num_actions: int = 0, low: Sequence[float] = (), high: Sequence[float] = ()
 ) -> Spec:
-    """The spec of these episodes; the horizon and bounds of continuous actions that are not given are those of the data."""
-    sizes, longest, actions = None, 0, Moments()
+    """The spec of these episodes. What is not given is that of the data: the horizon, bounds of continuous actions; where actions are
+    integers they are discrete, and C is the largest index plus 1."""
+    sizes, longest, actions, whole = None, 0, Moments(), True
     for episode in episodes:
         S, A = sizes = sizes or (episode.observations.shape[1], episode.actions.shape[1])
         longest = max(longest, len(episode.rewards))
         taken = episode.actions if episode.action_weight is None else episode.actions[episode.action_weight > 0]
         actions.add(taken if taken.shape[1] == A else taken[:0])
+        whole &= episode.actions.dtype.kind in "iub"
     if not sizes:
         raise ValueError("episodes: expected at least one, got none")
     if not actions.count:
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
+    num_actions = num_actions or whole * (1 + int(actions.high.max()))
     if not num_actions:
         low, high = low or actions.low.tolist(), high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)

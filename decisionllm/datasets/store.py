@@ -95,6 +95,7 @@ def write(path: str | Path, source: Source, *, old: Store | None = None, new_tex
         options: further keys of the card.
 
     Raises:
+        FileExistsError: the path is a file, or a folder that holds something else than a store.
         ValueError: no episode, or one that does not fit the spec or is another in `old`; it is named with its step and number.
         OSError: the disk is full; what was there before is kept.
     """
@@ -120,6 +121,8 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
     tasks = {task: i for i, task in enumerate(old.tasks if old else ())}
     if old and (sizes(spec) != sizes(old.spec)):
         raise ValueError(f"{old.path}: expected observations and actions of {sizes(old.spec)} to append, got {sizes(spec)}")
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "card.json").is_file()):
+        raise FileExistsError(f"{path}: expected a new folder, or a store to replace; choose another path")
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as files:
@@ -246,7 +249,7 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}")
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
-        with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, remedy=REMEDY):
+        with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY):
             found = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         arrays[name] = found[: shape[0]]  # the rows behind them are those of a store that grew from it
         if [str(found.dtype), list(arrays[name].shape)] != [dtype, shape]:

@@ -313,11 +313,13 @@ def select(
         Two sorted (E,) int arrays.
 
     Raises:
-        ValueError: a share is not within 0 .. 1, or no group is left to train on.
+        ValueError: a share is not within 0 .. 1, `fraction` is 0, or no group is left to train on.
     """
     for name, value in {"fraction": fraction, "min_return_quantile": min_return_quantile, "held_out": held_out}.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}: expected a share within 0 .. 1, got {value}")
+            raise ValueError(f"data.{name}: expected a share within 0 .. 1, got {value}")
+    if not fraction:
+        raise ValueError(f"data.fraction: expected more than 0, got {fraction}")
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for episodes in store.parts.values():
         group, known, kept, out = store.group[episodes], np.zeros(0, int), [], []

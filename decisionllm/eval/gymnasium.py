@@ -43,6 +43,7 @@ class GymnasiumEnv(Env):
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
         self.reference = (reference[0], reference[1]) if reference else None
         self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), minari.action_spec(self.space)
+        self.num_actions = self.action.get("num_actions", 0)
         self.flatten = flatten or (lambda observations: minari.flatten(observations, space))
 
     def reset(self, seed: int) -> np.ndarray:
@@ -62,7 +63,7 @@ class GymnasiumEnv(Env):
 
     def decode(self, action: np.ndarray) -> Any:
         """An action of a policy (A,) as the environment takes it."""
-        if count := self.action.get("num_actions"):
+        if count := self.num_actions:
             if not 0 <= action[0] < count:
                 raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
             return int(action[0] + self.space.start)
@@ -72,7 +73,7 @@ class GymnasiumEnv(Env):
         def sample(tasks: Sequence[str]) -> ScriptedPlayer:
             space = deepcopy(self.space)
             space.seed(seed)
-            start = space.start if "num_actions" in self.action else 0
+            start = space.start if self.num_actions else 0
             return ScriptedPlayer(lambda seen, rows: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]), tasks)
 
         return {"random": sample}

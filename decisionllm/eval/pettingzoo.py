@@ -84,7 +84,7 @@ class PettingZooTeams(TeamEnv):
             one_of(f"env.id={id}, type in the log", self.named[agent], types)
             if (logged := types[self.named[agent]].get("num_actions")) != (n := limits[kind].get("num_actions")):
                 raise ValueError(f"env.id={id}, type {kind}: expected num_actions {logged} as in the log, got {n}")
-        self.num_actions = max(each.get("num_actions", 0) for each in types.values())
+        self.num_actions: int = max(each.get("num_actions", 0) for each in types.values())
 
         team_of = {agent: int({**meta_found.get("teams", {}), **teams}.get(kind, 0)) for agent, kind in kinds.items()}
         self.team_of, self.teams = team_of, sorted({team, *team_of.values()})

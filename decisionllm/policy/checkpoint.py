@@ -289,7 +289,9 @@ def content(path: Path) -> dict[str, Any]:
     with explained(f"{path} is damaged or missing", *errors, remedy="train again, or restore a copy"):
         if path.suffix == ".safetensors":
             return load_file(path)
-        parsed: dict[str, Any] = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        parsed: Any = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        if not isinstance(parsed, dict) or not parsed:
+            raise ValueError(f"expected keys with values, got {parsed}")
         return parsed
 
 

@@ -10,7 +10,7 @@ import pytest
 from decisionllm.datasets import arrays
 from decisionllm.datasets.arrays import cut, from_episodes, load
 from decisionllm.datasets.store import open_store, prepare
-from decisionllm.schema import Spec
+from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
 
@@ -171,6 +171,15 @@ def test_episodes_made_in_python_are_trained_on(tmp_path):
     loop = [word for word in LOOP if not word.startswith("dataset")]
     words = ["env=none", "dataset=store", f"dataset.path={tmp_path / 'mine'}", "optim.batch_size=4", f"run={tmp_path / 'run'}"]
     assert command("train", *loop, *NANO, *words) == 0
+
+
+def test_integer_actions_of_episodes_are_discrete(tmp_path):
+    made = [Episode(np.zeros((2, 3)), np.array(actions), np.ones(2)) for actions in ([[0], [4]], [[1], [0]])]
+    store = open_store(from_episodes(made, tmp_path / "mine", name="mine")["path"])
+    assert store.spec == Spec(3, 1, 2, num_actions=5) and store.actions.tolist() == [[0], [4], [1], [0]]
+    pair = [Episode(np.zeros((2, 3)), np.ones((2, 2), int), np.ones(2))]
+    with pytest.raises(ValueError, match="one index, got 2 numbers; continuous actions are floating-point numbers"):
+        from_episodes(pair, tmp_path / "pair", name="pair")
 
 
 def test_episodes_that_do_not_fit_are_refused(tmp_path):

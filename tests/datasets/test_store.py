@@ -115,6 +115,7 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
         (rewards.unlink, r"rewards.npy is damaged or missing"),
         (lambda: np.save(rewards, np.zeros(2, np.float32)), r"rewards.npy: expected float32 \[3\], got float32 \[2\]"),
         (lambda: np.save(rewards, np.zeros(3)), r"rewards.npy: expected float32 \[3\], got float64 \[3\]"),
+        (lambda: rewards.write_bytes(b""), r"rewards.npy is damaged or missing .*delete the folder"),
         (lambda: card.write_text(good_card[:-9]), r"card.json is damaged"),
         (lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})), r"expected store format 1, got 0"),
     ):
@@ -198,6 +199,17 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_who
     assert open_store(tmp_path / "s").rewards.tolist() == [1, 2]
     make_store(tmp_path / "s", [episode([3])])
     assert folders(tmp_path) == ["s"] and open_store(tmp_path / "s").rewards.tolist() == [3]
+
+
+def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").write_text("kept")
+    for path in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
+        with pytest.raises(FileExistsError, match=f"{path}: expected a new folder, or a store to replace; choose another path"):
+            make_store(path, [episode([1])])
+    assert folders(tmp_path) == ["data"] and (tmp_path / "data" / "notes.txt").read_text() == "kept"
+    (tmp_path / "empty").mkdir()
+    assert make_store(tmp_path / "empty", [episode([1])]).rewards.tolist() == [1]
 
 
 def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):

@@ -110,6 +110,16 @@ def test_actions_of_another_space_are_refused():
         env.step(np.full((1, 1), 4.0))
 
 
+@pytest.mark.parametrize(("env_id", "space"), [("MountainCar-v0", "3 discrete"), ("MountainCarContinuous-v0", "continuous")])
+def test_a_run_of_another_action_space_is_refused(env_id, space, tmp_path, capsys):
+    words = [*LOOP[1:], *NANO, "dataset=synthetic-discrete", "head=discrete", "steps=1", f"run={tmp_path}/run"]
+    assert command("train", *words) == 0
+    env = ["env=gymnasium", f"env.id={env_id}", "env.horizon=5", "env.text=none"]
+    assert command("evaluate", f"run={tmp_path}/run", "episodes=2", *env) == 1
+    message = f"run: trained on 5 discrete actions, the environment has {space} ones; evaluate it in one like that of its data"
+    assert message in capsys.readouterr().err and not (tmp_path / "results.jsonl").read_text()
+
+
 def test_an_environment_without_a_time_limit_is_refused():
     with pytest.raises(ValueError, match="None: expected an environment with a time limit"):
         GymnasiumEnv([Counter()])
@@ -132,7 +142,7 @@ def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
     for row in rows:
         assert row["score"] == pytest.approx(100 * (row["return"] + 900) / 900)
     capsys.readouterr()
-    assert command(*evaluated, "+env.id=CartPole-v1", "+env.arguments={}") == 1
+    assert command(*evaluated, "+env.id=MountainCarContinuous-v0", "+env.arguments={}") == 1
     assert "expected observations of shape (2, 3)" in capsys.readouterr().err
     assert command(*evaluated, "+env._target_=decisionllm.eval.synthetic.PointEnv") == 1
     assert "got (2, 2)" in capsys.readouterr().err, "options of the run's own environment are left out"

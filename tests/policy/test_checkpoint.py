@@ -146,6 +146,11 @@ WRONG = {  # fmt: off
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
     "damaged info": ("run.json", half, "run.json is damaged or missing"),
     "another format": ("run.json", lambda f: f.pop("format"), "expected a run of format 2, got format 1; train again"),
+    "empty config": (
+        "config.yaml",
+        lambda c: c.clear(),
+        "config.yaml is damaged or missing .expected keys with values, got {}",
+    ),
     "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
     "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
     "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),

@@ -27,10 +27,12 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
+from decisionllm.config import with_defaults
 from decisionllm.envs.auction.journal import Journal, opened
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
+from decisionllm.serve import serve
 from decisionllm.serving import protocol as protocols
 from decisionllm.serving import replicas, schemas
 from decisionllm.serving.app import create_app
@@ -825,6 +827,18 @@ def test_a_shadow_and_the_logs_of_the_command(run, tmp_path):
     (line,) = [line for line in logged if line.get("request_id") == "first"]
     assert line["route"] == "/v1/campaigns/{id}/tick" and line["status"] == 200 and line["campaign"] == id
     assert (tmp_path / "j.shadow").is_file()
+
+
+def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
+    for option in ("pacing", "horizon", "max_campaigns"):
+        with pytest.raises(ValueError, match=f"{option}: expected a number above 0, got -1"):
+            serve(with_defaults("serve", {"run": str(tmp_path), option: -1}))
+    with pytest.raises(ValueError, match="port: expected 0 .. 65535, got 99999"):
+        serve(with_defaults("serve", {"run": str(tmp_path), "port": 99999}))
+    (tmp_path / "run.json").write_text('{"format": 2}')
+    (tmp_path / "config.yaml").write_text("policy: {}")
+    with pytest.raises(ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"):
+        serve(with_defaults("serve", {"run": str(tmp_path)}))
 
 
 def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monkeypatch):
