@@ -325,7 +325,7 @@ def load_parts(
 
     Returns:
         (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
-        config names under `policy` makes of (path, run_info, device), which has its `begin`.
+        config names under `policy` makes of (the checkpoint's tensors by name, device), which has its `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
@@ -333,7 +333,7 @@ def load_parts(
     """
     (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return [(build(config["policy"], path, info, device), config, info)]
+        return [(build(config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device), config, info)]
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
