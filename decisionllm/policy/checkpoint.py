@@ -395,11 +395,10 @@ def target(info: dict[str, Any], quantile: float) -> float:
 def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and what was fitted before."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
-    state = {
-        name: tensor for name, tensor in model.state_dict().items()
+    return {
+        name: whole(tensor) for name, tensor in model.state_dict().items()
         if name in trained or "normalizer." in name or "imagined." in name or "advantage." in name or name.startswith("backbone.features.")
     }  # fmt: skip
-    return {name: whole(tensor) for name, tensor in state.items()}
 
 
 def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
