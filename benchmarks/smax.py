@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multiagent import Row, Verdicts, rows, score
-from decisionllm.datasets.smax import generate
+from decisionllm.datasets.smax import game
 from decisionllm.datasets.team import Log, source
-from decisionllm.datasets.team_worlds import SEEDS
+from decisionllm.datasets.team_worlds import SEEDS, generate
 from decisionllm.envs.smax import STOP, TEACHERS
 from decisionllm.eval.smax import SmaxTeams
 
@@ -68,7 +68,7 @@ def replay(log: Log, map: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def of_a_log(map: str, groups: int) -> Verdicts:
     """The checks of a log by playing it again."""
-    log = generate("mixed", map=map, groups=groups)
+    log = generate(game(map), "mixed", groups=groups, noise=0.1)
     (returns, lives), episodes = replay(log, map, 0), list(source(log, capacity=log.agents["agent"].max() + 1).episodes)
     own = np.array([e.rewards.sum(dtype=np.float64) for e in episodes])
     whole, true = own + [e.return_after_exit for e in episodes], returns[[e.group for e in episodes]]

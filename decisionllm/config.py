@@ -173,10 +173,7 @@ def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 def of_run(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Options given for an environment; those that a choice by its name takes from a run, such as its text, from this one."""
-    from omegaconf import OmegaConf
-
-    resolved: Any = OmegaConf.to_container(OmegaConf.create(run_config | {"env": given}), resolve=True)
-    return resolved["env"]  # type: ignore[no-any-return]
+    return plain(run_config | {"env": given})["env"]  # type: ignore[no-any-return]
 
 
 def configs() -> Path:

@@ -120,7 +120,7 @@ def evaluate(config: dict[str, Any]) -> Path:
                             pictures["attention"] = attention.draw(policy, part, f"{contender.name}: attention to the text")
                         for name, picture in pictures.items():
                             if picture is not None:
-                                report.save(out / f"{name}-{label}.png", picture)
+                                picture.savefig(out / f"{name}-{label}.png")
             drawn.add(dataset + changed)
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:

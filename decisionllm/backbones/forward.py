@@ -45,11 +45,8 @@ class KVCache:
 
     def with_room(self, tokens: int) -> "KVCache":
         """A copy with room for this many more tokens."""
-
-        def extended(x: Tensor) -> Tensor:
-            return torch.cat([x, x.new_zeros(*x.shape[:2], tokens, x.shape[3])], 2)
-
-        return KVCache([*map(extended, self.keys)], [*map(extended, self.values)], self.text_mask, self.text_length)
+        keys, values = ([F.pad(x, (0, 0, 0, tokens)) for x in part] for part in (self.keys, self.values))
+        return KVCache(keys, values, self.text_mask, self.text_length)
 
     def set_prefix(self, rows: Tensor, texts: "KVCache") -> None:
         """Give these rows (n,) other texts, of no more tokens than there is room for: the cache of n texts."""
@@ -199,9 +196,7 @@ class Backbone(nn.Module):
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
-        slots = torch.arange(text_ids.shape[1], device=text_ids.device)[None]
-        visible = _visible(text_mask[:1, :0], slots, text_ids.shape[1])
-        _, keys, values = self._run(self.embed(text_ids), slots, visible, _alone, output_positions=slice(0, 0))
+        _, keys, values = self._run_alone(self.embed(text_ids), output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def next_token_loss(self, text_ids: Tensor, text_mask: Tensor) -> Tensor:
@@ -221,9 +216,7 @@ class Backbone(nn.Module):
             raise ValueError(f"{type(self.core).__name__}: a language loss needs a supported architecture whose output map is its "
                              "word embedding (tie_word_embeddings), such as backbone=smollm2")  # fmt: skip
         words, given, real = self.core.get_input_embeddings(), text_ids[:, :-1], text_mask[:, 1:]
-        slots = torch.arange(given.shape[1], device=text_ids.device)[None]
-        visible = _visible(text_mask[:1, :0], slots, slots.shape[1])
-        hidden = self._run(words(given), slots, visible, _alone, ALL)[0][real]
+        hidden = self._run_alone(words(given), ALL)[0][real]
         loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
         return loss / real.sum().clamp(min=1)
 
@@ -298,6 +291,11 @@ class Backbone(nn.Module):
         hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
 
+    def _run_alone(self, x: Tensor, output_positions: slice) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """`_run` of tokens that nothing stands before, (U, L, D)."""
+        slots = torch.arange(x.shape[1], device=x.device)[None]
+        return self._run(x, slots, _visible(slots[:, :0], slots, x.shape[1]), lambda i, k, v: (k, v), output_positions)
+
     def _run(
         self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -355,11 +353,6 @@ class Backbone(nn.Module):
 
 def _call(step: Callable[..., Any], *given: Any) -> Any:
     return step(*given)
-
-
-def _alone(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token attends to the new ones alone."""
-    return k, v
 
 
 class _Rows(torch.autograd.Function):

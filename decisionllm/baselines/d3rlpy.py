@@ -7,13 +7,10 @@ a saved algorithm needs the library to act.
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from decisionllm.files import explained
 from decisionllm.protocols import Player
@@ -119,24 +116,14 @@ class Baseline(Player):
     """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not needed. Its sessions are itself.
 
     Args:
-        run: a run directory of the command `baseline`.
-        info: its run.json.
-        device: of the weights.
-
-    Raises:
-        FileNotFoundError: the run has no checkpoint.
-        ValueError: the weights are damaged or missing.
+        weights: of `actor_weights` and `scales`, as the command `baseline` saves them.
+        device: that computes.
     """
 
     return_conditioned, target_return, planning_horizon, decode, execution = False, None, 0, "mode", "per_agent"
 
-    def __init__(self, run: str | Path, info: dict[str, Any], device: str) -> None:
-        file = Path(run) / "checkpoint" / "model.safetensors"
-        if not file.parent.is_dir():
-            raise FileNotFoundError(f"{run}: expected a run with a checkpoint, found none; train it first")
-        again = "train again, or restore a copy"
-        with explained(f"{file} is damaged or missing", OSError, SafetensorError, remedy=again):
-            self.weights = {name: x.to(device) for name, x in load_file(file).items()}
+    def __init__(self, weights: dict[str, torch.Tensor], device: str) -> None:
+        self.weights = {name: x.to(device) for name, x in weights.items()}
 
     def begin(
         self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None

@@ -4,10 +4,9 @@ expert: paths planned for one agent after another. random: any allowed moves. mi
 """
 
 from functools import partial
-from typing import Any
 
-from decisionllm.datasets import team_worlds
-from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.team import source
+from decisionllm.datasets.team_worlds import Game, generate
 from decisionllm.envs.connector import MOVES, TEACHERS, Connector, Teacher, horizon
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -31,21 +30,16 @@ def load(
         text: see `team.source`.
         seed: of the boards and of the teachers.
     """
-    made = generate(log, boards=boards, grid=grid, agents=agents, groups=groups, noise=noise, seed=seed)
+    made = generate(game(boards, grid, agents), log, groups=groups, noise=noise, seed=seed)
     name = f"connector-{boards}-{log}-{agents}x{grid}@seed{seed}-{groups}"
     return source(made, text=text, capacity=agents, boards=boards, grid=grid, agents=agents, name=name, behaviour=log)
 
 
-def generate(log: str, *, boards: str = "facing", grid: int = 6, agents: int = 4, **options: Any) -> Log:
-    """The columns of a log; see `load`."""
-    begin = partial(Connector, boards=boards, grid=grid, agents=agents)
-    return team_worlds.generate(log, TEACHERS, begin, Teacher, lambda world: describe(grid, agents), **options)
-
-
-def describe(grid: int, agents: int) -> dict[str, Any]:
-    """meta of a log, or of the boards of an evaluation."""
+def game(boards: str, grid: int, agents: int) -> Game:
+    """Connector on such boards, see `envs.connector`."""
     own = (2 * grid - 1) ** 2 + 2
     blocks = [["own", own, 1], ["agent", 5, agents - 1]]
     types = {"agent": {"role": "", "num_actions": MOVES, "observations": {str(own + 5 * (agents - 1)): blocks}}}
     meta = {"name": "Connector", "task": TASK, "reward_rule": REWARD_RULE, "env": "connector", "horizon": horizon(grid)}
-    return meta | {"types": types}
+    begin = partial(Connector, boards=boards, grid=grid, agents=agents)
+    return Game(begin, lambda world: meta | {"types": types}, TEACHERS, Teacher)

@@ -161,8 +161,7 @@ def action_spec(space: Any, least: Any = -np.inf, most: Any = np.inf) -> dict[st
 def evaluation(dataset: Any) -> dict[str, Any]:
     """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty without either."""
     metadata = dataset.storage.metadata
-    spec: dict[str, Any] = json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}")
-    return spec
+    return dict(json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}"))
 
 
 def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.datasets import team_worlds
-from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.team import source
+from decisionllm.datasets.team_worlds import Game, generate
 from decisionllm.envs.smax import HORIZON, OWN, STOP, TEACHERS, UNIT, Facts, Smax, Teacher
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -32,17 +32,15 @@ def load(
         text: see `team.source`.
         seed: of the battles and of the teachers.
     """
-    made = generate(log, map=map, groups=groups, noise=noise, seed=seed)
+    made = generate(game(map), log, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"
     capacity = int(made.agents["agent"].max()) + 1  # also enough for the enemies, of which an observation never has more
     return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
-def generate(log: str, *, map: str = "2s3z", noise: float = 0.1, **options: Any) -> Log:
-    """The columns of a log; see `load`."""
-    return team_worlds.generate(
-        log, TEACHERS, partial(Smax, map=map), Teacher, lambda world: describe(map, world.facts), types=types, noise=noise, **options
-    )  # fmt: skip
+def game(map: str) -> Game:
+    """The battles of a map."""
+    return Game(partial(Smax, map=map), lambda world: describe(map, world.facts), TEACHERS, Teacher, types)
 
 
 def types(world: Smax) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Logs of worlds that are simulated here: scripted teachers play worlds drawn from a seed, and every step becomes rows of a team log."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,32 +48,42 @@ class Controller(Protocol):
         ...
 
 
-W = TypeVar("W", bound=World)
+@dataclass(frozen=True)
+class Game:
+    """A kind of world, what is known of it, and its scripted players: what its logs and its evaluation share.
+
+    Attributes:
+        begin: seeds (E,) -> worlds.
+        describe: worlds -> meta of a log of them, without the facts of the log.
+        teachers: names of the scripted players.
+        teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,), or one for all, are indices into `teachers`.
+        types: worlds -> (E, N) index of each agent's type in meta["types"]; None: there is one type.
+    """
+
+    begin: Callable[[np.ndarray], World]
+    describe: Callable[[Any], dict[str, Any]]
+    teachers: Sequence[str]
+    teacher: Callable[..., Controller]
+    types: Callable[[Any], np.ndarray] | None = None
 
 
-def generate(
-    log: str, teachers: Sequence[str], begin: Callable[[np.ndarray], W], teacher: Callable[..., Controller],
-    describe: Callable[[W], dict[str, Any]], *, types: Callable[[W], np.ndarray] | None = None, groups: int = 2000,
-    noise: float = 0.0, seed: int = 0,
-) -> Log:  # fmt: skip
+def generate(game: Game, log: str, *, groups: int = 2000, noise: float = 0.0, seed: int = 0) -> Log:
     """The columns of a log.
 
     Args:
-        log: one of the teachers, or `mixed`: an equal share of the groups each.
-        begin: seeds (E,) -> worlds.
-        teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,) are indices into `teachers`.
-        describe: worlds -> meta without these facts of the log.
-        types: worlds -> (E, N) index into meta["types"]; None: there is one type.
+        game: that is played.
+        log: one of its teachers, or `mixed`: an equal share of the groups each.
         groups, noise, seed: number of worlds, share of the actions that are random, and of all draws.
     """
+    teachers, types = game.teachers, game.types
     one_of("dataset.log", log, (*teachers, "mixed"))
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
         raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
     rng = np.random.default_rng(seed)
     mixed = rng.permutation(np.arange(groups) % len(teachers)) if log == "mixed" else None
     kinds = np.full(groups, teachers.index(log)) if mixed is None else mixed
-    world = begin(SEEDS * (seed + 1) + np.arange(groups))
-    player = teacher(world, kinds, rng, noise=noise)
+    world = game.begin(SEEDS * (seed + 1) + np.arange(groups))
+    player = game.teacher(world, kinds, rng, noise=noise)
     made = {"returns": "team", "behaviours": list(teachers), "generator": {"log": log, "noise": noise, "seed": seed}}
     steps: list[dict[str, np.ndarray]] = []
     agents: list[dict[str, np.ndarray]] = []
@@ -89,4 +100,4 @@ def generate(
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
         steps.append(clock | {name: column[running] for name, column in ends.items()})
     tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
-    return Log(describe(world) | made, tables[0], tables[1])
+    return Log(game.describe(world) | made, tables[0], tables[1])

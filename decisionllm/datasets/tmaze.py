@@ -4,10 +4,9 @@ expert: the rooms of the right side in an order drawn for each group. random: an
 """
 
 from functools import partial
-from typing import Any
 
-from decisionllm.datasets import team_worlds
-from decisionllm.datasets.team import Log, source
+from decisionllm.datasets.team import source
+from decisionllm.datasets.team_worlds import Game, generate
 from decisionllm.envs.tmaze import TEACHERS, Teacher, TMaze
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -31,20 +30,15 @@ def load(
         text: see `team.source`.
         seed: of the worlds and of the teachers.
     """
-    made = generate(log, agents=agents, length=length, groups=groups, noise=noise, seed=seed)
+    made = generate(game(agents, length), log, groups=groups, noise=noise, seed=seed)
     name = f"tmaze-{log}-{agents}x{length}@seed{seed}-{groups}"
     return source(made, text=text, capacity=agents, agents=agents, length=length, name=name, behaviour=log)
 
 
-def generate(log: str, *, agents: int = 3, length: int = 4, **options: Any) -> Log:
-    """The columns of a log; see `load`."""
+def game(agents: int, length: int) -> Game:
+    """The T-maze of so many agents and steps."""
     if not (2 <= agents <= 16 and length >= 1):
         raise ValueError(f"dataset: expected agents of 2 .. 16 and a length of at least 1, got {agents} and {length}")
-    begin = partial(TMaze, agents=agents, length=length)
-    return team_worlds.generate(log, TEACHERS, begin, Teacher, lambda world: describe(agents, length), **options)
-
-
-def describe(agents: int, length: int) -> dict[str, Any]:
-    """meta of a log, or of the worlds of an evaluation."""
     types = {"agent": {"role": "", "num_actions": 2 * agents + 1, "observations": {"3": [["own", 3, 1]]}}}
-    return {"name": "T-maze", "task": TASK, "reward_rule": REWARD_RULE, "env": "tmaze", "horizon": length + 1, "types": types}
+    meta = {"name": "T-maze", "task": TASK, "reward_rule": REWARD_RULE, "env": "tmaze", "horizon": length + 1, "types": types}
+    return Game(partial(TMaze, agents=agents, length=length), lambda world: meta, TEACHERS, Teacher)

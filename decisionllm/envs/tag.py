@@ -38,8 +38,7 @@ def chase(observations: Dicts, infos: Dicts) -> dict[str, int]:
 def _meeting(x: np.ndarray) -> np.ndarray:
     """The offset of that point (2,), of an adversary's observation (16,)."""
     time = min(np.linalg.norm(x[12:14]) / SPEED["adversary"], 1.0)
-    meeting: np.ndarray = np.clip(x[2:4] + x[12:14] + time * x[14:16], -EDGE, EDGE) - x[2:4]
-    return meeting
+    return np.asarray(np.clip(x[2:4] + x[12:14] + time * x[14:16], -EDGE, EDGE) - x[2:4])
 
 
 def _run(velocity: np.ndarray, direction: np.ndarray) -> int:

@@ -1,11 +1,8 @@
 """Connector's evaluation: E boards, all of their agents in one batch. The score is the boards on which all connect, in percent."""
 
-from functools import partial
-
 import numpy as np
 
-from decisionllm.datasets.connector import describe
-from decisionllm.envs.connector import TEACHERS, Connector, Teacher
+from decisionllm.datasets.connector import game
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 
@@ -22,14 +19,13 @@ class ConnectorTeams(WorldTeams):
         wordings, frames: see TeamEnv.
     """
 
-    teachers, teacher, averages = TEACHERS, Teacher, ("connected",)
+    averages = ("connected",)
 
     def __init__(
         self, num_episodes: int, *, boards: str = "facing", grid: int = 6, agents: int = 4, text: str = "none",
         wordings: str = "trained", frames: int = 0,
     ) -> None:  # fmt: skip
-        begin = partial(Connector, boards=boards, grid=grid, agents=agents)
-        super().__init__(begin, lambda world: describe(grid, agents), num_episodes, text=text, wordings=wordings, frames=frames)
+        super().__init__(game(boards, grid, agents), num_episodes, text=text, wordings=wordings, frames=frames)
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return super().world_outcomes() | {"connected": self.world.connected}

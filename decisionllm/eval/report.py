@@ -104,7 +104,7 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     if tables:
         pictures["tables.png"] = draw_tables(tables)
     for name, made in pictures.items():
-        save(folder / name, made)
+        made.savefig(folder / name)
     images = [*pictures, *sorted(path.name for kind in ("rollout", "attention") for path in folder.glob(f"{kind}-*.png"))]
     return write_page(
         folder, Path(__file__).parent / "report.html", images, columns=COLUMNS, results=results, published=published, labels=labels,
@@ -127,16 +127,11 @@ def figure(width: float, height: float, title: str = "") -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
+    made = Figure(figsize=(width, height), dpi=110, layout="constrained")
     if title:
         made.suptitle(title, fontsize=9)
     FigureCanvasAgg(made)
     return made
-
-
-def save(path: Path, made: "Figure") -> None:
-    """Write a figure as PNG."""
-    made.savefig(path, dpi=110)
 
 
 def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[str, str]) -> "Figure":

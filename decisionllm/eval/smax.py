@@ -4,14 +4,13 @@ A row is a unit, its group a battle. The reward of every unit is its team's, and
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from decisionllm.config import ranges
-from decisionllm.datasets.smax import describe, types
-from decisionllm.envs.smax import HORIZON, SIZE, STOP, TEACHERS, Smax, Teacher, allowed
+from decisionllm.datasets.smax import game
+from decisionllm.envs.smax import HORIZON, SIZE, STOP, allowed
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 from decisionllm.schema import Episode
@@ -27,17 +26,14 @@ class SmaxTeams(WorldTeams):
         crash: steps from which on one unit stands still, such as `20,10,0`; no observation says so.
     """
 
-    unit, teachers, teacher, averages = "battles won, %", TEACHERS, Teacher, ("deaths", "out_of_time")
+    unit, averages = "battles won, %", ("deaths", "out_of_time")
 
     def __init__(
         self, num_episodes: int, *, map: str = "2s3z", crash: str = "", text: str = "none", wordings: str = "trained", frames: int = 0
     ) -> None:  # fmt: skip
         crashes = ranges("env.crash", crash, nothing="none", within=range(HORIZON))
         labels = ["", *(f"crash at {c}" for c in crashes)]
-        texts: dict[str, Any] = {"text": text, "wordings": wordings, "frames": frames}
-        super().__init__(
-            partial(Smax, map=map), lambda world: describe(map, world.facts), num_episodes, labels, types=types, **texts
-        )
+        super().__init__(game(map), num_episodes, labels, text=text, wordings=wordings, frames=frames)
         self.crash = np.array([HORIZON, *crashes])[self.condition]  # the step of the crash
 
     def reset(self, seed: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.team import Meta, canonical, entity_schema, task_text, team_facts
-from decisionllm.datasets.team_worlds import Controller
+from decisionllm.datasets.team_worlds import Game
 from decisionllm.datasets.wordings import is_held_out, turns
 from decisionllm.eval.report import figure
 from decisionllm.eval.rollout import ScriptedPlayer
@@ -126,32 +126,26 @@ class WorldTeams(TeamEnv):
     """Worlds as of `team_worlds`, which a team wins or loses. Each of its agents plays until it ends, and has the team's reward.
 
     Args:
-        begin: seeds (E,) -> worlds.
-        describe: worlds -> the meta of a log of them.
-        types: worlds -> (E, N) index of each agent's type in meta["types"]; None: there is one type.
+        game: that is played.
         given: see TeamEnv.
 
     Attributes:
         world, meta: the worlds of the last reset, and their meta.
-        teacher: (world, index into teachers, rng) -> the players of all agents; of a subclass.
     """
 
     unit = "worlds won, %"
-    teacher: Callable[..., Controller]
+    world: Any
 
-    def __init__(
-        self, begin: Callable[[np.ndarray], Any], describe: Callable[[Any], Meta], num_episodes: int, labels: Sequence[str] = ("",), *,
-        types: Callable[[Any], np.ndarray] | None = None, **given: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, game: Game, num_episodes: int, labels: Sequence[str] = ("",), **given: Any) -> None:
         super().__init__(num_episodes, labels, **given)
-        self.begin, self.describe, self.types = begin, describe, types
+        self.game, self.teachers = game, game.teachers
         self.reset(0)
 
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
-        self.world = world = self.begin(STARTS * seed + np.tile(np.arange(E), len(self.labels)))
-        (_, N), self.meta = world.alive.shape, self.describe(world)
-        self.kinds = (self.types(world) if self.types else np.zeros(world.alive.shape, int)).ravel()
+        self.world = world = self.game.begin(STARTS * seed + np.tile(np.arange(E), len(self.labels)))
+        (_, N), self.meta = world.alive.shape, self.game.describe(world)
+        self.kinds = (self.game.types(world) if self.game.types else np.zeros(world.alive.shape, int)).ravel()
         self.groups, self.horizon = np.repeat(np.arange(len(self.condition)), N), self.meta["horizon"]
         self.entity_schema = entity_schema(self.meta, N)
         self.tasks = self.texts(self.meta, [N] * len(self.kinds), np.array([*self.meta["types"]])[self.kinds].tolist())
@@ -176,7 +170,7 @@ class WorldTeams(TeamEnv):
         return self.observe(), gains[self.groups], ended, truncated
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        player = self.teacher(self.world, self.teachers.index(name), rng)
+        player = self.game.teacher(self.world, self.teachers.index(name), rng)
         return lambda: player.act(self.world)[self.world.alive & ~self.world.over[:, None]][:, None]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:

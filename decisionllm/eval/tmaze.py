@@ -1,10 +1,6 @@
 """The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is right, in percent."""
 
-from functools import partial
-from typing import Any
-
-from decisionllm.datasets.tmaze import describe
-from decisionllm.envs.tmaze import TEACHERS, Teacher, TMaze
+from decisionllm.datasets.tmaze import game
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 
@@ -18,11 +14,7 @@ class TMazeTeams(WorldTeams):
         wordings, frames: see TeamEnv.
     """
 
-    teachers, teacher = TEACHERS, Teacher
-
     def __init__(
         self, num_episodes: int, *, agents: int = 3, length: int = 4, text: str = "none", wordings: str = "trained", frames: int = 0
     ) -> None:  # fmt: skip
-        begin = partial(TMaze, agents=agents, length=length)
-        texts: dict[str, Any] = {"text": text, "wordings": wordings, "frames": frames}
-        super().__init__(begin, lambda world: describe(agents, length), num_episodes, **texts)
+        super().__init__(game(agents, length), num_episodes, text=text, wordings=wordings, frames=frames)

@@ -188,8 +188,7 @@ class ImaginedValue(nn.Module):
 
     def value(self, states: Tensor) -> Tensor:
         """The lesser of both values (...), within 0 .. 1: the best of many actions is more often one whose value is too high."""
-        either: Tensor = torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
-        return either
+        return torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
 
     @property
     def zero(self) -> Tensor:

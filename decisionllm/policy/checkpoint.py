@@ -333,7 +333,7 @@ def load_parts(
 
     Returns:
         (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
-        config names under `policy` makes of (path, run_info, device), which has its `begin`.
+        config names under `policy` makes of (the checkpoint's tensors by name, device), which has its `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
@@ -341,7 +341,7 @@ def load_parts(
     """
     (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return [(build(config["policy"], path, info, device), config, info)]
+        return [(build(config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device), config, info)]
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
@@ -403,11 +403,10 @@ def target(info: dict[str, Any], quantile: float) -> float:
 def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and what was fitted before."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
-    state = {
-        name: tensor for name, tensor in model.state_dict().items()
+    return {
+        name: whole(tensor) for name, tensor in model.state_dict().items()
         if name in trained or "normalizer." in name or "imagined." in name or "advantage." in name or name.startswith("backbone.features.")
     }  # fmt: skip
-    return {name: whole(tensor) for name, tensor in state.items()}
 
 
 def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

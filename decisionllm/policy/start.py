@@ -134,8 +134,7 @@ def continued(c: TrainConfig, stores: Mapping[str, Store], *, begun: bool) -> li
         ValueError: it is of another space, of data that do not begin this store, or has trained these steps already.
     """
     if begun:
-        known: list[int] = checkpoint.read(c.run)[1].get("resumed", {}).get("stages", [])
-        return known
+        return [*checkpoint.read(c.run)[1].get("resumed", {}).get("stages", [])]
     before, info = checkpoint.read(c.resume_on)
     step = checkpoint.trained_steps(c.resume_on)
     why = ""

@@ -49,8 +49,7 @@ class TeamSession(EpisodeBuffer):
         _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
         if sizes.max() > POOL:
             raise ValueError(f"groups: expected teams of at most {POOL}, got {sizes.max()}; take team.execution=per_agent")
-        given = np.empty(N, int)  # the number of each in its team
-        given[np.argsort(team, kind="stable")] = np.arange(N) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        given = ranks(team)  # the number of each in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
 
         def draw(*shape: int) -> np.ndarray:

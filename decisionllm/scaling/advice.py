@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.eval.report import figure, save
+from decisionllm.eval.report import figure
 from decisionllm.files import explained
 from decisionllm.scaling import figures, law, report
 
@@ -52,7 +52,7 @@ def write(path: Path, flops: float, say: Callable[[str], object] = print) -> Pat
     axes = made.subplots()
     figures.isoflop(axes, grid, fits["law"], found["cost"], (flops,))
     axes.set(xlabel=figures.PARAMETERS, ylabel=figures.LOSS, xscale="log", yscale="log")
-    save(out.with_suffix(".png"), made)
+    made.savefig(out.with_suffix(".png"))
     say("\n".join(sentences(found)))
     return out
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
-from scipy.special import expit
+from scipy.special import expit, huber
 from scipy.stats import rankdata
 
 HUBER = 0.02  # log residuals beyond this count linearly
@@ -225,8 +225,7 @@ def _fit(runs: np.ndarray, names: list[str], starts: list[Any]) -> Law:
         return factors, np.log(columns @ factors) - logs
 
     def cost(x: Any) -> float:
-        error = abs(project(x)[1])
-        return float(np.where(error < HUBER, error**2, HUBER * (2 * error - HUBER)).sum())
+        return float(huber(HUBER, project(x)[1]).sum())
 
     start = np.clip(min(starts, key=cost) if len(starts) > 1 else starts[0], np.add(low, 1e-6), np.subtract(high, 1e-6))
     found = least_squares(lambda x: project(x)[1], start, bounds=(low, high), loss="huber", f_scale=HUBER).x

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.eval.report import interval, save, write_page
+from decisionllm.eval.report import interval, write_page
 from decisionllm.files import explained
 from decisionllm.scaling import figures, law
 
@@ -49,7 +49,7 @@ def write(folder: str | Path, found: dict[str, Any], say: Callable[[str], object
     (folder / "study.json").write_text(json.dumps(found | derived, indent=1))
     drawn = {f"{name}.png": figure for name, figure in figures.draw(grid, fits, values).items()}
     for name, figure in drawn.items():
-        save(folder / name, figure)
+        figure.savefig(folder / name)
     page = write_page(
         folder, Path(__file__).parent / "study.html", list(drawn), captions=figures.CAPTIONS, **found, sentences=sentences,
         columns=COLUMNS, counts=Counter(run["state"] for run in found["runs"]),

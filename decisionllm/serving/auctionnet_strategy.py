@@ -165,5 +165,4 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         answer = self.client.post(path, json=body)
         if answer.is_error:
             raise ValueError(f"{self.client.base_url}{path}: {answer.status_code} {answer.text}")
-        result: dict[str, Any] = answer.json()
-        return result
+        return dict(answer.json())

@@ -58,13 +58,9 @@ class TrajectoryTokenizer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(
-        self,
-        returns_to_go: Tensor,
-        observations: Tensor,
-        actions: Tensor,
-        timesteps: Tensor,
+        self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,
         return_given: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Embed the steps of B windows.
 
         Args:

@@ -6,7 +6,7 @@ import pytest
 from decisionllm.datasets import tmaze
 from decisionllm.datasets.store import write
 from decisionllm.datasets.team import source
-from decisionllm.datasets.team_worlds import SEEDS, generate
+from decisionllm.datasets.team_worlds import SEEDS, Game, generate
 from decisionllm.eval.team_env import STARTS
 
 
@@ -45,7 +45,8 @@ def log(name="one", groups=3, begin=Countdown, **options):
     def describe(world):
         return {"horizon": 3, "types": {"agent": {"num_actions": 3}}}
 
-    return generate(name, ("one", "two"), begin, Constant, describe, groups=groups, **{"noise": 0.0, "seed": 1} | options)
+    game = Game(begin, describe, ("one", "two"), Constant)
+    return generate(game, name, groups=groups, **{"noise": 0.0, "seed": 1} | options)
 
 
 def test_rows_end_with_their_agent_and_rewards_go_on():
@@ -74,7 +75,7 @@ def test_a_log_of_the_t_maze_is_a_store_of_teams(tmp_path):
     store = write(tmp_path / "store", tmaze.load(agents=2, length=3, groups=30, text="informative"))
     assert store.spec.num_actions == 5 and store.spec.horizon == 4 and (store.returns == 1).all() and (store.lengths == 4).all()
     assert len(np.unique(store.group)) == 30 and "A team of 2" in store.tasks[0]
-    again = tmaze.generate("mixed", agents=2, length=3, groups=30)
+    again = generate(tmaze.game(2, 3), "mixed", groups=30)
     assert 14 <= again.steps["won"].sum() <= 21, "15 of the experts and an eighth of the others"
 
 

@@ -126,7 +126,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     (tmp_path / "run").mkdir()
     losses = [{"step": 1, "nll": 2.0}, {"step": 2, "nll": 1.0, "held_out_nll": 1.5}]
     (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(loss) + "\n" for loss in losses))
-    report.save(tmp_path / "rollout-p.png", report.figure(7, 4))
+    report.figure(7, 4).savefig(tmp_path / "rollout-p.png")
     source = report.write_report(tmp_path, {"d": {"DT (a paper)": 31.5}}, {"d": ""}).read_text()
     page = Page(source)
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)

@@ -11,6 +11,7 @@ from benchmarks.smax import Unmasked, verdicts
 from decisionllm.datasets import smax
 from decisionllm.datasets.store import write
 from decisionllm.datasets.team import entity_schema, read, source
+from decisionllm.datasets.team_worlds import generate
 from decisionllm.envs.smax import OWN, STOP, TEACHERS, UNIT, Facts, Teacher, allowed, compiled
 from decisionllm.eval.rollout import rollout
 from decisionllm.eval.smax import SmaxTeams
@@ -80,8 +81,7 @@ class Duel:
 
 @pytest.fixture
 def duel(monkeypatch):
-    for module in ("datasets", "eval"):
-        monkeypatch.setattr(f"decisionllm.{module}.smax.Smax", Duel)
+    monkeypatch.setattr("decisionllm.datasets.smax.Smax", Duel)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_focused_fire_wins_by_hand(duel):
 def test_the_dead_leave_the_batch_and_their_teams_rewards_go_on(duel, monkeypatch):
     """With half as hard a hit, allies 0 and 1 fall in step 2, which brings down marine 0; ally 2 takes 1/8 a step and falls in step 4."""
     monkeypatch.setattr(Duel, "hit", 0.25)
-    log = smax.generate("expert", map="duel", groups=2, noise=0.0)
+    log = generate(smax.game("duel"), "expert", groups=2)
     episodes = list(source(log).episodes)
     assert [len(e.rewards) for e in episodes] == [2, 2, 4, 2, 2, 2], "battle 1 is out of time after two steps"
     assert [e.return_after_exit for e in episodes] == [0.25, 0.25, 0, 0, 0, 0]
@@ -241,7 +241,7 @@ def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
 
 
 def test_a_mixed_log_has_a_third_of_each_teacher(duel):
-    log = smax.generate("mixed", groups=30)
+    log = generate(smax.game("duel"), "mixed", groups=30)
     _, first = np.unique(log.agents["group"], return_index=True)
     assert np.bincount(log.agents["behaviour"][first]).tolist() == [10, 10, 10]
 
