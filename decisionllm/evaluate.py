@@ -66,11 +66,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
-            env, changed = environment(run, run_config, config)
-            if env.num_actions not in (None, C := info["spec"]["num_actions"]):
-                own, other = (f"{n} discrete" if n else "continuous" for n in (C, env.num_actions))
-                wanted = "evaluate it in one like that of its data"
-                raise ValueError(f"{run}: trained on {own} actions, the environment has {other} ones; {wanted}")
+            env, changed = environment(run, run_config, info["spec"]["num_actions"], config)
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
@@ -128,7 +124,7 @@ def evaluate(config: dict[str, Any]) -> Path:
     return out / "results.jsonl"
 
 
-def environment(run: Path, run_config: dict[str, Any], config: dict[str, Any]) -> tuple[Env, str]:
+def environment(run: Path, run_config: dict[str, Any], num_actions: int, config: dict[str, Any]) -> tuple[Env, str]:
     """The environment that a run is rolled out in, and what is not the run's own, as its rows name it: "agents=5, act.stride=1".
 
     Options of `act` that a row has in a column, or in the name of its policy, are not named again.
@@ -146,7 +142,12 @@ def environment(run: Path, run_config: dict[str, Any], config: dict[str, Any]) -
         changed += [
             f"{part}.{key}={x}" for key, x in config[part].items() if x not in (None, acting.get(key)) and key not in named
         ]
-    return build(node, config["episodes"]), ", ".join(changed)
+    env: Env = build(node, config["episodes"])
+    if env.num_actions not in (None, num_actions):
+        own, other = (f"{n} discrete" if n else "continuous" for n in (num_actions, env.num_actions))
+        wanted = "evaluate it in one like that of its data"
+        raise ValueError(f"{run}: trained on {own} actions, the environment has {other} ones; {wanted}")
+    return env, ", ".join(changed)
 
 
 def headline(policy: Any) -> float | None:

@@ -97,11 +97,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
-    if begun:
-        loop.step, loop.elapsed = resume(run, inner, optimizer)
-        loop.first = checkpoint.read(run)[1].get("resumed", {}).get("step", 0)
-    elif stages:
-        loop.first = loop.step = resume(Path(c.resume_on), inner, optimizer)[0]
+    if begun or stages:
+        resume(loop, run if begun else Path(c.resume_on), inner, optimizer, begun=begun)
     loop.lowest = trim(run / "metrics.jsonl", loop.step if begun else 0) if main else math.inf
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
@@ -141,9 +138,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 batch = batch_of[space](window, divided(window, part, parts))
                 with accelerator.autocast():
                     terms = model(batch, space) if space else model(batch)
-                share = (
-                    batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
-                )  # every training target has the same weight
+                # every training target has the same weight
+                share = batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
                 accelerator.backward(sum(terms.values()) * share)
                 for name, term in terms.items():
                     loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
@@ -340,15 +336,17 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
     return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
 
 
-def resume(run: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-    """Load the optimiser of the last checkpoint. Returns its step and the seconds spent."""
+def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer, *, begun: bool) -> None:
+    """Load the optimiser of the last checkpoint, and where the loop was; unless the run was begun, it is another one, behind which it begins."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
         optimizer.state[weights[weight]][key] = distributed.placed(value, weights[weight])
     state = checkpoint.content(folder / "trainer.json")
-    return state["step"], state["elapsed"]
+    loop.step = loop.first = state["step"]
+    if begun:
+        loop.elapsed, loop.first = state["elapsed"], checkpoint.read(run)[1].get("resumed", {}).get("step", 0)
 
 
 def trim(path: Path, step: int) -> float:
