@@ -27,7 +27,6 @@ LOSS = "held-out loss above the head's floor\nnats an action"
 MEAN_RETURN = "quality: mean return of the data, 1: that of the whole log"
 PARAMETERS, STEPS = "parameters without embeddings", "steps of training data"
 POINTS: dict[str, Any] = {"s": 14, "alpha": 0.6, "linewidth": 0}
-PALETTE = "tab10"
 ROOM = 80  # most letters that fit side by side below an axis
 
 
@@ -61,11 +60,11 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
         isoflop(axis("isoflop", PARAMETERS), base, fits["law"], k)
     if grid["score"].notna().any():
         axes = axis("intrinsic", "training compute, FLOPs", "score", log="x")
-        sns.scatterplot(grid, x="flops", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
+        sns.scatterplot(grid, x="flops", y="score", hue="size", palette=colours(grid["size"]), ax=axes, **POINTS)
         scores, flops = zip(*fits["intrinsic"], strict=True)
         axes.step([*flops, grid["flops"].max()], [*scores, scores[-1]], where="post", color="black", linewidth=1)
         axes = axis("score", LOSS.replace("\n", ", "), "score", log="")
-        sns.scatterplot(grid, x="excess", y="score", hue="size", palette=PALETTE, ax=axes, **POINTS)
+        sns.scatterplot(grid, x="excess", y="score", hue="size", palette=colours(grid["size"]), ax=axes, **POINTS)
         if "curve" in fits["score"]:
             axes.plot(fits["score"]["at"], fits["score"]["curve"], color="black", linewidth=1)
             axes.fill_between(fits["score"]["at"], *fits["score"]["band"], color="black", alpha=0.1)
@@ -84,7 +83,12 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     within = values["value"].between(0, 1).groupby(values["metric"]).transform("all")
     shares = values[(values["fraction"] == grid["fraction"].max()) & within]
     if len(shares):
-        bars: dict[str, Any] = {"errorbar": ("pi", 100), "capsize": 0.2, "err_kws": {"linewidth": 1}, "palette": PALETTE}
+        bars: dict[str, Any] = {
+            "errorbar": ("pi", 100),
+            "capsize": 0.2,
+            "err_kws": {"linewidth": 1},
+            "palette": colours(shares["size"]),
+        }
         sns.barplot(shares, x="value", y="metric", hue="size", ax=axis("shares", "share", "", log=""), **bars)
     for name, scale in scales.items():
         axes = made[name].axes[0]
@@ -94,9 +98,15 @@ def draw(grid: pd.DataFrame, fits: dict[str, Any], values: pd.DataFrame) -> dict
     return made
 
 
+def colours(values: pd.Series) -> list[Any]:
+    """A colour for each of the distinct values."""
+    count = values.nunique()
+    return sns.color_palette("tab10" if count <= 10 else "tab20" if count <= 20 else "husl", count)  # type: ignore[no-any-return]  # of seaborn
+
+
 def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> None:
     """Loss against x for each value of `by`: points, and the law with its band, or without a law the means."""
-    shared: dict[str, Any] = {"x": x, "y": "excess", "hue": by, "palette": PALETTE, "ax": axes}
+    shared: dict[str, Any] = {"x": x, "y": "excess", "hue": by, "palette": colours(grid[by]), "ax": axes}
     sns.scatterplot(grid, legend=law is None, **shared, **POINTS)
     if law is None:
         sns.lineplot(grid, legend=False, errorbar=None, **shared)
@@ -105,14 +115,14 @@ def trend(axes: Axes, grid: pd.DataFrame, x: str, by: str, law: Law | None) -> N
     for i, (label, part) in enumerate(grid.groupby(by, sort=False)):
         where = {name: part[name].mean() for name in ("non_embedding", "data_steps")} | {x: at}
         point = where["non_embedding"], where["data_steps"], grid["quality"].iloc[0]
-        axes.plot(at, law(*point), color=f"C{i % 10}", label=label)
+        axes.plot(at, law(*point), color=shared["palette"][i], label=label)
         if law.draws:
-            axes.fill_between(at, *law.band(*point), color=f"C{i % 10}", alpha=0.15)
+            axes.fill_between(at, *law.band(*point), color=shared["palette"][i], alpha=0.15)
 
 
 def compute(axes: Axes, grid: pd.DataFrame, frontier: dict[str, Any]) -> None:
     """Loss against compute, with the frontier and its power law."""
-    sns.scatterplot(grid, x="flops", y="excess", hue="size", palette=PALETTE, ax=axes, **POINTS)
+    sns.scatterplot(grid, x="flops", y="excess", hue="size", palette=colours(grid["size"]), ax=axes, **POINTS)
     best = grid[grid["run"].isin(frontier["runs"])]
     axes.scatter(best["flops"], best["excess"], s=70, facecolors="none", edgecolors="black", label="frontier")
     if frontier["power"]:
@@ -139,7 +149,7 @@ def isoflop(axes: Axes, grid: pd.DataFrame, law: Law, k: float, also: tuple[floa
 def means(axes: Axes, grid: pd.DataFrame, x: str, y: str) -> None:
     """The mean over seeds of each size along x, with whiskers from the least to the largest."""
     whiskers: dict[str, Any] = {"errorbar": ("pi", 100), "err_style": "bars", "err_kws": {"capsize": 2}, "marker": "o"}
-    sns.lineplot(grid, x=x, y=y, hue="size", palette=PALETTE, ax=axes, **whiskers)
+    sns.lineplot(grid, x=x, y=y, hue="size", palette=colours(grid["size"]), ax=axes, **whiskers)
 
 
 def curves(axes: Axes, grid: pd.DataFrame) -> None:
@@ -148,4 +158,6 @@ def curves(axes: Axes, grid: pd.DataFrame) -> None:
     points = points.assign(step=points["curve"].str[0].astype(float), loss=points["curve"].str[2].astype(float))
     points["data"] = np.where(points["fraction"] == points["fraction"].max(), "all data", "not all data")
     style: dict[str, Any] = {"style": "data", "style_order": ["all data", "not all data"], "linewidth": 0.8}
-    sns.lineplot(points, x="step", y="loss", hue="size", palette=PALETTE, units="run", estimator=None, ax=axes, **style)
+    sns.lineplot(
+        points, x="step", y="loss", hue="size", palette=colours(grid["size"]), units="run", estimator=None, ax=axes, **style
+    )

@@ -102,6 +102,11 @@ def test_tuning_runs_are_in_the_table_and_not_in_the_fit(tmp_path):
     assert 'href="tuned/"' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize("count", [3, 12, 25])
+def test_each_size_has_a_colour_of_its_own(count):
+    assert len({*figures.colours(pd.Series([*range(count), 0]))}) == count
+
+
 def test_a_study_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected at least one run of the grid that is done, found none"):
         study.write(tmp_path, planted(runs=[]))
