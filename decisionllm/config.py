@@ -318,13 +318,18 @@ def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> str:
-    """The message for an unknown key, with the nearest: in the same group if there is one, or else anywhere."""
+    """The message for an unknown key, with the nearest: in the same group if there is one, or else anywhere; of a group, the same name."""
     keys = list(keys)
     at, _, name = key.rpartition(".")
     anywhere = {k.rpartition(".")[2]: k for k in keys}
     beside = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == at}
-    near = next((known[found[0]] for known in (beside, anywhere) if (found := get_close_matches(name, known, 1))), None)
-    others = f"there are {', '.join(beside.values())}" if at and beside else "--cfg job shows those there are"
+    searched = (beside, 0.6), (anywhere, 1.0 if at and beside else 0.6)
+    near = next((known[found[0]] for known, alike in searched if (found := get_close_matches(name, known, 1, alike))), None)
+    others = (
+        f"there are {', '.join(k for name, k in beside.items() if name != '_target_')}"
+        if at and beside
+        else "--cfg job shows those there are"
+    )
     return f"no key {key!r} in the config; {f'did you mean {near}?' if near else others}"
 
 

@@ -22,6 +22,8 @@ USAGE = {
     "train stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train +stpes=3": "no key 'stpes' in the config; did you mean steps?",
     "train backbone.lora_rnk=4": "no key 'backbone.lora_rnk' in the config; did you mean backbone.lora_rank?",
+    "train backbone.folder=x": "no key 'backbone.folder' in the config; there are backbone.width, backbone.layers",
+    "train data.lr=1": "no key 'data.lr' in the config; did you mean optim.lr?",
     "train datset=synthetic": "no key 'datset' in the config; did you mean dataset?",
     "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
     "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
