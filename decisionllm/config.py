@@ -325,11 +325,7 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     beside = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == at}
     searched = (beside, 0.6), (anywhere, 1.0 if at and beside else 0.6)
     near = next((known[found[0]] for known, alike in searched if (found := get_close_matches(name, known, 1, alike))), None)
-    others = (
-        f"there are {', '.join(k for name, k in beside.items() if name != '_target_')}"
-        if at and beside
-        else "--cfg job shows those there are"
-    )
+    others = f"there are {', '.join(beside.values())}" if at and beside else "--cfg job shows those there are"
     return f"no key {key!r} in the config; {f'did you mean {near}?' if near else others}"
 
 
