@@ -69,8 +69,8 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
                          f"got none to train on; the longest has {store.lengths.max()}")  # fmt: skip
     if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(chosen)):
         raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
-    ages: dict[str, Any] = {"old": stages[0], "new_share": d.new_share} if stages else {}
-    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, **ages)
+    old = stages[0] if stages else 0
+    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
     shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, **shape)
     if c.team.execution != "per_agent":

@@ -70,17 +70,15 @@ class TeamSampler(Sampler):
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""
         rng, B = np.random.default_rng((self.seed, step)), self.batch_size
-        drawn = self.draw(rng)
-        which = np.searchsorted(self.before, drawn, side="right") - 1
-        begin = self.start[self.episodes[which]] + drawn - self.before[which]
-        group = self.group[self.episodes[which]]
+        episodes, within = self.find(self.draw(rng))
+        begin, group = self.start[episodes] + within, self.group[episodes]
 
         window = np.repeat(np.arange(B), self.count[group])  # one row for each member of the group
         nth = np.arange(len(window)) - np.repeat(np.cumsum(self.count[group]) - self.count[group], self.count[group])
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
         present = (offset < self.length[member]) & (offset > -self.T)
-        present &= (rng.random(len(member)) >= self.drop_agents) | (member == self.episodes[which][window])
+        present &= (rng.random(len(member)) >= self.drop_agents) | (member == episodes[window])
         window, member, offset = window[present], member[present], offset[present]
 
         key = {"random": rng.random(len(member)), "given": self.number[member], "reverse": -self.number[member]}[self.order]

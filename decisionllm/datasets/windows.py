@@ -222,10 +222,14 @@ class Sampler:
 
     def at(self, drawn: np.ndarray) -> Window:
         """The windows that begin at these steps (B,), counted over the chosen episodes alone."""
+        return cut(self.steps, *self.find(drawn), self.T)
+
+    def find(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The episodes of these steps (B,), counted over the chosen episodes alone, and the steps within them (B,)."""
         which = self.nearest[drawn // self.pitch]
         while (later := drawn >= self.before[which + 1]).any():  # a few times: four looked-up steps an episode, on average
             which = which + later
-        return cut(self.steps, self.episodes[which], drawn - self.before[which], self.T)
+        return self.episodes[which], drawn - self.before[which]
 
 
 def draw(
@@ -255,15 +259,9 @@ def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def part_weights(
-    store: Store,
-    steps: Steps,
-    episodes: np.ndarray,
-    shares: Sequence[float],
-    temperature: float = 0.0,
-    *,
-    old: int = 0,
+    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], temperature: float = 0.0, *, old: int = 0,
     new_share: float = 0.0,
-) -> np.ndarray | None:
+) -> np.ndarray | None:  # fmt: skip
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
     Args:
@@ -278,9 +276,10 @@ def part_weights(
     """
     parts = [*zip(store.parts.values(), shares, strict=True)]
     if new_share:
-        ages = [(part[part < old], part[part >= old], share) for part, share in parts]
         parts = [
-            each for old_ones, new, share in ages for each in ((old_ones, share * (1 - new_share)), (new, share * new_share))
+            (part[age], share * of_age)
+            for part, share in parts
+            for age, of_age in ((part < old, 1 - new_share), (part >= old, new_share))
         ]
     if len(parts) == 1 and not temperature:
         return None
