@@ -337,7 +337,7 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer, *, begun: bool) -> None:
-    """Load the optimiser of the last checkpoint, and where the loop was; unless the run was begun, it is another one, behind which it begins."""
+    """Load the optimiser of a run's last checkpoint and set the loop: to where it was, if this run was begun, or to begin behind that run."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():

@@ -18,23 +18,9 @@ from tests.conftest import make_policy, near
 
 pytestmark = pytest.mark.numeric
 FEW = (
-    "--opportunities",
-    "200",
-    "--moved",
-    "0",
-    "--days",
-    "1",
-    "--positions",
-    "1",
-    "--logged",
-    "0-0",
-    "--steps",
-    "4",
-    "--test",
-    "41-42",
-    "--rounds",
-    "1",
-)
+    "--opportunities", "200", "--moved", "0", "--days", "1", "--positions", "1", "--logged", "0-0", "--steps", "4",
+    "--test", "41-42", "--rounds", "1",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,8 @@ def spec_of(
     if not actions.count:
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
-    num_actions = num_actions or whole * (1 + int(actions.high.max()))
+    if whole and not num_actions:
+        num_actions = 1 + int(actions.high.max())
     if not num_actions:
         low, high = low or actions.low.tolist(), high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
