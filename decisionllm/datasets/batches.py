@@ -71,7 +71,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
     old = stages[0] if stages else 0
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
-    shape: dict[str, Any] = {"T": c.window + c.model.dynamics, "batch_size": c.optim.batch_size}
+    shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, **shape)
     if c.team.execution != "per_agent":
         single = 0.5 * (c.team.execution == "both")

@@ -36,6 +36,8 @@ class Policy:
             episode, and received rewards are subtracted.
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
             which was added to the log's actions before they were clipped to their limits: the actions before.
+        decide_every: steps from one decision to the next, k: at step t the policy takes the action that it predicted for t at the last
+            step that is a multiple of k. 1: it decides at every step.
         planning_horizon: steps to imagine before each action, see `session.plan`; 0: no planning.
         planning_margin, planning_value: see `session.plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
@@ -62,6 +64,7 @@ class Policy:
     generator: torch.Generator | None = None
     planning_margin: float = 0.6
     planning_value: float = 0.0
+    decide_every: int = 1
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
     recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`
@@ -75,6 +78,10 @@ class Policy:
             raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
+        longest = 1 if self.planning_horizon else 1 + len(model.later)
+        if not 1 <= self.decide_every <= longest:
+            wanted = f"1 .. {longest} (model.action_chunk of the training; 1 with act.planning_horizon)"
+            raise ValueError(f"act.decide_every: expected {wanted}, got {self.decide_every}")
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
@@ -119,7 +126,12 @@ class Policy:
             if (decide := self.recorded.get(not predicted.any())) is not None:
                 action, togo = decide(*columns(batch))
                 return action.numpy(), togo.numpy()
-        hidden, masks, returns = self.read(histories)
+        late = np.array([len(h.actions) % self.decide_every for h in histories])  # steps since the last decision
+        hidden, masks, returns = self.read(
+            [h.until(len(h.actions) - k) if k else h for h, k in zip(histories, late, strict=True)]
+        )
+        if late.any():
+            hidden, masks = self.model.later_hidden(hidden, torch.from_numpy(late)), self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
         if not self.planning_horizon:
             return self.choose(hidden, masks, observations), returns
@@ -137,13 +149,19 @@ class Policy:
         masks = None if batch.action_masks is None else batch.action_masks[each, last]
         return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
 
+    def allowed(self, histories: Sequence[History]) -> Tensor | None:
+        """Which actions are allowed at the last observations of N histories, (N, C) or None."""
+        C, masks = self.spec.num_actions, [h.action_masks for h in histories]
+        each = np.stack([np.ones(C, bool) if mask is None else mask[-1] for mask in masks])
+        return torch.from_numpy(each).to(self.device) if C else None
+
     def warm_up(self) -> None:
         """Make one decision, and let a policy of window 1 decide single steps without a text by a recorded list of operations from
         now on: the same bits in less time. The model must not be trained any more."""
         observations, actions = np.zeros((1, self.spec.observation_dim), np.float32), np.zeros((0, self.spec.action_dim))
         first = History(observations, actions, np.zeros(0))
         self.act([first])
-        if self.window == 1 and not self.planning_horizon:
+        if self.window == 1 and self.decide_every == 1 and not self.planning_horizon:
             self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
 
     def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:

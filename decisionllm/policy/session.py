@@ -46,6 +46,10 @@ class Session(EpisodeBuffer):
         self.text_room = max(text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1])  # tokens
         self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
+        self.hidden = torch.zeros(
+            len(tasks), policy.model.backbone.width, device=policy.device
+        )  # at the last decision of each row
+        self.decided = np.full(len(tasks), -1)  # the step of that decision; -1: none
         self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
 
     def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
@@ -60,7 +64,8 @@ class Session(EpisodeBuffer):
         """
         for i, h in zip(range(len(self.now)) if rows is None else rows, histories, strict=True):
             if rows is not None:
-                self.tasks[i], self.start[i], self.targets[i] = h.task, -1, self.policy.resolve_targets([h.target_return])[0]
+                self.tasks[i], self.start[i], self.decided[i] = h.task, -1, -1
+                self.targets[i] = self.policy.resolve_targets([h.target_return])[0]
                 self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
                 if self.masks is not None:
                     self.masks[i] = True
@@ -81,7 +86,9 @@ class Session(EpisodeBuffer):
     @torch.inference_mode()
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
-        hidden, masks = self.read(rows)
+        hidden, masks = (
+            self.read(rows) if self.policy.decide_every == 1 else self._read_sometimes(np.arange(len(self.now))[rows])
+        )
         if self.policy.planning_horizon:
             return plan(self, hidden, rows)
         return self.policy.choose(hidden, masks, self.observations[np.arange(len(self.now))[rows], self.now[rows]])
@@ -112,6 +119,18 @@ class Session(EpisodeBuffer):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
         self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
         return hidden, self.allowed(each)
+
+    def _read_sometimes(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """What `read` returns, of these rows (M,), with the hidden states of the last decisions, see `Policy.decide_every`."""
+        late = self.now[rows] % self.policy.decide_every
+        if len(now := rows[late == 0]):
+            self.hidden[now], _ = self.read(now)
+        lost = (late > 0) & (self.decided[rows] != self.now[rows] - late)  # of an episode that was taken over
+        if len(again := rows[lost]):
+            pasts = [h.until(t) for h, t in zip(self.histories(again), self.now[again] - late[lost], strict=True)]
+            self.hidden[again], _, self.conditioned_on[again] = self.policy.read(pasts)
+        self.decided[rows] = self.now[rows] - late
+        return self.policy.model.later_hidden(self.hidden[rows], torch.from_numpy(late)), self.allowed(rows)
 
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
@@ -185,8 +204,9 @@ class Session(EpisodeBuffer):
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
         self.predicted_returns, self.conditioned_on = self.predicted_returns[rows], self.conditioned_on[rows]
-        self.start, self.last_read = self.start[rows], self.last_read[rows]
+        self.start, self.last_read, self.decided = self.start[rows], self.last_read[rows], self.decided[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
+        self.hidden = self.hidden[index]
         self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
 
     def branch(self, rows: np.ndarray, room: int) -> "Session":

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decisionllm.config import flat
+from decisionllm.config import ModelOptions, flat
 from decisionllm.datasets import altered, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
@@ -155,14 +155,15 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     _, episodes = windows.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    draw: Any = windows.Sampler(steps, episodes, T=config["window"] + config["model"]["dynamics"], batch_size=BATCH, seed=0)
+    later = ModelOptions(**config["model"]).later_steps
+    draw: Any = windows.Sampler(steps, episodes, T=config["window"] + later, batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     sums = np.zeros(3)
     if words := wordings(store, config.get("text_wordings", 0)):
         tasks, draw = words, words.sampler(draw, store.task, 0)
     for i in range(-(-count // BATCH)):
         batch = to_batch(draw(i), slice(None), store=store, tasks=tasks, encode=model.backbone.encode, device=policy.device)
-        known = batch.until(-1) if config["model"]["dynamics"] else batch
+        known = batch.steps(slice(config["window"]))
         distribution = model.distribution(model.read(known), known.action_masks, known.observations)
         actions, real = model.normalizer.actions(known.actions), known.loss_mask
         difference = distribution.mode != actions if store.spec.num_actions else (distribution.mode - actions).square()

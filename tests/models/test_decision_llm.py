@@ -93,7 +93,7 @@ def test_the_weight_of_an_action_multiplies_its_loss_and_an_unknown_one_shows_no
     weight[0, 1], weight[1, 0] = 0.25, 0
     known = replace(batch, action_weight=weight, loss_mask=batch.mask & (weight > 0))
     with torch.no_grad():
-        each = -model.head(model.read(batch.until(-1))).log_prob(model.normalizer.actions(batch.actions[:, :-1]))
+        each = -model.head(model.read(batch.steps(slice(-1)))).log_prob(model.normalizer.actions(batch.actions[:, :-1]))
         found = model(known)
         wanted = (each[0, 0] + 0.25 * each[0, 1] + each[0, 2:].sum() + each[1, 1:3].sum()) / 8
         torch.testing.assert_close(found["nll"], wanted)
@@ -120,7 +120,7 @@ def test_dynamics_learn_from_every_step_with_a_next_one():
     model.normalizer.reward_mean.fill_(1.0)
     model.normalizer.reward_scale.fill_(4.0)
     with torch.no_grad():
-        first = batch.until(-1)
+        first = batch.steps(slice(-1))
         now = model.normalizer.observations(first.observations)
         change, reward = model.dynamics(model.read(first), now, model.normalizer.actions(first.actions))
         terms = model(batch)

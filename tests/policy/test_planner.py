@@ -173,7 +173,7 @@ def test_dynamics_learn_a_known_system():
         optimizer.step()
     assert terms["change"] < 0.02 and terms["reward"] < 0.05
     with torch.no_grad():
-        after, reward = model.imagine(model.read(batch.until(-1))[:, 0], batch.observations[:, 0], batch.actions[:, 0])
+        after, reward = model.imagine(model.read(batch.steps(slice(-1)))[:, 0], batch.observations[:, 0], batch.actions[:, 0])
     assert (after - batch.observations[:, 1]).abs().mean() < 0.05
     assert (reward - batch.rewards[:, 0]).abs().mean() < 0.5
 
