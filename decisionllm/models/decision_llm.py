@@ -71,7 +71,7 @@ class DecisionLLM(nn.Module):
         if not isinstance(self.head, Head):
             raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
         self.later_steps = o.later_steps
-        self.later = nn.ModuleList([nn.Linear(width, width) for _ in range(1, o.action_chunk)])  # see `later_actions`
+        self.later = nn.ModuleList([nn.Linear(width, width) for _ in range(1, o.action_chunk)])  # see `later_hidden`
         self.dynamics = Dynamics(width, spec) if o.dynamics else None
         self.imagined = ImaginedValue(spec, o.value_discount, texts=o.value_reads_text) if o.value_discount else None
         self.language_loss = o.language_loss

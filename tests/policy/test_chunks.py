@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from decisionllm.policy.policy import Session
-from tests.conftest import command, make_policy, metrics
-from tests.conftest import LOOP, NANO
+from tests.conftest import LOOP, NANO, command, make_policy, metrics
 from tests.models.test_decision_llm import make_batch
 from tests.policy.test_policy import CONTINUOUS, DISCRETE, World, agree, play
 
