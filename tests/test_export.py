@@ -97,6 +97,7 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
         ({"decode": "sample"}, "act.decode=mode or mean, got sample"),
         ({"execution": "joint"}, "a policy of a single agent, got team.execution=joint"),
         ({"planning_horizon": 2, "dynamics": True}, "act.planning_horizon=0, got 2"),
+        ({"action_chunk": 2, "decide_every": 2}, "act.decide_every=1, got 2"),
     ],
     ids=str,
 )
