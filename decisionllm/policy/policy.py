@@ -127,11 +127,10 @@ class Policy:
                 action, togo = decide(*columns(batch))
                 return action.numpy(), togo.numpy()
         late = np.array([len(h.actions) % self.decide_every for h in histories])  # steps since the last decision
-        hidden, masks, returns = self.read(
-            [h.until(len(h.actions) - k) if k else h for h, k in zip(histories, late, strict=True)]
-        )
+        hidden, returns = self.read([h.until(len(h.actions) - k) if k else h for h, k in zip(histories, late, strict=True)])
         if late.any():
-            hidden, masks = self.model.later_hidden(hidden, torch.from_numpy(late)), self.allowed(histories)
+            hidden = self.model.later_hidden(hidden, torch.from_numpy(late))
+        masks = self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
         if not self.planning_horizon:
             return self.choose(hidden, masks, observations), returns
@@ -141,19 +140,19 @@ class Policy:
         session.observe(observations, action_masks=None if masks is None else masks.cpu().numpy())
         return plan(session, hidden, slice(None)), returns
 
-    def read(self, histories: Sequence[History]) -> tuple[Tensor, Tensor | None, np.ndarray]:
-        """Hidden states at the last observations (N, D), the allowed actions there, (N, C) or None, and the return-to-go that
-        each is conditioned on (N,)."""
+    def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
+        """Hidden states at the last observations (N, D), and the return-to-go that each is conditioned on (N,)."""
         batch, last = self.batch(histories)
         each = torch.arange(len(histories))
-        masks = None if batch.action_masks is None else batch.action_masks[each, last]
-        return self.model.read(batch)[each, last], masks, batch.returns_to_go[each, last].cpu().numpy()
+        return self.model.read(batch)[each, last], batch.returns_to_go[each, last].cpu().numpy()
 
     def allowed(self, histories: Sequence[History]) -> Tensor | None:
         """Which actions are allowed at the last observations of N histories, (N, C) or None."""
-        C, masks = self.spec.num_actions, [h.action_masks for h in histories]
-        each = np.stack([np.ones(C, bool) if mask is None else mask[-1] for mask in masks])
-        return torch.from_numpy(each).to(self.device) if C else None
+        masks = [h.action_masks for h in histories]
+        if all(mask is None for mask in masks):
+            return None
+        each = np.stack([np.ones(self.spec.num_actions, bool) if mask is None else mask[-1] for mask in masks])
+        return torch.from_numpy(each).to(self.device)
 
     def warm_up(self) -> None:
         """Make one decision, and let a policy of window 1 decide single steps without a text by a recorded list of operations from

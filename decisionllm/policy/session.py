@@ -86,20 +86,19 @@ class Session(EpisodeBuffer):
     @torch.inference_mode()
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
-        hidden, masks = (
-            self.read(rows) if self.policy.decide_every == 1 else self._read_sometimes(np.arange(len(self.now))[rows])
-        )
+        each = np.arange(len(self.now))[rows]
+        hidden = self.read(rows) if self.policy.decide_every == 1 else self._read_sometimes(each)
         if self.policy.planning_horizon:
             return plan(self, hidden, rows)
-        return self.policy.choose(hidden, masks, self.observations[np.arange(len(self.now))[rows], self.now[rows]])
+        return self.policy.choose(hidden, self.allowed(each), self.observations[each, self.now[each]])
 
     @torch.inference_mode()
-    def read(self, rows: Rows = ALL) -> tuple[Tensor, Tensor | None]:
-        """Hidden states at the current observations of these rows (M, D), and the allowed actions, (M, C) or None."""
+    def read(self, rows: Rows = ALL) -> Tensor:
+        """Hidden states at the current observations of these rows (M, D)."""
         policy, now, each = self.policy, self.now[rows], np.arange(len(self.now))[rows]
         if policy.model.backbone.layout is None:  # an architecture without a cache
-            hidden, masks, self.conditioned_on[rows] = policy.read(self.histories(rows))
-            return hidden, masks
+            hidden, self.conditioned_on[rows] = policy.read(self.histories(rows))
+            return hidden
         start = window_start(now, policy.window, policy.stride)
         N, H = len(now), self.rewards.shape[1]
         first, togo = np.arange(N) * H, np.nan_to_num(self.returns_to_go(rows))
@@ -118,19 +117,19 @@ class Session(EpisodeBuffer):
             if len(part):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
         self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
-        return hidden, self.allowed(each)
+        return hidden
 
-    def _read_sometimes(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        """What `read` returns, of these rows (M,), with the hidden states of the last decisions, see `Policy.decide_every`."""
+    def _read_sometimes(self, rows: np.ndarray) -> Tensor:
+        """Hidden states (M, D) that give the current actions of these rows (M,), from their last decisions, see `Policy.decide_every`."""
         late = self.now[rows] % self.policy.decide_every
         if len(now := rows[late == 0]):
-            self.hidden[now], _ = self.read(now)
+            self.hidden[now] = self.read(now)
         lost = (late > 0) & (self.decided[rows] != self.now[rows] - late)  # of an episode that was taken over
         if len(again := rows[lost]):
             pasts = [h.until(t) for h, t in zip(self.histories(again), self.now[again] - late[lost], strict=True)]
-            self.hidden[again], _, self.conditioned_on[again] = self.policy.read(pasts)
+            self.hidden[again], self.conditioned_on[again] = self.policy.read(pasts)
         self.decided[rows] = self.now[rows] - late
-        return self.policy.model.later_hidden(self.hidden[rows], torch.from_numpy(late)), self.allowed(rows)
+        return self.policy.model.later_hidden(self.hidden[rows], torch.from_numpy(late))
 
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
@@ -249,7 +248,7 @@ def plan(session: Session, hidden: Tensor, rows: Rows) -> np.ndarray:
         if step:  # the observation after the last step is not read
             imagined.record_action(actions)
             imagined.observe(observations.cpu().numpy(), rewards.cpu().numpy())
-            hidden = imagined.read()[0]
+            hidden = imagined.read()
             actions[::C] = policy.choose(hidden[::C], None, observations[::C].cpu().numpy())
         observations, rewards = model.imagine(hidden, observations, torch.from_numpy(actions).to(policy.device))
         total = total + rewards

@@ -96,8 +96,8 @@ def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(words,
         history = decisionllm.schema.History(
             np.array([[seen]], np.float32), np.zeros((0, 1), np.float32), np.zeros(0, np.float32)
         )
-        hidden, masks, _ = policy.read([history])
-        chances = policy.model.distribution(hidden[:, None], masks, None).logits.exp()
+        hidden, _ = policy.read([history])
+        chances = policy.model.distribution(hidden[:, None], None, None).logits.exp()
         assert least < chances[0, 0, arm].item() < most
     if words:
         assert {"value", "held_out_value"} <= metrics(tmp_path / "run")[-1].keys()

@@ -85,8 +85,8 @@ def test_a_part_acts_as_it_does_in_the_generalist(run):
     assert (
         of_part["spec"]["num_actions"] == 5 and of_part["dataset"]["name"] == "synthetic" and alone.model.spec.num_actions == 5
     )
-    (hidden, masks, returns), (same, none, alike) = whole.read([history()]), alone.read([history()])
-    assert torch.equal(hidden, same) and masks is none is None and np.array_equal(returns, alike)
+    (hidden, returns), (same, alike) = whole.read([history()]), alone.read([history()])
+    assert torch.equal(hidden, same) and np.array_equal(returns, alike)
 
 
 def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, capsys):
