@@ -184,7 +184,7 @@ class DecisionLLM(nn.Module):
             steps: (N,) steps after it, 0 .. action_chunk - 1.
         """
         each = torch.stack([hidden, *(later(hidden) for later in self.later)])
-        return each[steps, torch.arange(len(hidden), device=hidden.device)]
+        return each[steps.to(hidden.device), torch.arange(len(hidden), device=hidden.device)]
 
     def _later_loss(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Mean negative log-likelihood of the actions at the steps after each observation: hidden states (B, T, D) -> scalar, nats."""

@@ -87,7 +87,7 @@ class Session(EpisodeBuffer):
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
         each = np.arange(len(self.now))[rows]
-        hidden = self.read(rows) if self.policy.decide_every == 1 else self._read_sometimes(each)
+        hidden = self.read(rows) if self.policy.decide_every == 1 else self._read_at_decisions(each)
         if self.policy.planning_horizon:
             return plan(self, hidden, rows)
         return self.policy.choose(hidden, self.allowed(each), self.observations[each, self.now[each]])
@@ -119,7 +119,7 @@ class Session(EpisodeBuffer):
         self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
         return hidden
 
-    def _read_sometimes(self, rows: np.ndarray) -> Tensor:
+    def _read_at_decisions(self, rows: np.ndarray) -> Tensor:
         """Hidden states (M, D) that give the current actions of these rows (M,), from their last decisions, see `Policy.decide_every`."""
         late = self.now[rows] % self.policy.decide_every
         if len(now := rows[late == 0]):
