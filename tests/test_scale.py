@@ -133,7 +133,12 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
 
 
 @pytest.mark.parametrize(
-    ("part", "message"), [("data", "the data is .*, this run was planned for 0"), ("backbone", "other weights than")]
+    ("part", "message"),
+    [
+        ("data", "the data is .*, this run was planned for 0"),
+        ("backbone", "other weights than"),
+        ("init_from", "other weights"),
+    ],
 )
 def test_a_run_planned_for_other_data_or_weights_is_refused(finished, tmp_path, part, message):
     job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
@@ -241,6 +246,7 @@ WRONG = {
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
+    shlex.quote(r'study.axes.size.w16=["init_from=x-\${seed}"]'): "init_from=x-${seed} would be the same in every run",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
     "action=dance": "action: expected one of plan, run, status, retry, report, advise, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
@@ -357,11 +363,13 @@ def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     assert scaling_run.data_quality(later, everything, same, everything) == 0.5
 
 
-def test_new_weights_of_a_backbone_make_a_new_run(tmp_path):
+@pytest.mark.parametrize(
+    "begin", ["backbone=pretrained backbone.folder={} backbone.lora_rank=2", "backbone=nano backbone.width=16 init_from={}"]
+)
+def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
     loop = "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2"
     cache_dir, scratch = f"cache_dir={tmp_path}", "backbone=nano backbone.width=16"
-    pretrained = f"backbone=pretrained backbone.folder={tmp_path}/a backbone.lora_rank=2"
-    sizes = (listed("axes.size.w32", scratch), listed("axes.size.w16", pretrained))
+    sizes = (listed("axes.size.w32", scratch), listed("axes.size.w16", begin.format(tmp_path / "a")))
     found = []
     for steps in (2, 3):
         first = (

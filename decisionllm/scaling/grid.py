@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +19,7 @@ from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store
 from decisionllm.scaling import ledger
-from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest
+from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest, weights_of
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
@@ -65,7 +66,13 @@ def train_configs(study: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
     quality, found = study["axes"]["quality"], {}
     mixtures = {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
     for (size, words), (name, (mixture, quantile)) in product(study["axes"]["size"].items(), mixtures.items()):
-        config = compose("train", [*study["train"], *words, *mixture, f"name='{size}'", "run=x", "log.tracker=none"])
+        given = [*study["train"], *words, *mixture]
+        if followed := next(
+            (word for word in given if re.search(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}", str(word))), None
+        ):
+            raise ValueError(f"study: {followed} would be the same in every run, since options are composed once for each size; "
+                             "expected a size for each value")  # fmt: skip
+        config = compose("train", [*given, f"name='{size}'", "run=x", "log.tracker=none"])
         if (execution := config["team"]["execution"]) != "per_agent":
             raise ValueError(f"study.train: expected team.execution=per_agent, got {execution}; a study counts single agents")
         config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
@@ -124,7 +131,7 @@ class Grid:
             cell: self.configs[first if same_space(self.stores[first].spec, store.spec) else cell]["dataset"]
             for cell, store in self.stores.items()
         }
-        self.weights = {cell: digest(config["backbone"].get("folder")) for cell, config in self.configs.items()}
+        self.weights = {cell: weights_of(config, digest) for cell, config in self.configs.items()}
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
@@ -140,7 +147,7 @@ class Grid:
             "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
             "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.references[cell],
             "windows": self.study["windows"], "data": self.stores[cell].fingerprint,
-        } | ({"backbone": self.weights[cell]} if self.weights[cell] else {})  # fmt: skip
+        } | self.weights[cell]  # fmt: skip
 
     def tuning(self) -> list[Job]:
         """The runs that choose the learning rate of each size: on the smallest data, of the first quality and seed."""

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
@@ -52,7 +52,7 @@ def execute(
         The result, JSON values: a row of the report beside the axes of the job.
 
     Raises:
-        ValueError: the data or the weights of the backbone have changed since the run was planned.
+        ValueError: the data, or the weights that the run begins with, have changed since it was planned.
     """
     threads = threads or executors.cores()
     torch.set_num_threads(threads)
@@ -61,8 +61,8 @@ def execute(
     store, reference = altered.prepare(config["dataset"], cache_dir, config["data"]), prepare(job["reference"], cache_dir)
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
-    if weights_digest(config["backbone"].get("folder")) != job.get("backbone"):
-        raise ValueError(f"{config['backbone']['folder']}: other weights than this run was planned for: plan again")
+    if changed := [place for name, place in starts(config).items() if weights_digest(place) != job.get(name)]:
+        raise ValueError(f"{changed[0]}: other weights than this run was planned for: plan again")
     for doubling in range(budget.get("doublings", 0) + 1):  # only rule=converged has doublings
         steps = config["steps"] * 2**doubling
         run = launch(config | {"steps": steps, "run": str(folder / f"run-{doubling}")}, processes, threads)
@@ -209,8 +209,18 @@ def seconds_per_step(config: dict[str, Any], steps: int) -> float:
         return float(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] / steps)
 
 
+def starts(config: dict[str, Any]) -> dict[str, str]:
+    """Where the weights come from that a training begins with, by the key of their digest in a job."""
+    return {"backbone": config["backbone"].get("folder", ""), "init_from": config["init_from"]}
+
+
+def weights_of(config: dict[str, Any], digest: Callable[[str], str | None]) -> dict[str, str]:
+    """The digests of the weights that a training begins with."""
+    return {name: found for name, place in starts(config).items() if (found := digest(place))}
+
+
 def weights_digest(folder: str | None) -> str | None:
-    """A digest of the safetensors in the folder, or of the GGUF file, that a backbone is read from; None without weights."""
+    """A digest of the safetensors in the folder of a model or a run, or of a GGUF file; None without weights."""
     place = Path(folder or "").expanduser()
     files = [place] if place.suffix == ".gguf" else sorted(place.rglob("*.safetensors")) if folder else []
     digest = hashlib.blake2b(digest_size=8)
