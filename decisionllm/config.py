@@ -49,7 +49,7 @@ class ModelOptions:
     language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
     hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
-    action_chunk: int = 1  # also predict the actions of the next steps, so many with the one that is next; see act.decide_every
+    action_chunk: int = 1  # actions predicted at each step: that of the step and those of the next steps, see act.decide_every
     dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
     value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none
     value_reads_text: bool = False  # it tells the task texts of the data apart
@@ -58,7 +58,7 @@ class ModelOptions:
 
     @property
     def later_steps(self) -> int:
-        """Steps behind a window that are not read, but predicted."""
+        """Steps after a window, which the model predicts and does not read."""
         return max(self.action_chunk - 1, int(self.dynamics))
 
 
@@ -103,7 +103,7 @@ class ActOptions:
     target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
     decode: str = "mode"  # mean, sample, unclipped
-    decide_every: int = 1  # steps; in between, the actions that were predicted at the last decision (needs model.action_chunk)
+    decide_every: int = 1  # steps from one decision to the next; its actions are taken until then (needs model.action_chunk)
     planning_horizon: int = 0  # steps to imagine before each action (needs model.dynamics)
     planning_margin: float = 0.6  # a plan replaces the policy's action only if its reward is this many deviations a step higher
     planning_value: float = 0.0  # with model.value_discount: plans of less value, of 0 .. 1, leave it to the policy

@@ -341,7 +341,7 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer, *, begun: bool) -> None:
-    """Load the optimiser of a run's last checkpoint and set the loop: to where it was, if this run was begun, or to begin behind that run."""
+    """Load the optimiser of a run's last checkpoint. The loop goes on where it was if this run was begun, else it begins after that run."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():

@@ -78,9 +78,8 @@ class Policy:
             raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
-        longest = 1 if self.planning_horizon else 1 + len(model.later)
-        if not 1 <= self.decide_every <= longest:
-            wanted = f"1 .. {longest} (model.action_chunk of the training; 1 with act.planning_horizon)"
+        if not 1 <= self.decide_every <= 1 + len(model.later):
+            wanted = f"1 .. {1 + len(model.later)} (model.action_chunk of the training)"
             raise ValueError(f"act.decide_every: expected {wanted}, got {self.decide_every}")
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")

@@ -120,7 +120,7 @@ class Session(EpisodeBuffer):
         return hidden
 
     def _read_at_decisions(self, rows: np.ndarray) -> Tensor:
-        """Hidden states (M, D) that give the current actions of these rows (M,), from their last decisions, see `Policy.decide_every`."""
+        """Hidden states (M, D) for the current actions of these rows (M,), read at their last decisions; see `Policy.decide_every`."""
         late = self.now[rows] % self.policy.decide_every
         if len(now := rows[late == 0]):
             self.hidden[now] = self.read(now)

@@ -19,7 +19,7 @@ from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store
 from decisionllm.scaling import ledger
-from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, weights_digest, weights_of
+from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, starts, weights_digest
 
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
@@ -131,7 +131,10 @@ class Grid:
             cell: self.configs[first if same_space(self.stores[first].spec, store.spec) else cell]["dataset"]
             for cell, store in self.stores.items()
         }
-        self.weights = {cell: weights_of(config, digest) for cell, config in self.configs.items()}
+        self.weights = {
+            cell: {name: found for name, place in starts(config).items() if (found := digest(place))}
+            for cell, config in self.configs.items()
+        }
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:

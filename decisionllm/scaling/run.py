@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decisionllm.config import ModelOptions, flat
+from decisionllm.config import flat
 from decisionllm.datasets import altered, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
@@ -155,17 +155,15 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     _, episodes = windows.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    later = ModelOptions(**config["model"]).later_steps
-    draw: Any = windows.Sampler(steps, episodes, T=config["window"] + later, batch_size=BATCH, seed=0)
+    draw: Any = windows.Sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     sums = np.zeros(3)
     if words := wordings(store, config.get("text_wordings", 0)):
         tasks, draw = words, words.sampler(draw, store.task, 0)
     for i in range(-(-count // BATCH)):
         batch = to_batch(draw(i), slice(None), store=store, tasks=tasks, encode=model.backbone.encode, device=policy.device)
-        known = batch.steps(slice(config["window"]))
-        distribution = model.distribution(model.read(known), known.action_masks, known.observations)
-        actions, real = model.normalizer.actions(known.actions), known.loss_mask
+        distribution = model.distribution(model.read(batch), batch.action_masks, batch.observations)
+        actions, real = model.normalizer.actions(batch.actions), batch.loss_mask
         difference = distribution.mode != actions if store.spec.num_actions else (distribution.mode - actions).square()
         each = -distribution.log_prob(actions)[real], difference.float().mean(-1)[real]
         sums += [float(each[0].sum()), float(each[1].sum()), int(real.sum())]
@@ -210,13 +208,8 @@ def seconds_per_step(config: dict[str, Any], steps: int) -> float:
 
 
 def starts(config: dict[str, Any]) -> dict[str, str]:
-    """Where the weights come from that a training begins with, by the key of their digest in a job."""
+    """The folders or files of the weights that a training begins with, by the key of their digest in a job; empty: none."""
     return {"backbone": config["backbone"].get("folder", ""), "init_from": config["init_from"]}
-
-
-def weights_of(config: dict[str, Any], digest: Callable[[str], str | None]) -> dict[str, str]:
-    """The digests of the weights that a training begins with."""
-    return {name: found for name, place in starts(config).items() if (found := digest(place))}
 
 
 def weights_digest(folder: str | None) -> str | None:
