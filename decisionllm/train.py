@@ -257,10 +257,13 @@ def measure(
     if validators and c.log.validation_batches:
         model.eval()
         found: dict[str, list[float]] = {}  # of each part
-        with torch.no_grad(), accelerator.autocast():
+        with torch.no_grad():
             for label, (name, draw) in validators.items():
-                batches = (batch_of[name](draw(i), slice(None)) for i in range(c.log.validation_batches))
-                terms = [inner(batch, name) if name else inner(batch) for batch in batches]
+                terms = []
+                for i in range(c.log.validation_batches):
+                    batch = batch_of[name](draw(i), slice(None))  # outside of autocast: it may read a text for the first time
+                    with accelerator.autocast():
+                        terms.append(inner(batch, name) if name else inner(batch))
                 for term in terms[0]:
                     found.setdefault(term, []).append(float(np.mean([float(t[term]) for t in terms])))
                 values |= {f"held_out_nll/{label}": found["nll"][-1]} if label else {}

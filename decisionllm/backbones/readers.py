@@ -105,8 +105,12 @@ class FrozenFeatures(nn.Module):
             self.first_rows |= dict(zip(new, starts[:-1].tolist(), strict=True))
             end = int(starts[-1])
             if end > len(self.table):  # twice the room: each feature is copied a few times in all
-                self.table = torch.cat([self.table, self.table.new_zeros(2 * end - len(self.table), self.size)])
-            self.table[self.used : end], self.used = torch.cat(found), end
+                grown = self.table.new_zeros(2 * end, self.size)
+                grown[: self.used] = self.table[: self.used]
+                self.table = grown
+            for start, features in zip(starts, found, strict=False):
+                self.table[start : start + len(features)] = features
+            self.used = end
         rows = ids.clone()
         for row, real, text in zip(rows, mask, words, strict=True):
             if text:
@@ -134,7 +138,9 @@ class FrozenFeatures(nn.Module):
 
     @torch.no_grad()
     def _read(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """What the encoder makes of texts: (length, F) float16 each."""
+        """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
-        out = self.encoder[0].model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
+        # features are kept on disk by the text and the weights alone: a caller's autocast must not change them
+        with torch.autocast(ids.device.type, enabled=False):
+            out = self.encoder[0].model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
         return [row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)]

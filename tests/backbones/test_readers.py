@@ -204,3 +204,23 @@ def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
         for found, known in zip(backbone.encode(part), encode(text.own_tokenizer(), part), strict=True):
             assert torch.equal(found, known) and found.dtype == known.dtype
     assert calls == texts
+
+
+def test_a_text_is_read_alike_inside_and_outside_of_autocast(folder):
+    outside, inside = reader(folder), reader(folder)
+    inside.cache = inside.cache.with_name("another")  # so that it does not find what the other one has read
+    backbone = small_backbone("qwen2")
+    rows_of(outside)
+    with torch.autocast("cpu", torch.bfloat16):
+        for text in TEXTS:  # one by one, so that the table grows
+            backbone.features, backbone.encoded = inside, {}
+            backbone.encode([text])
+    assert torch.equal(inside.table[: inside.used], outside.table[: outside.used])
+
+
+def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):
+    """Eight training windows of one row read fewer texts than the held-out windows; the first validation reads the rest."""
+    reading = ["text=goal", "text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
+    few = ["optim.batch_size=1", "steps=1", "data.held_out=0.5", "log.validation_batches=32", "optim.precision=bf16", "seed=2"]
+    assert command("train", *NANO, *LOOP, *reading, *few, f"run={tmp_path / 'run'}") == 0
+    assert np.isfinite(json.loads((tmp_path / "run/metrics.jsonl").read_text())["held_out_nll"])
