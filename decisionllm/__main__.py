@@ -7,6 +7,7 @@ from typing import Any
 
 from decisionllm import __version__
 from decisionllm.config import UsageError, configs, explain, settle, store_choices, unknown
+from decisionllm.sweep import run_directory, swept_keys
 
 COMMANDS = {
     "data": "make or import a dataset and print its card",
@@ -19,6 +20,7 @@ COMMANDS = {
     "backup": "copy the journal of a server, also while it runs",
     "scale": "plan and run a study of model size, data volume and quality, fit a scaling law, write the report",
 }
+IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text
 
 usage: decisionllm COMMAND [key=value ...]
@@ -56,6 +58,7 @@ def run(command: str, overrides: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     store_choices()
@@ -64,6 +67,8 @@ def run(command: str, overrides: list[str]) -> int:
     def job(config: Any) -> None:
         chosen, given = HydraConfig.get().runtime.choices, HydraConfig.get().overrides.task
         try:
+            if HydraConfig.get().mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
+                config.run = run_directory(config, swept_keys(overrides), given)
             vars(import_module(f"decisionllm.{command}"))[command](settle(config, command, chosen, given))
         except (UsageError, OmegaConfBaseException) as error:
             codes.append(fail(2, error))

@@ -29,6 +29,7 @@ BLOCK = re.compile(
     r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$", re.M | re.S
 )
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
+SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
 FEW = {r"(?<![.\w])steps=\d+": "steps=2", r"(?<![.\w])episodes=\d+": "episodes=3", r'"episodes": \d+': '"episodes": 3'}
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
 FIRST = ("dataset=synthetic", "text=goal", "backbone=nano", "window=4", "steps=2", "run=runs/first", *QUICK)
@@ -64,6 +65,15 @@ def single(words):
     return [re.sub(r"^([\w.]+=[^\[,]+),.*$", r"\1", word) for word in words if word != "--multirun"]
 
 
+def two_jobs(words):
+    """The words of a sweep with its first two jobs: two values of the last swept option, one of the others."""
+    swept = [i for i, word in enumerate(words) if SWEPT.match(word)]
+    alone = [
+        word if i == swept[-1] else single(["--multirun", word])[0] for i, word in enumerate(words) if word != "--multirun"
+    ]
+    return ["--multirun", *(re.sub(r"^([\w.]+=[^\[,]+,[^,]+),.*$", r"\1", word) for word in alone)]
+
+
 def few(text):
     for pattern, replacement in FEW.items():
         text = re.sub(pattern, replacement, text)
@@ -75,7 +85,7 @@ def run_line(line):
     words = shlex.split(few(line))
     if words[0] != "decisionllm" or "--help" in words or "--cfg" in words:
         return check_line(line)
-    verb, *overrides = single(words[1:])
+    verb, *overrides = two_jobs(words[1:]) if "--multirun" in words else words[1:]
     more = [word for word in QUICK if word.partition("=")[0] not in line] if verb == "train" else []
     assert command(verb, *overrides, *more) == 0, line
 
@@ -142,6 +152,18 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
 )
 def test_every_command_composes(words, capsys):
     compose(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(w, id=f"{page.stem}-{i}") for page in PAGES for i, w in enumerate(commands(page)) if "--multirun" in w],
+)
+def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(words, tmp_path, monkeypatch):
+    verb, *overrides = two_jobs(words)[1:]
+    started = []
+    monkeypatch.setitem(vars(importlib.import_module(f"decisionllm.{verb}")), verb, started.append)
+    assert command(verb, "--multirun", *overrides, f"hydra.sweep.dir={tmp_path}") == 0
+    assert len({config["run"] for config in started}) == 2
 
 
 def test_every_command_is_documented():

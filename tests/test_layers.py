@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
 FLOORS = (
     {"schema", "registry", "files"},
-    {"config", "protocols", "distributed"},
+    {"config", "protocols", "distributed", "sweep"},
     {"tokenizers", "envs"},
     {"baselines"},
     {"datasets", "backbones"},

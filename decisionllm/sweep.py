@@ -1,0 +1,67 @@
+"""Run directories of a sweep: `--multirun optim.lr=1e-3,2e-3` trains each value in a directory of its own."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
+CHOICE = "hydra:runtime.choices."  # how an interpolation names the choice of a group
+# Each experiment has a run directory of its own name.
+NAMED_ANYWAY = ("run", "experiment")
+
+
+def swept_keys(words: Sequence[str]) -> list[str]:
+    """The keys with several values on a command line, in their order: ["seed", "optim.lr"]."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    options = [word for word in words if not word.startswith("-")]
+    overrides = OverridesParser.create().parse_overrides(options)
+    return [str(override.key_or_group) for override in overrides if override.is_sweep_override()]
+
+
+def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]) -> str:
+    """The run directory of one job of a sweep: `run`, and the swept options that it does not already depend on.
+
+    Args:
+        config: of the job, as Hydra composed it, with its interpolations.
+        swept: keys with several values, see `swept_keys`.
+        job: the words of this job, such as ["seed=0", "optim.lr=0.001"].
+
+    Returns:
+        `runs/umaze/goal-0-lr-0.001` for run=runs/umaze/goal-${seed} and a sweep over seed and optim.lr.
+    """
+    values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
+    known = {*references(config, "run"), *NAMED_ANYWAY}
+    missing = [key for key in swept if key not in known]
+    names = [key.rpartition(".")[2] for key in missing]
+    directory = str(config.run)
+    for key, name in zip(missing, names, strict=True):
+        label = name if names.count(name) == 1 else key
+        directory += f"-{label}-{safe(values[key])}"
+    return directory
+
+
+def references(config: "DictConfig", key: str) -> set[str]:
+    """The options and groups that the value of an option is interpolated from, directly or through other options."""
+    from omegaconf import OmegaConf
+
+    at, _, name = key.rpartition(".")
+    node: Any = OmegaConf.select(config, at) if at else config
+    if not OmegaConf.is_dict(node) or name not in node:
+        return set()
+    value = node._get_node(name)._value()
+    found: set[str] = set()
+    for reference in INTERPOLATION.findall(value) if isinstance(value, str) else ():
+        if reference.startswith(CHOICE):
+            found.add(reference.removeprefix(CHOICE))
+        elif reference not in found:
+            found |= {reference, *references(config, reference)}
+    return found
+
+
+def safe(value: str) -> str:
+    """A value as part of the name of a folder: [0.5,1] -> 0.5-1."""
+    return re.sub(r"[^\w.+-]+", "-", value.strip("[]{}() '\""))
