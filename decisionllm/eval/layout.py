@@ -58,7 +58,20 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
         return
     own, other = (f"{n} discrete" if n else "continuous" for n in (spec.num_actions, env.num_actions))
     wanted = "evaluate it in one like that of its data"
+    if env.num_actions and _are_indices(spec, env.num_actions):
+        wanted += (
+            f"; if the log's actions are whole numbers {spec.low[0]:g} .. {spec.high[0]:g} that are indices of actions, train again "
+            f"with dataset.num_actions={env.num_actions} (from_episodes: a spec with num_actions={env.num_actions})"
+        )
     raise ValueError(f"{name}: trained on {own} actions, the environment has {other} ones; {wanted}")
+
+
+def _are_indices(spec: Spec, num_actions: int) -> bool:
+    """Whether continuous actions may be indices of this many actions that a log holds as floats, by their bounds."""
+    if spec.num_actions or spec.action_dim != 1:
+        return False
+    low, high = float(spec.low[0]), float(spec.high[0])
+    return 0 <= low <= high < num_actions and low.is_integer() and high.is_integer()
 
 
 def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
