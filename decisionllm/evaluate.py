@@ -14,13 +14,13 @@ from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
 from decisionllm.config import listed, merged, of_run, with_defaults
-from decisionllm.eval import attention, report
+from decisionllm.eval import attention, layout, report
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import explained
 from decisionllm.policy import checkpoint
 from decisionllm.protocols import Begin, Env, Player
 from decisionllm.registry import build
-from decisionllm.schema import Episode, Report
+from decisionllm.schema import Episode, Report, Spec
 
 
 class Contender(NamedTuple):
@@ -66,7 +66,9 @@ def evaluate(config: dict[str, Any]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
-            env, changed = environment(run, run_config, info["spec"]["num_actions"], config)
+            env, changed, note = environment(run, run_config, info, config)
+            if note:
+                console.print(note)
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
@@ -124,10 +126,11 @@ def evaluate(config: dict[str, Any]) -> Path:
     return out / "results.jsonl"
 
 
-def environment(run: Path, run_config: dict[str, Any], num_actions: int, config: dict[str, Any]) -> tuple[Env, str]:
-    """The environment that a run is rolled out in, and what is not the run's own, as its rows name it: "agents=5, act.stride=1".
+def environment(run: Path, run_config: dict[str, Any], info: dict[str, Any], config: dict[str, Any]) -> tuple[Env, str, str]:
+    """The environment that a run is rolled out in, what is not the run's own, and a note for the user.
 
-    Options of `act` that a row has in a column, or in the name of its policy, are not named again.
+    Rows name what is not the run's own as "agents=5, act.stride=1"; options of `act` that a row has in a column, or in the name of its
+    policy, are not named again. The note is one line or empty, see `layout.check_layout`.
     """
     own, given = run_config["env"], of_run(run_config, config["env"])
     if own["_target_"] == "none" and not given:
@@ -143,11 +146,9 @@ def environment(run: Path, run_config: dict[str, Any], num_actions: int, config:
             f"{part}.{key}={x}" for key, x in config[part].items() if x not in (None, acting.get(key)) and key not in named
         ]
     env: Env = build(node, config["episodes"])
-    if env.num_actions not in (None, num_actions):
-        own, other = (f"{n} discrete" if n else "continuous" for n in (num_actions, env.num_actions))
-        wanted = "evaluate it in one like that of its data"
-        raise ValueError(f"{run}: trained on {own} actions, the environment has {other} ones; {wanted}")
-    return env, ", ".join(changed)
+    layout.check_actions(Spec.of(info["spec"]), env, str(run))
+    note = layout.check_layout(info["dataset"].get("observation_parts"), env, str(run))
+    return env, ", ".join(changed), note
 
 
 def headline(policy: Any) -> float | None:

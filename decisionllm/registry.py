@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,7 +86,14 @@ def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
 
 
 def build(node: dict[str, Any], *supplied: Any) -> Any:
-    """Call what a config node names: `_target_` with the supplied positional arguments and the node's keys."""
+    """Call what a config node names: `_target_` with the supplied positional arguments and the node's keys.
+
+    An option that still refers to another one, such as "${text}", takes the default of the callable: a node made by `choice` is not
+    part of a composed configuration.
+
+    Raises:
+        ValueError: there is no such callable, or an option is missing or unknown.
+    """
     path, _, name = node["_target_"].rpartition(".")
     options = {key: value for key, value in node.items() if key != "_target_"}
     if missing := sorted(key for key, value in options.items() if value == "???"):
@@ -101,7 +108,24 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
         raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
         thing = getattr(module, name)  # of whatever module the user named
+        options = _without_references(node["_target_"], thing, options)
         signature(thing).bind(*supplied, **options)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{node['_target_']}: {error}") from error
     return thing(*supplied, **options)
+
+
+def _without_references(target: str, thing: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those whose value is an unresolved "${...}"; a ValueError if the callable has no default for one."""
+    unresolved = [key for key, value in options.items() if _is_reference(value)]
+    if not unresolved:
+        return options
+    parameters = signature(thing).parameters
+    missing = [key for key in unresolved if key in parameters and parameters[key].default is Parameter.empty]
+    if missing:
+        raise ValueError(f"{target}: give a value to {', '.join(sorted(missing))}")
+    return {key: value for key, value in options.items() if key not in unresolved}
+
+
+def _is_reference(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("${") and value.endswith("}")

@@ -8,7 +8,7 @@ import yaml
 
 from decisionllm import registry
 from decisionllm.__main__ import run
-from decisionllm.registry import build, discover
+from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
 
@@ -114,6 +114,14 @@ def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(d
             "b": {"_target_": "decisionllm.datasets.mine.Load", "path": "???", "size": 1},
         }
     }
+
+
+def test_a_choice_made_in_python_takes_the_callables_own_defaults():
+    """On the command line `${text}` is what `text=` says; a choice made in Python has nothing to refer to."""
+    env = build(choice("env", "gymnasium", id="CartPole-v1"), 1)
+    assert env.text == "none" and env.tasks == [""]
+    with pytest.raises(ValueError, match="decisionllm.eval.gymnasium.recover: give a value to minari_id"):
+        build(choice("env", "minari"), 1)
 
 
 def test_somebody_elses_class_needs_no_registration():

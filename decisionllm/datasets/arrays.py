@@ -12,6 +12,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.spaces import stated_parts
 from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -63,7 +64,14 @@ def files(*, path: str, **options: Any) -> list[Path]:
     return [file] if (file := Path(path).expanduser()).is_file() else []
 
 
-def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, spec: Spec | None = None) -> dict[str, Any]:
+def from_episodes(
+    episodes: Iterable[Episode],
+    path: str | Path,
+    *,
+    name: str,
+    spec: Spec | None = None,
+    observation_parts: Sequence[tuple[str, int]] = (),
+) -> dict[str, Any]:
     """Write episodes to a data store, all or nothing, to train on.
 
     Args:
@@ -71,17 +79,22 @@ def from_episodes(episodes: Iterable[Episode], path: str | Path, *, name: str, s
         path: the folder to write; a store that is there is replaced.
         name: of the dataset in results.
         spec: sizes, action space and horizon; None: those of the data, see `spec_of`.
+        observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, as
+            `spaces.observation_parts` gives them. An environment that lays its parts out in another way is refused. Empty: not said.
 
     Returns:
         The config node of the data: `config["dataset"]` of `train`, or `dataset=store dataset.path=...` on the command line.
 
     Raises:
         FileExistsError: the path holds something else than a store.
-        ValueError: there is no episode, or one does not fit the others or the spec.
+        ValueError: there is no episode, or one does not fit the others or the spec; or the parts are not those of an observation.
     """
     if spec is None:
         spec = spec_of(episodes := list(episodes))
-    store = write(Path(path).expanduser(), Source(spec, episodes, {"name": name}))
+    info: dict[str, Any] = {"name": name}
+    if observation_parts:
+        info["observation_parts"] = stated_parts(observation_parts, spec.observation_dim)
+    store = write(Path(path).expanduser(), Source(spec, episodes, info))
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 
 

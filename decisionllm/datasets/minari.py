@@ -18,6 +18,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
+from decisionllm.datasets.spaces import action_spec, flatten, observation_parts
 from decisionllm.datasets.store import Store
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -25,6 +26,11 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 RADIUS = 0.45  # of PointMaze's goals
+
+# Of what a store of it holds. 2: the card names the parts of an observation. The rows are those of before: Minari restores a Dict space
+# with sorted keys, so that the older rule, the order of the space's own keys, gave them the same order. A run whose info has no parts
+# is therefore laid out by the rule of `spaces.flatten` too.
+VERSION = 2
 
 
 @register("dataset", "minari", text="${text}")
@@ -49,6 +55,8 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     start = dataset.action_space.start if discrete else 0
     fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
     words = description(dataset) if text == "constant" else ""
+    part = part_read(dataset, goal)
+    space = dataset.observation_space[part] if part else dataset.observation_space
 
     def episodes() -> Iterator[Episode]:
         for e, raw in enumerate(_read(dataset)):
@@ -61,7 +69,8 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
                 rewards = fixed(observations["observation"][1:, :2])
             actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
             try:
-                rows, ended = observe(dataset, observations, goal), bool(raw.terminations[-1])
+                rows = flatten(observations[part] if part else observations, space)
+                ended = bool(raw.terminations[-1])
                 yield Episode(
                     rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
                     task=words, group=e, final_observation=rows[-1],
@@ -78,6 +87,7 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     spec = Spec(S, **action_spec(dataset.action_space, actions.low, actions.high), horizon=horizon or longest)
     references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
     info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
+    info["observation_parts"] = [list(each) for each in observation_parts(space)]
     return Source(spec, episodes(), info)
 
 
@@ -125,37 +135,9 @@ def is_pointmaze(dataset: Any) -> bool:
     return "pointmaze" in dataset.id and isinstance(space, Dict) and {"observation", "desired_goal"} <= set(space)
 
 
-def observe(dataset: Any, observations: Any, goal: str) -> np.ndarray:
-    """The observations of n steps as a policy reads them: (n, S) float32. goal: see `load`."""
-    if is_pointmaze(dataset) and goal == "fixed":
-        return flatten(observations["observation"], dataset.observation_space["observation"])
-    return flatten(observations, dataset.observation_space)
-
-
-def flatten(values: Any, space: Any) -> np.ndarray:
-    """The observations of n steps as rows: (n, S) float32. A Dict is laid out key by key, a Discrete is one-hot."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        return np.asarray(values, np.float32).reshape(len(values), -1)
-    if isinstance(space, spaces.Discrete):
-        return np.asarray(np.eye(space.n, dtype=np.float32)[np.asarray(values) - space.start])
-    if isinstance(space, spaces.Dict):
-        return np.concatenate([flatten(values[key], part) for key, part in space.spaces.items()], 1)
-    raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
-
-
-def action_spec(space: Any, least: Any = -np.inf, most: Any = np.inf) -> dict[str, Any]:
-    """The action fields of a Spec. A Box without finite bounds takes the least and the most of the data."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return {"action_dim": 1, "num_actions": int(space.n)}
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"action space: expected a Box or a Discrete, got {space}")
-    low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
-    low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
-    return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
+def part_read(dataset: Any, goal: str) -> str:
+    """The key of a Dict observation that a policy reads alone; empty: all of it. goal: see `load`."""
+    return "observation" if is_pointmaze(dataset) and goal == "fixed" else ""
 
 
 def evaluation(dataset: Any) -> dict[str, Any]:

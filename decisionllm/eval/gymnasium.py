@@ -1,6 +1,6 @@
 """Any Gymnasium environment, N copies of it: by its id, or the one that a Minari dataset names for its evaluation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
+from decisionllm.datasets.spaces import action_spec, flatten, observation_parts, stack
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
@@ -21,11 +22,11 @@ class GymnasiumEnv(Env):
 
     Args:
         envs: N equal environments with a time limit in their spec. Observations: Box, Discrete (one-hot) or Dict of these, laid out
-            as `datasets.minari.flatten` says; actions: Box or Discrete.
+            as `datasets.spaces.flatten` says; actions: Box or Discrete.
         task: the text of every episode.
         text: the text option it was made with.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the score is the return.
-        flatten: observations of N steps, stacked -> (N, S).
+        part: the key of a Dict observation that is read alone; empty: all of it.
 
     Raises:
         ValueError: the spaces do not fit, or there is no time limit.
@@ -33,24 +34,26 @@ class GymnasiumEnv(Env):
 
     def __init__(
         self, envs: Sequence[Any], *, task: str = "", text: str = "none", reference: Sequence[float] = (),
-        flatten: Callable[[Any], np.ndarray] | None = None,
+        part: str = "",
     ) -> None:  # fmt: skip
-        spec, space = envs[0].spec, envs[0].observation_space
+        spec, seen = envs[0].spec, envs[0].observation_space
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
             raise ValueError(f"{spec and spec.id}: expected an environment with a time limit; set env.horizon")
         if reference and (len(reference) != 2 or reference[0] == reference[1]):
             raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
         self.reference = (reference[0], reference[1]) if reference else None
-        self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), minari.action_spec(self.space)
+        self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), action_spec(self.space)
         self.num_actions = self.action.get("num_actions", 0)
-        self.flatten = flatten or (lambda observations: minari.flatten(observations, space))
+        self.part = part
+        self.observation_space = seen[part] if part else seen
+        self.observation_parts = observation_parts(self.observation_space)
 
     def reset(self, seed: int) -> np.ndarray:
         """Episode i starts as `env.reset(seed=seed + i)` does."""
         self.observations = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
         self.ended = np.zeros(len(self.envs), bool)
-        return self.flatten(stack(self.observations))
+        return self._rows()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
@@ -59,7 +62,12 @@ class GymnasiumEnv(Env):
         for i in np.flatnonzero(~self.ended).tolist():
             self.observations[i], rewards[i], terminated[i], truncated[i], _ = self.envs[i].step(self.decode(actions[i]))
         self.ended |= terminated | truncated
-        return self.flatten(stack(self.observations)), rewards, terminated, truncated
+        return self._rows(), rewards, terminated, truncated
+
+    def _rows(self) -> np.ndarray:
+        """(N, S) the last observations as a policy reads them."""
+        observations = [seen[self.part] for seen in self.observations] if self.part else self.observations
+        return flatten(stack(observations), self.observation_space)
 
     def decode(self, action: np.ndarray) -> Any:
         """An action of a policy (A,) as the environment takes it."""
@@ -136,11 +144,5 @@ def recover(num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str
     reference = [known[key] for key in ("ref_min_score", "ref_max_score") if known.get(key) is not None]
     return GymnasiumEnv(
         envs, task=minari.description(dataset) if text == "constant" else "", text=text,
-        reference=reference if len(reference) == 2 else (), flatten=lambda rows: minari.observe(dataset, rows, goal),
+        reference=reference if len(reference) == 2 else (), part=minari.part_read(dataset, goal),
     )  # fmt: skip
-
-
-def stack(observations: Sequence[Any]) -> Any:
-    """N observations as one: arrays with N in front, dicts of them for dicts."""
-    first = observations[0]
-    return {key: stack([o[key] for o in observations]) for key in first} if isinstance(first, dict) else np.stack(observations)

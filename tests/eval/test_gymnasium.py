@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import gymnasium as gym
 import minari
@@ -10,9 +11,13 @@ import pytest
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
+from decisionllm.datasets.arrays import from_episodes
+from decisionllm.datasets.minari import load
+from decisionllm.datasets.spaces import stack
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build
+from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
 
@@ -269,3 +274,78 @@ def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
         if goal == "own":
             assert (np.abs(goal_seen - [-1, 1]) <= 0.25).all(), "the one goal of the map, jittered"
             assert e.observations[:, :2].tolist() == place.tolist()
+
+
+class Reach(gym.Env):
+    """A place and where to go; the keywords of its observation are not in the order of their names."""
+
+    observation_space = spaces.Dict(pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-9, 9, (1,), np.float64))
+    action_space = spaces.Discrete(4, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.pos, self.goal = self.np_random.uniform(-1, 1, 2), self.np_random.uniform(5, 6, 1)
+        return self.seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.pos = self.pos + [0.5, action / 4]
+        return self.seen(), 1.0, False, False, {}
+
+    def seen(self):
+        return {"pos": self.pos.copy(), "goal": self.goal.copy()}
+
+
+def reach(entry="Reach", **options):
+    return gym.make(gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:{entry}", max_episode_steps=3, kwargs=options))
+
+
+def recorded(env, minari_id, *, actions):
+    """A Minari dataset of one episode of an environment, begun with seed 0."""
+    seen, ends, rewards = [env.reset(seed=0)[0]], [], []
+    for action in actions:
+        observation, reward, *end, _ = env.step(action)
+        seen.append(observation)
+        ends.append(end)
+        rewards.append(reward)
+    ends = np.array(ends, bool)
+    buffer = EpisodeBuffer(observations=stack(seen), actions=np.array(actions), rewards=rewards,
+                           terminations=ends[:, 0], truncations=ends[:, 1])  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return minari.create_dataset_from_buffers(minari_id, [buffer], env=env, data_format="hdf5")
+
+
+def test_an_environment_is_laid_out_as_its_recorded_data():
+    env = reach()
+    recorded(env, "mine/reach-v0", actions=[1, 4, 2])
+    source = load(minari_id="mine/reach-v0")
+    (read,) = source.episodes
+    for played in (GymnasiumEnv([env]), recover(1, minari_id="mine/reach-v0")):
+        rows = [played.reset(0), *(played.step(action[None])[0] for action in read.actions)]
+        np.testing.assert_array_equal(np.concatenate(rows), [*read.observations, read.final_observation])
+        assert played.observation_parts == [("goal", 1), ("pos", 2)]
+    assert source.info["observation_parts"] == [["goal", 1], ["pos", 2]]
+    assert 5 <= read.observations[0, 0] <= 6
+
+
+def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatch, capsys):
+    """As columns pos, goal; the environment's are goal, pos. A run of before, which names no parts, is rolled out with a note."""
+    spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
+    monkeypatch.setitem(gym.registry, "Reach-v0", spec)
+    log = [episode([1, 1, 1], S=3) for _ in range(40)]
+    discrete = Spec(observation_dim=3, action_dim=1, horizon=3, num_actions=4)
+    log = [replace(each, actions=np.ones((3, 1), np.float32)) for each in log]
+    from_episodes(log, tmp_path / "log", name="log", spec=discrete, observation_parts=[("pos", 2), ("goal", 1)])
+    words = ["dataset=store", f"dataset.path={tmp_path}/log", "head=discrete", "env=gymnasium", "env.id=Reach-v0"]
+    assert command("train", *LOOP[2:], *NANO, *words, "steps=1", f"run={tmp_path}/run") == 0
+    evaluated = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false"]
+    assert command(*evaluated) == 1
+    message = "the data's observations are laid out as pos 2, goal 1, the environment's as goal 1, pos 2"
+    assert message in " ".join(capsys.readouterr().err.split())
+    card = json.loads((tmp_path / "run/run.json").read_text())
+    assert card["dataset"].pop("observation_parts") == [["pos", 2], ["goal", 1]]
+    (tmp_path / "run/run.json").write_text(json.dumps(card))
+    assert command(*evaluated) == 0
+    noted = "the data do not name the parts of an observation, the environment lays them out as goal 1, pos 2"
+    assert noted in " ".join(capsys.readouterr().out.split())

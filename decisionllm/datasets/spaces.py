@@ -1,0 +1,122 @@
+"""Observations and actions of Gymnasium spaces as rows of numbers: one layout for data, environments and exports.
+
+An observation is laid out by the names of its parts: the keys of a Dict are sorted, at every level. An environment keeps the keys of
+its Dict in the order in which they were given, while Minari restores them sorted. Without one rule the numbers that a policy reads
+in an environment would be those of its data in another order.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+VECTOR = "observation"  # name of the one part of an observation that is not a Dict
+
+
+def flatten(values: Any, space: "Space[Any]") -> np.ndarray:
+    """Observations of n steps as rows.
+
+    Args:
+        values: the observations, stacked (see `stack`): an array with n in front, or a dict of such arrays.
+        space: their space: Box, Discrete, or Dict of these, also nested.
+
+    Returns:
+        (n, S) float32. A Dict is laid out key by key in the order of the sorted keys, a Discrete is one-hot.
+
+    Raises:
+        ValueError: the space is of another kind.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return np.asarray(values, np.float32).reshape(len(values), -1)
+    if isinstance(space, spaces.Discrete):
+        one_hot = np.eye(int(space.n), dtype=np.float32)
+        return np.asarray(one_hot[np.asarray(values) - space.start])
+    columns = [flatten(values[key], part) for key, part in _sorted(space)]
+    return np.concatenate(columns, axis=1)
+
+
+def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
+    """The layout that `flatten` gives to an observation.
+
+    Args:
+        space: Box, Discrete, or Dict of these, also nested.
+
+    Returns:
+        (name, numbers) of each part, in the order of the columns. Names of nested Dicts are joined by a dot; an observation that is no
+        Dict is one part, `observation`.
+
+    Raises:
+        ValueError: the space is of another kind.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return [(VECTOR, int(np.prod(space.shape)))]
+    if isinstance(space, spaces.Discrete):
+        return [(VECTOR, int(space.n))]
+    parts: list[tuple[str, int]] = []
+    for key, inner in _sorted(space):
+        nested = isinstance(inner, spaces.Dict)
+        for name, size in observation_parts(inner):
+            parts.append((f"{key}.{name}" if nested else str(key), size))
+    return parts
+
+
+def _sorted(space: "Space[Any]") -> list[tuple[str, "Space[Any]"]]:
+    """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another space."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
+    # By the text of the key, since a dataset's card has nothing else.
+    return sorted(space.spaces.items(), key=lambda item: str(item[0]))
+
+
+def stack(observations: Sequence[Any]) -> Any:
+    """n observations as one: arrays with n in front, dicts of them for dicts."""
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: stack([observation[key] for observation in observations]) for key in first}
+    return np.stack(observations)
+
+
+def stated_parts(parts: Sequence[Sequence[Any]], observation_dim: int) -> list[list[Any]]:
+    """The parts that a user states for a log, as the info of a dataset holds them: [[name, numbers], ...].
+
+    Args:
+        parts: (name, numbers) of each part, in the order of the columns.
+        observation_dim: S of the log.
+
+    Raises:
+        ValueError: a name comes twice, or the numbers do not add up to S.
+    """
+    stated: list[tuple[str, int]] = [(str(name), int(size)) for name, size in parts]
+    names = [name for name, _ in stated]
+    total = sum(size for _, size in stated)
+    if total != observation_dim or len(set(names)) < len(names):
+        wanted = f"names that differ, and sizes that add up to {observation_dim}, the numbers of an observation"
+        raise ValueError(f"observation_parts: expected {wanted}; got {in_words(stated)}, {total} in all")
+    return [list(part) for part in stated]
+
+
+def in_words(parts: Sequence[Sequence[Any]]) -> str:
+    """A layout for a message: "goal 1, pos 2"."""
+    return ", ".join(f"{name} {size}" for name, size in parts)
+
+
+def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -> dict[str, Any]:
+    """The action fields of a Spec. A Box without finite bounds takes the least and the most of the data."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return {"action_dim": 1, "num_actions": int(space.n)}
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"action space: expected a Box or a Discrete, got {space}")
+    low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
+    low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
+    return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}

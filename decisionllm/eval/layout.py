@@ -1,0 +1,79 @@
+"""Whether the observations and actions of an environment are laid out as those of the data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from decisionllm.datasets.spaces import VECTOR, in_words
+from decisionllm.protocols import Env
+from decisionllm.schema import Spec
+
+
+def check_layout(parts: Sequence[Sequence[Any]] | None, env: Env, name: str) -> str:
+    """Compare the parts of the data's observations with those of an environment.
+
+    Args:
+        parts: (name, numbers) of each part of the data, `info["observation_parts"]` of a dataset; None or empty: the data name none. One
+            part called `observation` is a vector, whose numbers have no names.
+        env: the environment; one whose `observation_parts` are empty is not compared.
+        name: of the run, to begin a message with.
+
+    Returns:
+        A note of one line for the user where the environment has several parts and the data name none; else "".
+
+    Raises:
+        ValueError: names or sizes differ.
+    """
+    own = [(str(part), int(size)) for part, size in parts or ()]
+    other = [(str(part), int(size)) for part, size in env.observation_parts]
+    if not other or own == other:
+        return ""
+    same_size = not own or sum(size for _, size in own) == sum(size for _, size in other)
+    one_vector = len(own) < 2 and len(other) == 1
+    unnamed = _unnamed(own)
+    if same_size and one_vector and (unnamed or _unnamed(other)):
+        return ""
+    if same_size and unnamed:
+        return (
+            f"{name}: the data do not name the parts of an observation, the environment lays them out as {in_words(other)}; if the "
+            "data have another order, record them in this one and state it: from_episodes(..., observation_parts=...)"
+        )
+    raise ValueError(
+        f"{name}: the data's observations are laid out as {in_words(own)}, the environment's as {in_words(other)}; "
+        "give an environment like that of the data"
+    )
+
+
+def check_actions(spec: Spec, env: Env, name: str) -> None:
+    """Compare the number of discrete actions of the data with that of an environment.
+
+    Args:
+        spec: of the data.
+        env: the environment; one whose `num_actions` is None is not compared.
+        name: of the run, to begin a message with.
+
+    Raises:
+        ValueError: the numbers differ.
+    """
+    if env.num_actions in (None, spec.num_actions):
+        return
+    own, other = (f"{n} discrete" if n else "continuous" for n in (spec.num_actions, env.num_actions))
+    wanted = "evaluate it in one like that of its data"
+    if env.num_actions and _are_indices(spec, env.num_actions):
+        wanted += (
+            f"; if the log's actions are whole numbers {spec.low[0]:g} .. {spec.high[0]:g} that are indices of actions, train again "
+            f"with dataset.num_actions={env.num_actions} (from_episodes: a spec with num_actions={env.num_actions})"
+        )
+    raise ValueError(f"{name}: trained on {own} actions, the environment has {other} ones; {wanted}")
+
+
+def _are_indices(spec: Spec, num_actions: int) -> bool:
+    """Whether continuous actions may be indices of this many actions that a log holds as floats, by their bounds."""
+    if spec.num_actions or spec.action_dim != 1:
+        return False
+    low, high = float(spec.low[0]), float(spec.high[0])
+    return 0 <= low <= high < num_actions and low.is_integer() and high.is_integer()
+
+
+def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
+    """Whether an observation is one vector whose numbers have no names."""
+    return not parts or [name for name, _ in parts] == [VECTOR]

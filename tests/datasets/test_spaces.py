@@ -1,0 +1,35 @@
+"""One layout for observations of Gymnasium spaces, by hand."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from decisionllm.datasets.spaces import flatten, observation_parts, stack, stated_parts
+
+NESTED = spaces.Dict(
+    pos=spaces.Box(-9, 9, (2,), np.float32),
+    arm=spaces.Dict(turn=spaces.Discrete(3, start=5), at=spaces.Box(-9, 9, (1, 2), np.float32)),
+)
+
+
+def test_parts_are_sorted_by_name_at_every_level():
+    seen = [
+        {"pos": np.array([1.0, 2.0]), "arm": {"turn": 6, "at": np.array([[3.0, 4.0]])}},
+        {"pos": np.array([5.0, 6.0]), "arm": {"turn": 5, "at": np.array([[7.0, 8.0]])}},
+    ]
+    assert observation_parts(NESTED) == [("arm.at", 2), ("arm.turn", 3), ("pos", 2)]
+    assert flatten(stack(seen), NESTED).tolist() == [[3, 4, 0, 1, 0, 1, 2], [7, 8, 1, 0, 0, 5, 6]]
+
+
+def test_an_observation_without_names_is_one_part():
+    assert observation_parts(spaces.Box(0, 1, (2, 3))) == [("observation", 6)]
+    assert observation_parts(spaces.Discrete(4)) == [("observation", 4)]
+    with pytest.raises(ValueError, match="observation space: expected a Box, a Discrete or a Dict of them, got Tuple"):
+        observation_parts(spaces.Tuple([NESTED]))
+
+
+def test_stated_parts_make_up_an_observation():
+    assert stated_parts([("goal", 1), ("pos", 2)], 3) == [["goal", 1], ["pos", 2]]
+    for wrong in ([("goal", 1)], [("pos", 1), ("pos", 2)]):
+        with pytest.raises(ValueError, match="observation_parts: expected names that differ, and sizes that add up to 3"):
+            stated_parts(wrong, 3)

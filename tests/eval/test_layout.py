@@ -1,0 +1,93 @@
+"""The layout of the data against that of an environment."""
+
+from dataclasses import replace
+
+import pytest
+
+from decisionllm.eval.layout import check_actions, check_layout
+from decisionllm.eval.synthetic import PointEnv
+from decisionllm.schema import Spec
+
+
+def an_env(*parts):
+    env = PointEnv(1)
+    env.observation_parts = parts
+    return env
+
+
+GOAL_POS = (("goal", 1), ("pos", 2))
+
+
+@pytest.mark.parametrize(
+    ("data", "env"),
+    [
+        ([["goal", 1], ["pos", 2]], GOAL_POS),
+        ([["goal", 1], ["pos", 2]], ()),  # an environment that does not say
+        (None, ()),
+        (None, (("observation", 3),)),
+        ([["observation", 3]], (("state", 3),)),  # one vector has one order
+        ([["state", 3]], (("observation", 3),)),
+    ],
+)
+def test_a_layout_that_fits_passes(data, env):
+    assert check_layout(data, an_env(*env), "runs/a") == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "env"),
+    [
+        ([["pos", 2], ["goal", 1]], GOAL_POS),
+        ([["goal", 2], ["pos", 1]], GOAL_POS),
+        ([["goal", 1], ["place", 2]], GOAL_POS),
+        ([["goal", 1], ["pos", 2]], (("observation", 3),)),
+        ([["observation", 4]], GOAL_POS),
+        ([["observation", 4]], (("observation", 3),)),
+        ([["state", 3]], (("place", 3),)),
+    ],
+)
+def test_another_layout_is_refused_with_both(data, env):
+    with pytest.raises(ValueError, match="runs/a: the data's observations are laid out as ") as error:
+        check_layout(data, an_env(*env), "runs/a")
+    for parts in (data, env):
+        assert ", ".join(f"{name} {size}" for name, size in parts) in str(error.value)
+
+
+@pytest.mark.parametrize("data", [None, [], [["observation", 3]]])
+def test_data_without_names_get_a_note(data):
+    note = check_layout(data, an_env(*GOAL_POS), "runs/a")
+    assert note.startswith("runs/a: ") and "goal 1, pos 2" in note and "from_episodes(..., observation_parts=" in note
+    assert "\n" not in note
+
+
+CONTINUOUS = Spec(observation_dim=2, action_dim=1, horizon=9, low=(0.0,), high=(1.0,))
+
+
+def discrete_env(num_actions):
+    env = PointEnv(1)
+    env.num_actions = num_actions
+    return env
+
+
+def test_indices_written_as_floats_are_named_with_their_remedy():
+    with pytest.raises(ValueError, match="the environment has 2 discrete ones; .*whole numbers.* dataset.num_actions=2"):
+        check_actions(CONTINUOUS, discrete_env(2), "runs/a")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"high": (2.0,)},  # no index of two actions
+        {"low": (-1.0,)},
+        {"high": (0.5,)},
+        {"action_dim": 2, "low": (0.0, 0.0), "high": (1.0, 1.0)},
+    ],
+)
+def test_other_continuous_actions_are_refused_without_it(changed):
+    with pytest.raises(ValueError, match="trained on continuous actions, the environment has 2 discrete ones") as error:
+        check_actions(replace(CONTINUOUS, **changed), discrete_env(2), "runs/a")
+    assert "num_actions" not in str(error.value)
+
+
+def test_equal_numbers_of_actions_pass():
+    check_actions(CONTINUOUS, discrete_env(0), "runs/a")
+    check_actions(CONTINUOUS, discrete_env(None), "runs/a")
