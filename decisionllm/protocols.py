@@ -65,6 +65,7 @@ class Env(Protocol):
         published: scores of other work for the report, {name: score}.
         reference: returns of a random policy and of an expert, which score 0 and 100; None: scores are returns.
         num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is refused. None: not checked.
+        action_dim: A of continuous actions; a policy of another size is refused. None: not checked.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, to compare with those of the data;
             empty: unknown, or one vector.
         groups: (N,) which rows share a world; None: every row has its own.
@@ -79,6 +80,7 @@ class Env(Protocol):
     published: Mapping[str, float] = {}
     reference: tuple[float, float] | None = None
     num_actions: int | None = None
+    action_dim: int | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
     groups: np.ndarray | None = None
 

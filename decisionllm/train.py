@@ -21,6 +21,7 @@ from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
+from decisionllm.eval.before import check_environments
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
@@ -87,7 +88,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
 
     # -- data, model, optimiser --
     begun = bool(checkpoint.find(run)) and not c.fresh
-    stores, shares, stages, data = open_stores(c, options, accelerator, begun=begun)
+    stores, shares, stages, data = open_stores(c, options, accelerator, say, begun=begun)
     model = new_model(c, options, data, begun=begun or bool(c.resume_on))
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
@@ -161,11 +162,14 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
     return run
 
 
-def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, *, begun: bool) -> tuple[Any, ...]:
+def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, say: Any, *, begun: bool) -> tuple[Any, ...]:
     """By embodiment, "" if there is one space, the stores, the shares of their parts, and what is drawn from them; and the numbers of
-    episodes of earlier runs, see `continued`: stores, shares, stages, data."""
+    episodes of earlier runs, see `continued`: stores, shares, stages, data. The environments of a new run are compared with its stores."""
     with accelerator.main_process_first():
         stores = mixture.stores(c.dataset, c.cache_dir, options["data"])
+    if accelerator.is_main_process and not begun:
+        for note in check_environments(c, stores):
+            say(f"note: {note}")
     shares = mixture.part_shares(stores, c.data.part_weights)
     fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
     stages = continued(c, stores, begun=begun) if c.resume_on else []

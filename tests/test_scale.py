@@ -62,6 +62,13 @@ def runs(out):
     return json.loads((out / "study.json").read_text())["runs"]
 
 
+def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_run(tmp_path, capsys):
+    words = ["study=smoke", listed("train", "dataset=synthetic env=gymnasium env.id=NoSuch-v1 backbone=nano data.held_out=0.2")]
+    assert command("scale", *SMALL[1:], *words, f"out={tmp_path / 'out'}") == 1
+    assert "env: could not be built (env.id: Environment `NoSuch` doesn't exist" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
     found = runs(finished)
     assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {

@@ -1,6 +1,7 @@
 """Training: a resumed run is the same run, every parameter and every step counts once, and what was learned can be measured."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,17 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys
     assert same_bits(before, saved(tmp_path / "run"))
     assert command(*run, "optim.lr=0.5", "fresh=true") == 0
     assert not same_bits(before, saved(tmp_path / "run"))
+
+
+def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(tmp_path, capsys):
+    words = ("train", *LOOP, *NANO)
+    assert command(*words, f"run={tmp_path / 'run'}") == 0
+    assert command(*words, "steps=8", f"run={tmp_path / 'run'}") == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "run was begun for steps=4, not steps=8: the schedule of its learning rate ends there" in message
+    remedy = re.search(r"by (init_from=\S+) run=", message)
+    assert command(*words, "steps=8", remedy[1], f"run={tmp_path / 'longer'}") == 0
+    assert len(metrics(tmp_path / "longer")) == 8
 
 
 def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):

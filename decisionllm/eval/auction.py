@@ -85,6 +85,7 @@ class Auction(Env):
         if path and protocol == "market":
             raise ValueError(f"env.path: a market makes its own prices; give no path, or protocol=replay; got {path!r}")
         self.spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
+        self.observation_parts = [("observation", self.spec.size)]  # so that nobody needs to simulate a day to know it
         self.text, self.draws = text, draws
         self.days = days = sorted(ranges("env.periods", periods))
         self.factors: list[float] = []

@@ -44,7 +44,7 @@ class GymnasiumEnv(Env):
         self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
         self.reference = (reference[0], reference[1]) if reference else None
         self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), action_spec(self.space)
-        self.num_actions = self.action.get("num_actions", 0)
+        self.num_actions, self.action_dim = self.action.get("num_actions", 0), self.action["action_dim"]
         self.part = part
         self.observation_space = seen[part] if part else seen
         self.observation_parts = observation_parts(self.observation_space)

@@ -44,17 +44,22 @@ def check_layout(parts: Sequence[Sequence[Any]] | None, env: Env, name: str) -> 
 
 
 def check_actions(spec: Spec, env: Env, name: str) -> None:
-    """Compare the number of discrete actions of the data with that of an environment.
+    """Compare the kind and number of the actions of the data with those of an environment.
 
     Args:
         spec: of the data.
-        env: the environment; one whose `num_actions` is None is not compared.
+        env: the environment; what its `num_actions` and `action_dim` leave open is not compared.
         name: of the run, to begin a message with.
 
     Raises:
-        ValueError: the numbers differ.
+        ValueError: they differ.
     """
     if env.num_actions in (None, spec.num_actions):
+        if not spec.num_actions and env.action_dim not in (None, spec.action_dim):
+            wanted = f"actions of {spec.action_dim} numbers, as in the data"
+            raise ValueError(
+                f"{name}: expected {wanted}, the environment takes {env.action_dim}; give an environment like that of the data"
+            )
         return
     own, other = (f"{n} discrete" if n else "continuous" for n in (spec.num_actions, env.num_actions))
     wanted = "evaluate it in one like that of its data"

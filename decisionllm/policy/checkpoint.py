@@ -122,11 +122,23 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
     was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
     different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
+        if different.keys() <= {"steps", "minutes"}:
+            raise ValueError(longer(path, config, **different))
         changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
     if info["fingerprint"] != (data := fingerprint_of(stores)):
         raise ValueError(f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true")
     return info
+
+
+def longer(path: Path, config: dict[str, Any], **different: tuple[Any, Any]) -> str:
+    """How to train for longer than a run was begun for, as a message."""
+    was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
+    now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
+    # The cosine of the learning rate ends at the last step: with another end, each step would have had another rate.
+    schedule = "the schedule of its learning rate ends there, so that it can't be moved"
+    another = f"begin another run with its weights, by init_from={path} run=..., or with new weights, by fresh=true"
+    return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
 
 
 @contextmanager

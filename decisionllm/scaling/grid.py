@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.config import UsageError, merged, one_of, settle
+from decisionllm.config import UsageError, merged, one_of, settle, train_config
 from decisionllm.datasets import windows
 from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store
+from decisionllm.eval.before import check_environments
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, starts, weights_digest
 
@@ -126,6 +127,7 @@ class Grid:
         self.stores = {cell: opened(json.dumps([c["dataset"], str(cache_dir), c["data"]])) for cell, c in self.configs.items()}
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
+            check_environments(train_config(config), {"": self.stores[cell]})
         first = next(iter(self.configs))
         self.references = {  # where held-out losses are measured: the first cell's data, or a cell's own if its space is another one
             cell: self.configs[first if same_space(self.stores[first].spec, store.spec) else cell]["dataset"]

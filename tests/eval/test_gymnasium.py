@@ -337,9 +337,12 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
     discrete = Spec(observation_dim=3, action_dim=1, horizon=3, num_actions=4)
     log = [replace(each, actions=np.ones((3, 1), np.float32)) for each in log]
     from_episodes(log, tmp_path / "log", name="log", spec=discrete, observation_parts=[("pos", 2), ("goal", 1)])
-    words = ["dataset=store", f"dataset.path={tmp_path}/log", "head=discrete", "env=gymnasium", "env.id=Reach-v0"]
-    assert command("train", *LOOP[2:], *NANO, *words, "steps=1", f"run={tmp_path}/run") == 0
-    evaluated = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false"]
+    words = ["dataset=store", f"dataset.path={tmp_path}/log", "head=discrete", "steps=1", f"run={tmp_path}/run"]
+    environment = ["env=gymnasium", "env.id=Reach-v0"]
+    assert command("train", *LOOP[2:], *NANO, *words, *environment) == 1
+    assert "laid out as pos 2, goal 1" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert command("train", *LOOP[2:], *NANO, *words, "env=none") == 0
+    evaluated = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *environment, "env.text=none"]
     assert command(*evaluated) == 1
     message = "the data's observations are laid out as pos 2, goal 1, the environment's as goal 1, pos 2"
     assert message in " ".join(capsys.readouterr().err.split())

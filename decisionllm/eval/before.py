@@ -1,0 +1,141 @@
+"""The environments of a run are compared with its data before the first training step."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from decisionllm.config import Node, TrainConfig
+from decisionllm.datasets import mixture
+from decisionllm.datasets.store import Store
+from decisionllm.eval.layout import check_actions, check_layout
+from decisionllm.files import explained
+from decisionllm.protocols import Env
+from decisionllm.registry import build
+from decisionllm.schema import Spec
+
+WITHOUT = "env=none trains without an environment"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The data that a policy is trained on, as far as an environment must agree with them."""
+
+    label: str  # of a part of a mixture; empty: the whole dataset
+    env: Node
+    spec: Spec
+    info: Mapping[str, Any]  # of the dataset
+    tasks: Collection[str]  # its distinct texts
+
+
+def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list[str]:
+    """Build one copy of each environment that a run will be evaluated in, and compare it with the data of the run.
+
+    Args:
+        config: of the run.
+        stores: by embodiment, see `mixture.stores`.
+
+    Returns:
+        Notes for the user, one line each: what differs and may be meant so.
+
+    Raises:
+        ValueError: an environment can't be built, or its observations, actions, horizon or texts are not those of the data.
+    """
+    notes: list[str] = []
+    for trained in parts(config, stores):
+        if trained.env["_target_"] == "none":
+            continue
+        with explained("env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT):
+            env = one_copy(json.dumps(trained.env, sort_keys=True))
+        notes += compare(env, trained, longest=longest_episode(config, trained.spec))
+    return notes
+
+
+# Some are slow to build, and the parts of a mixture or the runs of a study share them.
+@lru_cache(maxsize=8)
+def one_copy(node: str) -> Env:
+    """One copy of the environment of a config node, as JSON."""
+    env: Env = build(json.loads(node), 1)
+    return env
+
+
+def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
+    """The dataset of a run with its environment; of a mixture or of embodiments, each part with its own."""
+    found = mixture.evaluated(config.dataset, stores)
+    for label, part in found.items():
+        store = stores[part["embodiment"]]
+        episodes = store.parts.get(label, np.arange(len(store.lengths)))
+        tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
+        yield Trained(label, part["env"] or {"_target_": "none"}, store.spec, part["dataset"], tasks)
+    if not found:
+        store = stores[""]
+        yield Trained("", config.env, store.spec, store.info, store.tasks)
+
+
+def longest_episode(config: TrainConfig, spec: Spec) -> int | None:
+    """The most steps of an episode that the model of a run can act in; None: any number."""
+    return spec.horizon if config.model.timesteps == "learned" else None
+
+
+def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
+    """Compare one copy of an environment with the data of a run.
+
+    Args:
+        env: of one episode.
+        trained: the data.
+        longest: see `longest_episode`.
+
+    Returns:
+        Notes for the user, one line each.
+
+    Raises:
+        ValueError: see `check_environments`.
+    """
+    name = f"env of {trained.label}" if trained.label else "env"
+    check_actions(trained.spec, env, name)
+    note = check_layout(trained.info.get("observation_parts"), env, name)
+    check_size(env, trained.spec, name)
+    check_horizon(env, longest, name)
+    notes = [note, compare_texts(env, trained, name)]
+    return [note for note in notes if note]
+
+
+def check_size(env: Env, spec: Spec, name: str) -> None:
+    """Raise a ValueError if an observation of the environment has another size than those of the data."""
+    size = sum(numbers for _, numbers in env.observation_parts)
+    if not size:
+        size = np.asarray(env.reset(0)).shape[-1]
+    if size != spec.observation_dim:
+        wanted = f"observations of {spec.observation_dim} numbers, as in the data"
+        raise ValueError(f"{name}: expected {wanted}, got {size}; give the environment of the data, or {WITHOUT}")
+
+
+def check_horizon(env: Env, longest: int | None, name: str) -> None:
+    """Raise a ValueError if an episode of the environment may be longer than the model can read."""
+    if longest is not None and env.horizon > longest:
+        wanted = f"episodes of at most {longest:,} steps, the longest in the data"
+        remedies = f"env.horizon={longest}, dataset.horizon={env.horizon} or model.timesteps=none"
+        raise ValueError(f"{name}: expected {wanted}, since model.timesteps=learned, got {env.horizon:,}; give {remedies}")
+
+
+def compare_texts(env: Env, trained: Trained, name: str) -> str:
+    """Compare the task texts of an environment with those of the data.
+
+    Returns:
+        A note where both have texts and none of them is the same; else "".
+
+    Raises:
+        ValueError: one of the two has texts, the other one has none.
+    """
+    own, other = set(trained.tasks), set(env.tasks)
+    if any(own) != any(other):
+        got = "the environment has none" if any(own) else f"the environment has such as {max(other)!r}"
+        wanted = f"texts such as {max(own)!r}, as in the data" if any(own) else "no texts, as in the data"
+        raise ValueError(f"{name}: expected {wanted}, {got}; give both the same, by text= or env.text=")
+    # Wordings are drawn anew for each row of a batch: the store holds one text for each task.
+    if own & other or "wordings" in trained.info:
+        return ""
+    return f"{name}: no text of the environment, such as {max(other)!r}, is in the data, which have such as {max(own)!r}"
