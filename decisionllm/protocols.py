@@ -67,6 +67,7 @@ class Env(Protocol):
         num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is refused. None: not checked.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, to compare with those of the data;
             empty: unknown, or one vector.
+        action_parts: sizes of the parts whose combination a discrete action is, `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -80,6 +81,7 @@ class Env(Protocol):
     reference: tuple[float, float] | None = None
     num_actions: int | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
+    action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
 
     @property
