@@ -147,7 +147,8 @@ def environment(run: Path, run_config: dict[str, Any], info: dict[str, Any], con
         ]
     env: Env = build(node, config["episodes"])
     layout.check_actions(Spec.of(info["spec"]), env, str(run))
-    note = layout.check_layout(info["dataset"].get("observation_parts"), env, str(run))
+    dataset = info["dataset"]
+    note = layout.check_layout(dataset.get("observation_parts"), env, str(run), action_parts=dataset.get("action_parts"))
     return env, ", ".join(changed), note
 
 

@@ -68,6 +68,7 @@ class Env(Protocol):
         action_dim: A of continuous actions; a policy of another size is refused. None: not checked.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, to compare with those of the data;
             empty: unknown, or one vector.
+        action_parts: sizes of the parts whose combination a discrete action is, `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -82,6 +83,7 @@ class Env(Protocol):
     num_actions: int | None = None
     action_dim: int | None = None
     observation_parts: Sequence[tuple[str, int]] = ()
+    action_parts: Sequence[int] = ()
     groups: np.ndarray | None = None
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.spaces import stated_parts
+from decisionllm.datasets.spaces import stated_action_parts, stated_parts
 from decisionllm.datasets.store import Store, open_store, write
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -71,6 +71,7 @@ def from_episodes(
     name: str,
     spec: Spec | None = None,
     observation_parts: Sequence[tuple[str, int]] = (),
+    action_parts: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write episodes to a data store, all or nothing, to train on.
 
@@ -81,19 +82,23 @@ def from_episodes(
         spec: sizes, action space and horizon; None: those of the data, see `spec_of`.
         observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, as
             `spaces.observation_parts` gives them. An environment that lays its parts out in another way is refused. Empty: not said.
+        action_parts: sizes of the parts of a MultiDiscrete action, which the log holds as `spaces.encode_actions` does. Empty: not said.
 
     Returns:
         The config node of the data: `config["dataset"]` of `train`, or `dataset=store dataset.path=...` on the command line.
 
     Raises:
         FileExistsError: the path holds something else than a store.
-        ValueError: there is no episode, or one does not fit the others or the spec; or the parts are not those of an observation.
+        ValueError: there is no episode, or one does not fit the others or the spec; or the parts are not those of an
+            observation or an action.
     """
     if spec is None:
         spec = spec_of(episodes := list(episodes))
     info: dict[str, Any] = {"name": name}
     if observation_parts:
         info["observation_parts"] = stated_parts(observation_parts, spec.observation_dim)
+    if action_parts:
+        info["action_parts"] = stated_action_parts(action_parts, spec.num_actions)
     store = write(Path(path).expanduser(), Source(spec, episodes, info))
     return {"_target_": f"{__name__}.open_folder", "path": str(store.path.absolute())}
 

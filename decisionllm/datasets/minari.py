@@ -1,4 +1,5 @@
-"""Minari datasets in and out, through the real library: any Box, Discrete or Dict-of-Box observations, Box or Discrete actions.
+"""Minari datasets in and out, through the real library: any Box, Discrete or Dict observations; Box, Discrete or
+MultiDiscrete actions.
 
 `D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode still has the previous goal
 (Minari issue 265): the goal of the second is used. An episode ends with its first reward, so that every return is 1: with
@@ -18,7 +19,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.spaces import action_spec, flatten, observation_parts
+from decisionllm.datasets.spaces import action_parts, action_spec, encode_actions, flatten, observation_parts
 from decisionllm.datasets.store import Store
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -51,8 +52,7 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
     metadata, maze = dataset.storage.metadata, is_pointmaze(dataset)
-    discrete = "num_actions" in action_spec(dataset.action_space)  # refuses other spaces before anything is read
-    start = dataset.action_space.start if discrete else 0
+    sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
     fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
     words = description(dataset) if text == "constant" else ""
     part = part_read(dataset, goal)
@@ -67,7 +67,7 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
                 observations = observations | {"desired_goal": goals}
             if fixed:
                 rewards = fixed(observations["observation"][1:, :2])
-            actions = np.asarray(raw.actions, np.float32).reshape(len(rewards), -1) - start
+            actions = encode_actions(raw.actions, dataset.action_space)
             try:
                 rows = flatten(observations[part] if part else observations, space)
                 ended = bool(raw.terminations[-1])
@@ -88,6 +88,8 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
     info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
     info["observation_parts"] = [list(each) for each in observation_parts(space)]
+    if len(sizes) > 1:
+        info["action_parts"] = sizes
     return Source(spec, episodes(), info)
 
 

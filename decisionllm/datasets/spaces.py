@@ -6,12 +6,15 @@ in an environment would be those of its data in another order.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from gymnasium import Space, spaces
+
+MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
 
@@ -113,10 +116,67 @@ def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -
     """The action fields of a Spec. A Box without finite bounds takes the least and the most of the data."""
     from gymnasium import spaces
 
+    if isinstance(space, spaces.Box):
+        low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
+        low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
+        return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
+    return {"action_dim": 1, "num_actions": prod(action_parts(space))}
+
+
+def action_parts(space: "Space[Any]") -> list[int]:
+    """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a MultiDiscrete, [] of a Box.
+
+    Raises:
+        ValueError: the space is of another kind, or a MultiDiscrete has more than `MOST_ACTIONS` combinations.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return []
     if isinstance(space, spaces.Discrete):
-        return {"action_dim": 1, "num_actions": int(space.n)}
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"action space: expected a Box or a Discrete, got {space}")
-    low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
-    low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
-    return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
+        return [int(space.n)]
+    if not isinstance(space, spaces.MultiDiscrete):
+        raise ValueError(f"action space: expected a Box, a Discrete or a MultiDiscrete, got {space}")
+    sizes = [int(size) for size in space.nvec.reshape(-1)]
+    if prod(sizes) > MOST_ACTIONS:
+        wanted = f"at most {MOST_ACTIONS} combinations, each of which is one discrete action"
+        raise ValueError(f"action space {space}: expected {wanted}, got {prod(sizes)}; give it fewer parts or values")
+    return sizes
+
+
+def encode_actions(actions: Any, space: "Space[Any]") -> np.ndarray:
+    """Actions of a space, stacked, as rows of a policy: (n, A) float32; a discrete action is one index, counted from 0.
+
+    An action of a MultiDiscrete is the index of its combination, `np.ravel_multi_index`, the last part counting fastest.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.MultiDiscrete):
+        values = np.asarray(actions) - space.start  # (n, ...)
+        parts = values.reshape(len(values), -1).T  # one row a part
+        index = np.ravel_multi_index(tuple(parts.astype(int)), tuple(action_parts(space)))
+        return np.asarray(index, np.float32)[:, None]
+    rows = np.asarray(actions, np.float32).reshape(len(actions), -1)
+    return rows - np.float32(space.start) if isinstance(space, spaces.Discrete) else rows
+
+
+def decode_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spaces.MultiDiscrete") -> np.ndarray:
+    """Rows of a policy (n, A) as actions of a space, stacked, of its type: the inverse of `encode_actions`."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return rows.astype(space.dtype).reshape(len(rows), *space.shape)
+    index = rows[:, 0].astype(np.int64)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(index + space.start)
+    parts = np.unravel_index(index, tuple(action_parts(space)))
+    values = np.stack(parts, axis=1).reshape(len(rows), *space.nvec.shape)
+    return np.asarray(values + space.start, space.dtype)
+
+
+def stated_action_parts(parts: Sequence[int], num_actions: int) -> list[int]:
+    """The sizes that a user states for the parts of a discrete action; a ValueError unless their product is `num_actions`."""
+    sizes = [int(size) for size in parts]
+    if prod(sizes) != num_actions:
+        raise ValueError(f"action_parts: expected sizes whose product is {num_actions}, the discrete actions, got {sizes}")
+    return sizes

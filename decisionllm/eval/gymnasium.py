@@ -9,7 +9,15 @@ import numpy as np
 
 from decisionllm.datasets import minari
 from decisionllm.datasets.arrays import constant_text
-from decisionllm.datasets.spaces import action_spec, flatten, observation_parts, stack
+from decisionllm.datasets.spaces import (
+    action_parts,
+    action_spec,
+    decode_actions,
+    encode_actions,
+    flatten,
+    observation_parts,
+    stack,
+)
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
@@ -22,7 +30,8 @@ class GymnasiumEnv(Env):
 
     Args:
         envs: N equal environments with a time limit in their spec. Observations: Box, Discrete (one-hot) or Dict of these, laid out
-            as `datasets.spaces.flatten` says; actions: Box or Discrete.
+            as `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as `datasets.spaces.encode_actions`
+            says).
         task: the text of every episode.
         text: the text option it was made with.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the score is the return.
@@ -45,6 +54,7 @@ class GymnasiumEnv(Env):
         self.reference = (reference[0], reference[1]) if reference else None
         self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), action_spec(self.space)
         self.num_actions, self.action_dim = self.action.get("num_actions", 0), self.action["action_dim"]
+        self.action_parts = action_parts(self.space)
         self.part = part
         self.observation_space = seen[part] if part else seen
         self.observation_parts = observation_parts(self.observation_space)
@@ -71,18 +81,21 @@ class GymnasiumEnv(Env):
 
     def decode(self, action: np.ndarray) -> Any:
         """An action of a policy (A,) as the environment takes it."""
-        if count := self.num_actions:
-            if not 0 <= action[0] < count:
-                raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
-            return int(action[0] + self.space.start)
-        return action.astype(self.space.dtype).reshape(self.space.shape)
+        count = self.num_actions
+        if count and not 0 <= action[0] < count:
+            raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
+        taken = decode_actions(action[None], self.space)[0]
+        return int(taken) if len(self.action_parts) == 1 and not taken.ndim else taken
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         def sample(tasks: Sequence[str]) -> ScriptedPlayer:
             space = deepcopy(self.space)
             space.seed(seed)
-            start = space.start if self.num_actions else 0
-            return ScriptedPlayer(lambda seen, rows: np.stack([np.reshape(space.sample(), -1) - start for _ in seen]), tasks)
+
+            def draw(seen: np.ndarray, rows: np.ndarray) -> np.ndarray:
+                return encode_actions(np.stack([space.sample() for _ in seen]), space)
+
+            return ScriptedPlayer(draw, tasks)
 
         return {"random": sample}
 

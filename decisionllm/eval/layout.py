@@ -7,15 +7,20 @@ from decisionllm.datasets.spaces import VECTOR, in_words
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 
+LIKE_THE_DATA = "give an environment like that of the data"
 
-def check_layout(parts: Sequence[Sequence[Any]] | None, env: Env, name: str) -> str:
-    """Compare the parts of the data's observations with those of an environment.
+
+def check_layout(
+    parts: Sequence[Sequence[Any]] | None, env: Env, name: str, *, action_parts: Sequence[int] | None = None
+) -> str:
+    """Compare the parts of the data's observations and actions with those of an environment.
 
     Args:
-        parts: (name, numbers) of each part of the data, `info["observation_parts"]` of a dataset; None or empty: the data name none. One
-            part called `observation` is a vector, whose numbers have no names.
-        env: the environment; one whose `observation_parts` are empty is not compared.
+        parts: (name, numbers) of each part of an observation, `info["observation_parts"]` of a dataset; None or empty: the data name none.
+            One part called `observation` is a vector, whose numbers have no names.
+        env: the environment; what it leaves empty, `observation_parts` or `action_parts`, is not compared.
         name: of the run, to begin a message with.
+        action_parts: sizes of the parts of a discrete action, `info["action_parts"]`; None or empty: the data name none.
 
     Returns:
         A note of one line for the user where the environment has several parts and the data name none; else "".
@@ -25,6 +30,16 @@ def check_layout(parts: Sequence[Sequence[Any]] | None, env: Env, name: str) -> 
     """
     own = [(str(part), int(size)) for part, size in parts or ()]
     other = [(str(part), int(size)) for part, size in env.observation_parts]
+    try:
+        notes = [_observation_note(own, other), _action_note([*(action_parts or ())], [*env.action_parts])]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    said = "; ".join(note for note in notes if note)
+    return f"{name}: {said}" if said else ""
+
+
+def _observation_note(own: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> str:
+    """The note on the parts of an observation, of the data and of an environment; a ValueError where they differ."""
     if not other or own == other:
         return ""
     same_size = not own or sum(size for _, size in own) == sum(size for _, size in other)
@@ -34,12 +49,28 @@ def check_layout(parts: Sequence[Sequence[Any]] | None, env: Env, name: str) -> 
         return ""
     if same_size and unnamed:
         return (
-            f"{name}: the data do not name the parts of an observation, the environment lays them out as {in_words(other)}; if the "
-            "data have another order, record them in this one and state it: from_episodes(..., observation_parts=...)"
+            f"the data do not name the parts of an observation, the environment lays them out as {in_words(other)}; if the data have "
+            "another order, record them in this one and state it: from_episodes(..., observation_parts=...)"
         )
     raise ValueError(
-        f"{name}: the data's observations are laid out as {in_words(own)}, the environment's as {in_words(other)}; "
-        "give an environment like that of the data"
+        f"the data's observations are laid out as {in_words(own)}, the environment's as {in_words(other)}; {LIKE_THE_DATA}"
+    )
+
+
+def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
+    """Whether an observation is one vector whose numbers have no names."""
+    return not parts or [name for name, _ in parts] == [VECTOR]
+
+
+def _action_note(own: list[int], other: list[int]) -> str:
+    """The note on the parts of a discrete action, of the data and of an environment; a ValueError where they differ."""
+    if own and other and own != other:
+        raise ValueError(f"the data's actions have parts of {own} values, the environment's of {other}; {LIKE_THE_DATA}")
+    if own or len(other) < 2:
+        return ""
+    return (
+        f"the data do not name the parts of an action, the environment reads an index as np.ravel_multi_index(parts, {other}); "
+        f"state it if the data's are the same: from_episodes(..., action_parts={other})"
     )
 
 
@@ -77,8 +108,3 @@ def _are_indices(spec: Spec, num_actions: int) -> bool:
         return False
     low, high = float(spec.low[0]), float(spec.high[0])
     return 0 <= low <= high < num_actions and low.is_integer() and high.is_integer()
-
-
-def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
-    """Whether an observation is one vector whose numbers have no names."""
-    return not parts or [name for name, _ in parts] == [VECTOR]

@@ -135,6 +135,16 @@ def test_discrete_spaces_are_counted_from_their_start():
     assert only.observations.tolist() == [[1, 0], [0, 1]] and only.actions.tolist() == [[0], [2]]
 
 
+def test_a_multi_discrete_action_is_an_index():
+    space = spaces.MultiDiscrete([3, 2], start=[1, 5])
+    put("mine/buttons-v0", [(rows(3), np.array([[1, 6], [3, 5]]), [0, 0])], action_space=space)
+    source = load(minari_id="mine/buttons-v0")
+    assert source.spec.num_actions == 6 and source.info["action_parts"] == [3, 2]
+    (only,) = source.episodes
+    assert only.actions.tolist() == [[1], [4]]
+    assert np.transpose(np.unravel_index([1, 4], [3, 2])).tolist() == [[0, 1], [2, 0]]
+
+
 def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     space = spaces.Box(np.array([-np.inf, -3], np.float32), np.array([np.inf, 3], np.float32))
     put("mine/free-v0", [(rows(2), np.array([[-7.0, 1]]), [0]), (rows(2), np.array([[5.0, 2]]), [0])], action_space=space)
@@ -157,8 +167,11 @@ def test_actions_of_any_shape_are_rows_of_numbers():
             {"observation_space": spaces.Tuple([BOX, BOX])},
             "observation space: expected a Box, a Discrete or a Dict of them, got Tuple",
         ),
-        ({"action_space": spaces.MultiDiscrete([2, 3])}, "action space: expected a Box or a Discrete, got MultiDiscrete"),
-        ({"action_space": spaces.Dict(a=BOX)}, "action space: expected a Box or a Discrete, got Dict"),
+        (
+            {"action_space": spaces.MultiBinary(2)},
+            "action space: expected a Box, a Discrete or a MultiDiscrete, got MultiBinary",
+        ),
+        ({"action_space": spaces.Dict(a=BOX)}, "action space: expected a Box, a Discrete or a MultiDiscrete, got Dict"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(options, message):

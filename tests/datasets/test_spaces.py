@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from decisionllm.datasets.spaces import flatten, observation_parts, stack, stated_parts
+from decisionllm.datasets.spaces import (
+    action_parts,
+    action_spec,
+    decode_actions,
+    encode_actions,
+    flatten,
+    observation_parts,
+    stack,
+    stated_action_parts,
+    stated_parts,
+)
 
 NESTED = spaces.Dict(
     pos=spaces.Box(-9, 9, (2,), np.float32),
@@ -33,3 +43,33 @@ def test_stated_parts_make_up_an_observation():
     for wrong in ([("goal", 1)], [("pos", 1), ("pos", 2)]):
         with pytest.raises(ValueError, match="observation_parts: expected names that differ, and sizes that add up to 3"):
             stated_parts(wrong, 3)
+
+
+@pytest.mark.parametrize(
+    ("space", "parts", "actions", "rows"),
+    [
+        (spaces.Discrete(4, start=5), [4], [5, 8], [[0], [3]]),
+        (spaces.MultiDiscrete([3, 2]), [3, 2], [[0, 1], [2, 0]], [[1], [4]]),
+        (spaces.MultiDiscrete([3, 2], start=[1, 5]), [3, 2], [[1, 6], [3, 5]], [[1], [4]]),
+        (spaces.MultiDiscrete([[2], [3]]), [2, 3], [[[1], [2]]], [[5]]),
+        (spaces.Box(-1, 1, (2, 1), np.float16), [], [[[0.5], [-1]]], [[0.5, -1]]),
+    ],
+)
+def test_actions_are_rows_and_come_back(space, parts, actions, rows):
+    assert action_parts(space) == parts
+    assert encode_actions(actions, space).tolist() == rows
+    back = decode_actions(np.array(rows, np.float32), space)
+    assert back.tolist() == np.array(actions, float).tolist() and all(action in space for action in back)
+
+
+def test_a_multi_discrete_action_is_one_of_the_product():
+    assert action_spec(spaces.MultiDiscrete([3, 2])) == {"action_dim": 1, "num_actions": 6}
+    assert action_spec(spaces.MultiDiscrete([64, 64]))["num_actions"] == 4096
+    with pytest.raises(ValueError, match=r"MultiDiscrete\(\[64 65\]\): expected at most 4096 combinations, .*, got 4160"):
+        action_spec(spaces.MultiDiscrete([64, 65]))
+
+
+def test_stated_parts_of_an_action_make_up_its_values():
+    assert stated_action_parts((3, 2), 6) == [3, 2]
+    with pytest.raises(ValueError, match=r"action_parts: expected sizes whose product is 5, .*, got \[3, 2\]"):
+        stated_action_parts([3, 2], 5)

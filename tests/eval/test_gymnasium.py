@@ -352,3 +352,25 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
     assert command(*evaluated) == 0
     noted = "the data do not name the parts of an observation, the environment lays them out as goal 1, pos 2"
     assert noted in " ".join(capsys.readouterr().out.split())
+
+
+class Buttons(Reach):
+    """Two buttons, of which the second pays."""
+
+    action_space = spaces.MultiDiscrete([3, 2], start=[1, 5])
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return self.seen(), float(action[1] - 5), False, False, {}
+
+
+def test_a_multi_discrete_environment_takes_an_index():
+    spec = gym.envs.registration.EnvSpec("Buttons-v0", Buttons, max_episode_steps=3)
+    env = GymnasiumEnv([gym.make(spec)])
+    assert env.num_actions == 6 and list(env.action_parts) == [3, 2]
+    env.reset(0)
+    assert [float(env.step(np.array([[index]]))[1][0]) for index in (0, 1, 4)] == [0, 1, 0], "(1, 5), (1, 6), (3, 5)"
+    with pytest.raises(ValueError, match="actions: expected an index below 6, as MultiDiscrete"):
+        env.decode(np.array([6.0]))
+    (made,) = rollout(env.baselines(0)["random"], env, seed=0)
+    assert made.actions.min() >= 0 and made.actions.max() < 6

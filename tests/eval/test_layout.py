@@ -91,3 +91,26 @@ def test_other_continuous_actions_are_refused_without_it(changed):
 def test_equal_numbers_of_actions_pass():
     check_actions(CONTINUOUS, discrete_env(0), "runs/a")
     check_actions(CONTINUOUS, discrete_env(None), "runs/a")
+
+
+@pytest.mark.parametrize(("data", "env"), [([3, 2], (3, 2)), ([3, 2], ()), (None, (6,)), (None, ())])
+def test_parts_of_an_action_that_fit_pass(data, env):
+    world = discrete_env(6)
+    world.action_parts = env
+    assert check_layout(None, world, "runs/a", action_parts=data) == ""
+
+
+@pytest.mark.parametrize(("data", "env"), [([3, 2], (2, 3)), ([3, 2], (6,)), ([6], (3, 2))])
+def test_other_parts_of_an_action_are_refused(data, env):
+    world = discrete_env(6)
+    world.action_parts = env
+    with pytest.raises(ValueError, match="runs/a: the data's actions have parts of ") as error:
+        check_layout(None, world, "runs/a", action_parts=data)
+    assert str(data) in str(error.value) and str([*env]) in str(error.value)
+
+
+def test_data_without_parts_of_an_action_get_a_note():
+    world = discrete_env(6)
+    world.action_parts = (3, 2)
+    note = check_layout(None, world, "runs/a")
+    assert "np.ravel_multi_index(parts, [3, 2])" in note and "from_episodes(..., action_parts=[3, 2])" in note
