@@ -132,7 +132,7 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no network, or no such model; backbone.folder=... reads"),
+    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or no such model; "),
     ("folder=/nowhere", "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere"),
     ("tune=lora", "expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"),
 ])  # fmt: skip
