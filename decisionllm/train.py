@@ -21,6 +21,7 @@ from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
+from decisionllm.datasets.faults import reported
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
@@ -221,6 +222,8 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
         held = held_out_words(each, c.data.held_out)
         steps = (each.steps.end - each.steps.first)[each.episodes].sum()
         say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {steps:,} steps; {held}")
+        for fault in reported(each.store.info):
+            say(f"fault: {fault}")
         if each.store.action_weight is not None and each.steps.action_weight is not None:
             recorded, weights = each.store.action_weight > 0, each.steps.action_weight
             filled = weights[~recorded & (weights > 0)]
