@@ -29,7 +29,7 @@ usage: decisionllm COMMAND [key=value ...]
 
   decisionllm COMMAND --help      its keys and choices
   decisionllm COMMAND --cfg job   the whole configuration, resolved
-  decisionllm train --multirun seed=0,1,2
+  decisionllm train dataset=synthetic --multirun seed=0,1,2
 """
 
 

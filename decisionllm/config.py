@@ -210,6 +210,7 @@ def store_choices() -> None:
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)
+    store(group="dataset", name="none", node=none)  # until one is chosen, see `settle`; --help and --cfg job need none
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
     store(name="train_options", node={key: value for key, value in defaults.items() if key not in groups})
 
@@ -267,6 +268,8 @@ def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
     options = plain(config)
+    if options.get("dataset", {}).get("_target_") == "none":
+        raise UsageError(no_dataset())
     return {**options, "env": options["env"] | taken} if taken else options
 
 
@@ -306,7 +309,18 @@ def explain(command: str, overrides: list[str]) -> str | None:
     except HydraException:
         return None
     named = [o.key_or_group for o in parsed if not o.is_add() and o.key_or_group.partition(".")[0] != "hydra"]
-    return next((unknown_key(key, [*groups, *keys]) for key in named if key not in (*groups, *keys)), None)
+    wrong = next((key for key in named if key not in (*groups, *keys)), None)
+    if wrong is None:
+        return None
+    chose = [choice for choice in chosen if choice.startswith(("dataset=", "experiment="))]
+    lacking = "dataset._target_" in keys and not chose
+    return no_dataset() if lacking and wrong.startswith("dataset.") else unknown_key(wrong, [*groups, *keys])
+
+
+def no_dataset() -> str:
+    """The message where no dataset was chosen, with those there are."""
+    known = ", ".join(registry.discover()["dataset"])
+    return f"dataset: expected one, got none; give dataset=synthetic for a first try, experiment=..., or dataset=... of {known}"
 
 
 def leaves(config: Any) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from decisionllm.datasets import altered, auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
-from decisionllm.datasets.faults import survey
+from decisionllm.datasets.faults import reported, survey
 from decisionllm.datasets.store import Store
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
@@ -80,7 +80,9 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
-    options = [f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings", "parts")]
+    options = [
+        f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings", "parts", "faults")
+    ]
     yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
         yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
@@ -111,7 +113,7 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
         yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * found.at_bound / (taken.count * spec.action_dim):.1f} % at a bound"
     if store.action_weight is not None:
         yield f"  recorded     {taken.count:,} of {len(store.rewards):,} actions, the others are missing"
-    yield from (f"  fault        {fault}" for fault in found.faults)
+    yield from (f"  fault        {fault}" for fault in reported(store.info) + found.faults)
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
     yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
 

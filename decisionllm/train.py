@@ -21,6 +21,7 @@ from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
+from decisionllm.datasets.faults import reported
 from decisionllm.eval.before import check_environments
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
@@ -222,9 +223,11 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     for each in data.values():
-        held = f"{len(each.held_out):,} episodes held out"
+        held = held_out_words(each, c.data.held_out)
         steps = (each.steps.end - each.steps.first)[each.episodes].sum()
         say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {steps:,} steps; {held}")
+        for fault in reported(each.store.info):
+            say(f"fault: {fault}")
         if each.store.action_weight is not None and each.steps.action_weight is not None:
             recorded, weights = each.store.action_weight > 0, each.steps.action_weight
             filled = weights[~recorded & (weights > 0)]
@@ -234,6 +237,15 @@ def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn
     say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")
     say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
+
+
+def held_out_words(data: Data, share: float) -> str:
+    """How many episodes are held out of the data, and why none is where a share above 0 was wanted."""
+    why = ""
+    if share and not len(data.held_out):
+        groups = len(np.unique(data.store.group))
+        why = f" (data.held_out={share:g} of {groups:,} groups leaves none)"
+    return f"{len(data.held_out):,} episodes held out{why}"
 
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:

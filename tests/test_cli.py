@@ -28,6 +28,7 @@ USAGE = {
     "train lora_rank=4": "no key 'lora_rank' in the config; did you mean backbone.lora_rank?",
     "train dataset=synthetic dataset.foo=1": "no key 'dataset.foo' in the config; there are dataset._target_, dataset.text, dataset.discrete,",
     "train +head.foo=1": "no key 'head.foo' in the config; there are head._target_, head.deviation",
+    "evaluate dataset.noise=1": "no key 'dataset.noise' in the config",
     "evaluate rn=runs/a": "no key 'rn' in the config; did you mean run?",
     "train steps=abc": 'steps: expected a whole number, got "abc"',
     "train steps=1.5": "steps: expected a whole number, got 1.5",
@@ -42,6 +43,10 @@ USAGE = {
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
+    "train": "dataset: expected one, got none; give dataset=synthetic for a first try, experiment=..., or dataset=... of arrays, store,",
+    "train backbone=nano dataset.episodes=4": "dataset: expected one, got none; give dataset=synthetic",
+    "data text=goal": "dataset: expected one, got none; give dataset=synthetic",
+    "baseline algorithm=iql": "dataset: expected one, got none; give dataset=synthetic",
     "train steps": "missing EQUAL",
     "train optim.lr=1,2": "To sweep over it, add --multirun",
 }
@@ -127,7 +132,7 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no network, or no such model; backbone.folder=... reads"),
+    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or no such model; "),
     ("folder=/nowhere", "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere"),
     ("tune=lora", "expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"),
 ])  # fmt: skip

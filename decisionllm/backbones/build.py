@@ -1,6 +1,8 @@
 """Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the backbone of a run."""
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
 
 # Each signature below has the options of `tuned`, since keyword-only parameters are the config keys.
 
@@ -69,7 +72,7 @@ def pretrained(
     Args:
         seed: of adapters and random weights.
         folder: a local model folder, a GGUF file, or a run directory whose backbone was trained whole.
-        hub_id: name of a model on the hub, in place of a folder.
+        hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as it is.
         weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
             the seed; `shuffled`, the pretrained numbers permuted within each tensor; `markov`, random ones trained on a Markov chain.
         markov_steps: of that training, see `markov.pretrain`.
@@ -81,8 +84,6 @@ def pretrained(
         ValueError: options that do not fit together.
         OSError: the model cannot be loaded.
     """
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
     if bool(folder) == bool(hub_id):
         raise ValueError("backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>")
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled", "markov"))
@@ -95,20 +96,17 @@ def pretrained(
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
     source = str(path) if local else hub_id
+    read = partial(of_transformers, seed=seed, weights=weights, markov_steps=markov_steps, dtype=DTYPES[dtype], bits=bits)
     try:
         if run:
             model, tokenizer = of_run(path, weights)
             model.to(DTYPES[dtype])
+        elif local:
+            model, tokenizer = read(source, local_files_only=True)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-            if weights in ("random", "markov"):
-                config = AutoConfig.from_pretrained(source, local_files_only=local)
-                config.dtype = DTYPES[dtype]  # the file may name another one
-                model = drawn(config, seed, weights, markov_steps)
-            else:
-                model = AutoModel.from_pretrained(source, dtype=DTYPES[dtype], local_files_only=local, **bits)
+            model, tokenizer = of_hub(hub_id, read)
     except OSError as error:
-        hint = "no network, or no such model; backbone.folder=... reads a local copy"
+        hint = "no copy in the cache, and no network or no such model; backbone.folder=... reads a local folder"
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
     backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
@@ -141,6 +139,56 @@ def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any
 
     bits = {"load_in_4bit": True, "bnb_4bit_compute_dtype": DTYPES[dtype]} if choice == "4bit" else {"load_in_8bit": True}
     return {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": torch.cuda.current_device()}}
+
+
+def of_transformers(
+    source: str, *, local_files_only: bool, seed: int, weights: str, markov_steps: int, dtype: torch.dtype, bits: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The language model of a folder or of the hub, and its tokenizer.
+
+    Args:
+        source: path of a folder, or name on the hub.
+        local_files_only: take a folder or the cache of the hub, and no network.
+        seed, weights, markov_steps: see `pretrained`.
+        dtype: of the weights.
+        bits: see `quantized`.
+    """
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only)
+    if weights in ("random", "markov"):
+        config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
+        config.dtype = dtype  # the file may name another one
+        return drawn(config, seed, weights, markov_steps), tokenizer
+    return AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only, **bits), tokenizer
+
+
+def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]:
+    """A model of the hub and its tokenizer: the copy in the cache, or a download after one request that answers.
+
+    A download retries every file for most of a minute. One request without retries finds out first whether there is a hub.
+
+    Args:
+        hub_id: name on the hub.
+        read: (name, local_files_only) -> model, tokenizer.
+
+    Raises:
+        OSError: the model is not in the cache, and the hub does not answer or lacks it.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    if Path(hub_id).is_dir():
+        return read(hub_id, local_files_only=True)
+    try:
+        # the folder in the cache, since AutoModel looks for adapters of a name in the network in any case
+        return read(snapshot_download(hub_id, local_files_only=True), local_files_only=True)
+    except (OSError, ValueError):  # it is not in the cache, or only a part of it
+        pass
+    try:
+        HfApi().model_info(hub_id, timeout=HUB_SECONDS)
+    except Exception as error:  # of the HTTP library that this version of huggingface_hub takes
+        raise OSError(str(error) or type(error).__name__) from error
+    return read(hub_id, local_files_only=False)
 
 
 def of_run(path: Path, weights: str) -> tuple[Any, Any]:

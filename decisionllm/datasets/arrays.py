@@ -21,6 +21,17 @@ from decisionllm.schema import Episode, Spec
 
 BLOCK = 1 << 21  # numbers of a column that are read at a time
 KEYS = ("observations", "actions", "rewards", "terminals")
+ELSEWHERE = {  # D4RL's key: what other libraries call it
+    "observations": ("obs", "observation", "states"),
+    "actions": ("action", "acts"),
+    "rewards": ("reward", "rews"),
+    "terminals": ("terminal", "terminations", "termination", "terminated", "dones", "done"),
+    "timeouts": ("timeout", "truncations", "truncation", "truncated"),
+    "next_observations": ("next_obs", "next_observation", "next_states"),
+}
+BOTH_ENDS = ("dones", "done")  # may be set by the task or by a time limit
+HDF5 = (".hdf5", ".h5", ".hdf")
+VERSION = 1  # of what `load` accepts
 
 
 @register("dataset", "arrays", text="${text}")
@@ -42,12 +53,13 @@ def load(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a key is missing, a shape does not fit, a number is not finite, or the file is damaged.
+        ValueError: a key is missing, a shape does not fit, a number is not finite, no row ends an episode, or the file is damaged.
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
     words, file = constant_text("dataset", text, task), Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
+    check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
     return Source(spec, episodes, {"name": name or file.stem, "text": text, "file": str(file)})
@@ -107,7 +119,7 @@ def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterat
     """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
     An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was truncated) is set, and with
-    the last row. Actions of NaN are missing. Its final observation is known where the optional `next_observations` are there.
+    the last row; `load` refuses a file without such a row, see `check_ends`. Actions of NaN are missing. Its final observation is known where the optional `next_observations` are there.
     """
     left: Mapping[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
     count = 0
@@ -125,14 +137,33 @@ def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterat
 
     for block in blocks:
         columns = {key: np.concatenate([left[key], x]) if left else np.asarray(x) for key, x in block.items()}
-        over = [columns[key].astype(bool) for key in ("terminals", "timeouts") if key in columns]
         start = 0
-        for end in (np.flatnonzero(np.any(over, axis=0)) + 1).tolist():
+        for end in (np.flatnonzero(ends(columns)) + 1).tolist():
             yield made(columns, slice(start, end))
             start, count = end, count + 1
         left = {key: x[start:] for key, x in columns.items()}
     if len(left.get("rewards", ())):
         yield made(left, slice(None))
+
+
+def ends(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Whether an episode ends with each row of D4RL's columns: (n,) bool."""
+    flags = [columns[key].astype(bool) for key in ("terminals", "timeouts") if key in columns]
+    return np.asarray(np.any(flags, axis=0))
+
+
+def check_ends(path: Path, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Raise a ValueError unless some row of a file ends an episode; reads up to the first one that does.
+
+    Without this, all rows would be one episode, of which nothing can be held out.
+    """
+    rows = 0
+    for block in blocks:
+        if ends(block).any():
+            return
+        rows += len(block["rewards"])
+    remedy = "mark the last row of each episode, also of a single one; dataset.horizon cuts nothing"
+    raise ValueError(f"{path}: expected a row where terminals or timeouts is set, got {rows:,} rows without; {remedy}")
 
 
 def constant_text(group: str, text: str, task: str) -> str:
@@ -180,6 +211,9 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
     npz = path.suffix == ".npz"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
+    if not (npz or path.suffix in HDF5 or h5py.is_hdf5(path)):
+        remedy = "np.savez makes one of the columns of a table, see docs/data.md"
+        raise ValueError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, got another format; {remedy}")
     what = f"{path}: not a readable {'npz' if npz else 'HDF5'} file, perhaps truncated"
     reading = partial(explained, what, OSError, ValueError, EOFError, BadZipFile, zlib.error, remedy=AGAIN)
     with ExitStack() as stack:
@@ -187,8 +221,7 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
             file: Any = stack.enter_context(ZipFile(path) if npz else h5py.File(path))
             found = [name.removesuffix(".npy") for name in file.namelist()] if npz else file  # which knows nested keys too
             columns = {key: Member(file, key) if npz else file[key] for key in (*KEYS, *widths) if key in found}
-        if lacking := [key for key in KEYS if key not in columns]:
-            raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}")
+        check_keys(path, list(found), [*KEYS, *widths])
         sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
         if len(set(sizes.values())) > 1 or not sizes["rewards"]:
             raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
@@ -201,13 +234,52 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
             with reading():
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             for key, x in block.items():
-                finite = np.isfinite(x)
-                if key == "actions" and x.dtype.kind == "f":  # a row of NaN: the log lacks the action
-                    finite |= np.isnan(x).reshape(len(x), -1).all(1).reshape(-1, *[1] * (x.ndim - 1))
-                if not finite.all():
-                    row = start + np.argwhere(~finite)[0, 0]
-                    raise ValueError(f"{path}: expected finite {key}, got {x[~finite][0]} in row {row}")
+                check_finite(path, key, x, start)
             yield block | {key: block[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in block}
+
+
+def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
+    """Raise a ValueError if a file lacks a required key, or has an optional one under the name of another library.
+
+    Args:
+        path: of the file.
+        found: its keys.
+        read: the keys that are looked for, required and optional.
+    """
+    renamed = {}
+    for key in read:
+        others = [other for other in ELSEWHERE.get(key, ()) if other in found]
+        if key not in found and others:
+            renamed[key] = others[0]
+    lacking = [key for key in dict.fromkeys(read) if key in renamed or (key in KEYS and key not in found)]
+    if not lacking:
+        return
+    pairs = []
+    for key, other in renamed.items():
+        either = " (timeouts where a time limit ended the episode)" if other in BOTH_ENDS else ""
+        pairs.append(f"{other}: {key}{either}")
+    remedy = f"; rename {', '.join(pairs)}" if pairs else ""
+    raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}{remedy}")
+
+
+def check_finite(path: Path, key: str, x: np.ndarray, start: int) -> None:
+    """Raise a ValueError unless the rows of a column are finite as a store keeps them, in float32.
+
+    Args:
+        path: of the file.
+        key: of the column.
+        x: (n, ...) rows.
+        start: number of the first row in the file.
+    """
+    with np.errstate(over="ignore"):  # a float64 beyond the range of float32 becomes infinite, and is refused below
+        finite = np.isfinite(x.astype(np.float32))
+    if key == "actions" and x.dtype.kind == "f":  # a row of NaN: the log lacks the action
+        finite |= np.isnan(x).reshape(len(x), -1).all(1).reshape(-1, *[1] * (x.ndim - 1))
+    if not finite.all():
+        row = start + np.argwhere(~finite)[0, 0]
+        wrong = x[~finite][0]
+        kind = " (float32)" if np.isfinite(wrong) else ""
+        raise ValueError(f"{path}: expected finite {key}{kind}, got {wrong} in row {row}")
 
 
 class Member:

@@ -1,9 +1,10 @@
 """What one reading of a log finds: moments for its card; and what may be wrong: repeated episodes, constants, jumps, leaked futures."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,14 @@ def survey(store: Store) -> Survey:
         if len(leaks := np.flatnonzero(correlation[:S, column] > LEAK)):
             found.append(f"observation {leaks.tolist()}: as good as the {what}, which is known only later")
     return Survey(mean[:S], deviation[:S], actions, counts, at_bound, found)
+
+
+def reported(info: Mapping[str, Any]) -> list[str]:
+    """The faults that the reader of a dataset found, those of a mixture by part. info: of its store, with a list `faults`."""
+    found = list(info.get("faults", []))
+    for label, part in info.get("parts", {}).items():
+        found += [f"{label}: {fault}" for fault in reported(part["dataset"])]
+    return found
 
 
 def _usual_changes(store: Store) -> np.ndarray:

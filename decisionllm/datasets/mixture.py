@@ -1,9 +1,9 @@
 """Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one language model.
 
-A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. Further keys of the dict:
-`env`, options of the env that `evaluate` takes for the part, which is the dataset's or the one it names: `{env: pettingzoo, ...}`;
-`head`, a registered head in place of the run's, for an embodiment. Several parts are a list, or {label: part}; the label is the name of a part
-on the command line.
+A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. A `text` of the part is also
+that of its env. Further keys of the dict: `env`, options of the env that `evaluate` takes for the part, which is the dataset's or the one it
+names: `{env: pettingzoo, ...}`; `head`, a registered head in place of the run's, for an embodiment. Several parts are a list, or
+{label: part}; the label is the name of a part on the command line.
 """
 
 from collections import defaultdict
@@ -89,10 +89,19 @@ def described(
         known = choice("env", given.pop("env")) if "env" in given else discover()["env"].get(name, {"_target_": "none"})
         env = {**known, **given}
         node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
-        around = {"text": text, "text_wordings": text_wordings, "dataset": node, "env": env}
+        around = {**own_texts(node, text, text_wordings), "dataset": node, "env": env}
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
         made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")}
     return made
+
+
+def own_texts(node: Node, text: str, text_wordings: int) -> Node:
+    """The options `text` and `text_wordings` that the env of a part takes: those of its dataset, a node, or else of the run."""
+    found: Node = {"text": text, "text_wordings": text_wordings}
+    for key in found:
+        if node.get(key, f"${{{key}}}") != f"${{{key}}}":
+            found[key] = node[key]
+    return found
 
 
 def same_space(a: Spec, b: Spec) -> bool:

@@ -362,11 +362,23 @@ def load_parts(
     model = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
     views = [("", config, info)] if not parts else [
-        (name := known[part]["embodiment"], config | {"env": known[part]["env"], "part": part},
+        (name := known[part]["embodiment"], of_part(config, part, known[part]),
          info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts
     ]  # fmt: skip
     each = members(model.to(device))
     return [(_policy(each[name], c, i, acting | {"device": device}), c, i) for name, c, i in views]
+
+
+def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run as that of one of its parts: its env, and its text, which another env takes too.
+
+    Args:
+        config: of the run.
+        part: label.
+        known: what run.json holds of the part.
+    """
+    text = known["dataset"].get("text", config["text"])
+    return config | {"env": known["env"], "text": text, "part": part}
 
 
 def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:

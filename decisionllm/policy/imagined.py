@@ -1,6 +1,7 @@
 """The dataset of episodes that a trained run imagines: its planner acts in its own learned model, so that a plain model can be trained
 on what it does and act without planning."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,26 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
+OUTSIDE = 0.1  # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
 
-@register("dataset", "imagined")
-def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0, seed: int = 0) -> Source:
+
+@register("dataset", "imagined", text="${text}")
+def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120, noise: float = 0.0, seed: int = 0) -> Source:
     """Episodes from observations of a run's data on. A step is a training target until the members of the model disagree about one.
 
     Args:
         run: directory of a run that was trained with model.value_discount.
+        text: that of the run, whose task texts the episodes have.
         episodes: how many.
         steps: of each, unless the task ends it.
         noise: standard deviation of the noise on continuous actions, in half ranges; the stored action is the one without noise.
         seed: of the first observations and the noise.
 
     Raises:
-        ValueError: the run has no value.
+        ValueError: the run has no value, or reads other texts.
     """
     policy, config, info = checkpoint.load(run)
+    check_text(run, text, config)
     if not isinstance(policy, Policy) or policy.model.imagined is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
     imagined: Any = policy.model.imagined
@@ -63,8 +68,33 @@ def load(*, run: str, episodes: int = 1200, steps: int = 120, noise: float = 0.0
     inside = np.arange(steps) < lengths[:, None]
     outside = round(float((~known & inside).sum() / inside.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
-    given = {"name": name, "env": "imagined", "run": run, "noise": noise, "outside_support": outside, "seed": seed}
+    given = {
+        "name": name, "env": "imagined", "run": run, "text": text, "noise": noise, "outside_support": outside, "seed": seed,
+        "faults": support_faults(outside),
+    }  # fmt: skip
     return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given)
+
+
+def check_text(run: str, text: str, config: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless `text` is what the run reads: its environment would have other texts than the episodes.
+
+    Args:
+        run: directory of the run.
+        text: of the dataset.
+        config: of the run.
+    """
+    read = config["dataset"].get("text", config["text"])
+    if text != read:
+        wanted = f"{run} reads text={read}, and so must what imitates it"
+        raise ValueError(f"dataset.text={text}: {wanted}; give text={read}")
+
+
+def support_faults(outside: float) -> list[str]:
+    """What the card and the training say of this share of steps outside of the support: a sentence, or nothing."""
+    if outside <= OUTSIDE:
+        return []
+    what = f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's data and no training targets"
+    return [f"{what}; imagine fewer steps (dataset.steps)"]
 
 
 def files(*, run: str, **options: object) -> list[Path]:

@@ -106,6 +106,61 @@ def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):
         load(path=path)
 
 
+def test_a_file_that_marks_no_end_is_refused(tmp_path):
+    unmarked = np.zeros(5, bool)
+    wanted = "expected a row where terminals or timeouts is set, got 5 rows without; .* dataset.horizon cuts nothing"
+    for name, timeouts in (("one", None), ("both", unmarked)):
+        path = put(tmp_path / f"{name}.npz", terminals=unmarked, timeouts=timeouts)
+        with pytest.raises(ValueError, match=f"{path}: {wanted}"):
+            load(path=path, horizon=2)
+
+
+def test_a_file_of_one_episode_marks_its_last_row(tmp_path, capsys):
+    last = np.arange(5) == 4
+    path = put(tmp_path / "one.npz", terminals=np.zeros(5, bool), timeouts=last)
+    assert [e.rewards.tolist() for e in load(path=path).episodes] == [[1, 2, 3, 4, 5]]
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    words = ["dataset=arrays", f"dataset.path={path}", "dataset.low=[-1]", "dataset.high=[1]", *loop, *NANO]
+    assert command("train", *words, f"run={tmp_path}/run") == 0
+    assert "1 episodes, 5 steps; 0 episodes held out (data.held_out=0.02 of 1 groups leaves none)" in capsys.readouterr().out
+    assert command("train", *words, "data.held_out=0", f"run={tmp_path}/all") == 0
+    assert "1 episodes, 5 steps; 0 episodes held out\n" in capsys.readouterr().out
+
+
+GYMNASIUM = {"rewards": None, "terminals": None, "timeouts": None, "observations": None}
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    (GYMNASIUM | {"obs": np.ones((5, 2)), "reward": np.ones(5), "terminations": np.ones(5), "truncations": np.ones(5)},
+     "observations, rewards, terminals, timeouts not among .*; rename obs: observations, reward: rewards, terminations: terminals, "
+     "truncations: timeouts$"),
+    ({"terminals": None, "dones": np.ones(5)},
+     r"terminals not among .*; rename dones: terminals \(timeouts where a time limit ended the episode\)$"),
+    ({"timeouts": None, "truncations": np.ones(5)}, "timeouts not among .*; rename truncations: timeouts$"),
+    ({"next_obs": np.ones((5, 2))}, "next_observations not among .*; rename next_obs: next_observations$"),
+])  # fmt: skip
+def test_names_of_other_libraries_are_translated(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=f"expected D4RL's keys, {message}"):
+        load(path=put(tmp_path / "mine.npz", **changed))
+
+
+def test_a_number_that_float32_cannot_hold_is_named(tmp_path):
+    for key, row in (("observations", 3), ("actions", 1), ("rewards", 2)):
+        column = columns()[key].copy()
+        column[row] = -1e300
+        path = put(tmp_path / f"{key}.npz", **{key: column})
+        with pytest.raises(ValueError, match=rf"{path}: expected finite {key} \(float32\), got -1e\+300 in row {row}"):
+            load(path=path)
+
+
+def test_a_file_of_another_format_is_not_called_damaged(tmp_path):
+    for name, content in (("mine.csv", b"x,y,reward\n1,2,3\n"), ("mine.npy", b"\x93NUMPY"), ("mine", b"{}")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: expected an .npz or HDF5 file in D4RL's layout, got another format; "
+                                             "np.savez makes one of the columns of a table, see docs/data.md"):  # fmt: skip
+            load(path=str(tmp_path / name))
+
+
 def test_missing_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.npz: expected an .npz or HDF5 file in D4RL's layout, found none"):
         prepare(node("dataset", "arrays", path=str(tmp_path / "none.npz")), tmp_path)

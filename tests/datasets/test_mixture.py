@@ -9,7 +9,7 @@ from hydra import initialize_config_dir
 from decisionllm.config import configs, store_choices
 from decisionllm.data import card
 from decisionllm.datasets import store, windows
-from decisionllm.datasets.mixture import described, load
+from decisionllm.datasets.mixture import described, load, of_embodiments
 from decisionllm.policy import checkpoint
 from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
@@ -36,6 +36,30 @@ def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
     assert mixed.tasks[mixed.task[5]] == alone[1].tasks[alone[1].task[1]] == "Walk to the goal in the south."
     assert mixed.info["name"] == "mixture(synthetic, synthetic)" and mixed.info["parts"]["many"]["dataset"] == alone[1].info
     assert mixed.info["parts"]["few"]["env"] == node("env", "synthetic", text="goal")
+
+
+@pytest.mark.parametrize("kind", ["mixture", "embodiments"])
+def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
+    parts = {
+        "run's": {"dataset": "auction"},
+        "own": {"dataset": "auction", "text": "none", "observation": "minimal"},
+        "wordings": {"dataset": "mixture", "text_wordings": 3, "parts": ["maze2d-umaze"], "env": {"env": "maze2d-umaze"}},
+        "minari": {"dataset": "minari", "minari_id": "me/maze-v0", "goal": "own", "text": "constant"},
+    }
+    chosen = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
+    if kind == "mixture":
+        made = described(**{key: value for key, value in chosen.items() if key != "_target_"})
+    else:
+        made = of_embodiments(chosen)
+    envs = {label: part["env"] for label, part in made.items()}
+    assert {label: env["text"] for label, env in envs.items()} == {
+        "run's": "goal", "own": "none", "wordings": "goal", "minari": "constant",
+    }  # fmt: skip
+    assert [envs[label]["observation"] for label in ("run's", "own")] == ["auctionnet", "minimal"]
+    assert (envs["run's"]["frames"], envs["wordings"]["frames"]) == (8, 3)
+    assert (envs["minari"]["minari_id"], envs["minari"]["goal"]) == ("me/maze-v0", "own")
+    shared = described({"all": "auction"}, {"text": "constant"}, "goal")
+    assert shared["all"]["env"]["text"] == "constant", "an option of all parts"
 
 
 def of_two(tmp_path):
@@ -119,6 +143,18 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
     assert rows[0]["dataset"] == "synthetic" and rows[0]["protocol"] == "goal-text"
     assert command("evaluate", f"run={run}", "part=none-such") == 1
     assert "part: expected one of few, many, got 'none-such'" in capsys.readouterr().err
+
+
+def test_a_part_without_texts_is_evaluated_without(tmp_path):
+    parts = "{bare:{dataset:synthetic,episodes:8,text:none},named:{dataset:synthetic,episodes:8}}"
+    words = [word for word in MIXTURE if not word.startswith("dataset.parts")]
+    run = tmp_path / "run"
+    assert command("train", *words, f"dataset.parts={parts}", f"run={run}") == 0
+    short = ("episodes=2", "report=false", "baselines=false")
+    assert command("evaluate", f"run={run}", *short) == 0
+    assert command("evaluate", f"run={run}", *short, "part=bare", "env=synthetic") == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(row["part"], row["text"]) for row in rows] == [("bare", "none"), ("named", "goal"), ("bare", "none")]
 
 
 @pytest.mark.parametrize("weights", ["[1]", "[1,-1]", "[0,0]"])

@@ -6,8 +6,11 @@ import torch
 
 import decisionllm
 from decisionllm.data import card
-from decisionllm.datasets.store import open_store, prepare
-from tests.conftest import LOOP, NANO, command, node
+from decisionllm.datasets.store import open_store, prepare, write
+from decisionllm.policy.imagined import support_faults
+from decisionllm.protocols import Source
+from decisionllm.schema import Spec
+from tests.conftest import LOOP, NANO, command, episode, node
 
 CORRUPT = ("data.corrupt=observations", "data.corrupt_share=1")
 SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
@@ -58,8 +61,13 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
     assert known.any(1).sum() == len(store.tasks) > 1
     torch.testing.assert_close(policy.model.imagined.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2])
     assert policy.begin(list(store.tasks[:2]), 5).act(np.zeros((2, 2), np.float32)).shape == (2, 2)
-    imagined = prepare(node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3), tmp_path)
-    assert len(imagined.tasks) > 1
+    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3, text="goal")
+    imagined = prepare(chosen, tmp_path)
+    assert len(imagined.tasks) > 1 and imagined.info["text"] == "goal"
+    with pytest.raises(
+        ValueError, match="dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal"
+    ):
+        prepare(chosen | {"text": "none"}, tmp_path)
     with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"):
         policy.begin(["Fly."], 5).act(np.zeros((1, 2), np.float32))
 
@@ -90,6 +98,30 @@ def test_a_run_imagines_a_dataset(run, tmp_path):
     shaken = prepare(imagined | {"noise": 0.5}, tmp_path)
     assert shaken.actions[0].tolist() == store.actions[0].tolist()
     assert not np.array_equal(shaken.observations, store.observations)
+
+
+def test_a_run_without_texts_imagines_none(run, tmp_path):
+    with pytest.raises(
+        ValueError, match="dataset.text=goal: .*run reads text=none, and so must what imitates it; give text=none"
+    ):
+        prepare(node("dataset", "imagined", run=str(run), episodes=6, steps=4, text="goal"), tmp_path)
+
+
+def test_many_steps_outside_of_the_support_are_a_fault():
+    assert support_faults(0.1) == [] == support_faults(0.0)
+    wanted = "12.5 % of the imagined steps are outside of the support of the run's data and no training targets"
+    assert support_faults(0.125) == [f"{wanted}; imagine fewer steps (dataset.steps)"]
+
+
+def test_the_card_and_the_training_print_the_faults_of_a_reader(tmp_path, capsys):
+    made = [episode([1.0, 2.0], start=i) for i in range(4)]
+    spec = Spec(observation_dim=2, action_dim=1, horizon=2, low=(-1.0,), high=(1.0,))
+    imagined = write(tmp_path / "store", Source(spec, made, {"name": "imagined(x)", "faults": ["12.5 % of it"]}))
+    assert "  fault        12.5 % of it" in list(card(imagined))
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    words = ("dataset=store", f"dataset.path={imagined.path}", "env=none", f"run={tmp_path}/run")
+    assert command("train", *loop, *NANO, *words) == 0
+    assert "\nfault: 12.5 % of it\n" in capsys.readouterr().out
 
 
 def test_a_dataset_is_imagined_by_a_run_with_a_value(run, tmp_path):

@@ -1,0 +1,59 @@
+"""Language models of the hub: taken from its cache, or from the network after one request that answers."""
+
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from tests.backbones.test_backbones import write
+from tests.conftest import PATIENCE
+
+
+@pytest.fixture
+def hub():
+    """A hub that answers each request with 503, which its clients try again: (address, the paths that were requested)."""
+    requested = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requested.append(self.path)
+            self.send_error(503)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *words):
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", requested
+    server.shutdown()
+    server.server_close()
+
+
+def of_hub(name, address, home):
+    """What another process says that takes this model of the hub at this address, with its cache in `home`."""
+    script = f"from decisionllm.backbones.build import pretrained; print(pretrained(0, hub_id={name!r}).width)"
+    outside = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run([sys.executable, "-c", script], env=outside, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
+    address, requested = hub
+    done = of_hub("me/tiny", address, tmp_path)
+    wanted = "backbone me/tiny: could not be loaded (no copy in the cache, and no network or no such model; backbone.folder=..."
+    assert f"OSError: {wanted} reads a local folder): " in done.stderr.splitlines()[-1]
+    assert [path for path in requested if "me/tiny" in path] == ["/api/models/me/tiny"]
+
+
+def test_a_copy_in_the_cache_of_the_hub_needs_no_network(hub, tmp_path):
+    address, requested = hub
+    folder = tmp_path / "hub" / "models--me--tiny"
+    write(folder / "snapshots" / "0a1b")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0a1b")
+    done = of_hub("me/tiny", address, tmp_path)
+    assert done.stdout.strip() == "32" and requested == [], done.stderr
