@@ -113,7 +113,8 @@ def seal(folder: Path, *names: str) -> None:
         below = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         names = tuple(sorted(name for name in below if name != DIGESTS))
     digests = {name: _digest(folder / name) for name in names}
-    (folder / DIGESTS).write_text(json.dumps(digests, indent=1))
+    with atomic(folder / DIGESTS) as partial:
+        partial.write_text(json.dumps(digests, indent=1))
 
 
 def check_bytes(folder: Path, name: str) -> None:
