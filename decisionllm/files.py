@@ -21,6 +21,7 @@ def cache_dir() -> Path:
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)  # how a function is applied to each file of a dataset
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
 DIGESTS = "digests.json"  # size and CRC-32 of the files of a folder, by their names in it
+MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
 AT_ONCE = 1 << 18  # bytes of a file that are read at a time: they stay in the processor's cache
 
 
@@ -134,17 +135,27 @@ def check_bytes(folder: Path, name: str) -> None:
         raise ValueError(f"its bytes are not those that were written: expected {known[name]}, got {got}")
 
 
-def check_all(folder: Path, *, remedy: str = "restore a copy of the folder") -> None:
+def check_all(folder: Path, *, remedy: str = "") -> None:
     """Compare all files that the digests.json of a folder names with their digests, see `check_bytes`.
+
+    Args:
+        folder: of the files.
+        remedy: what to do if one is damaged. By default: restore a copy, or delete the digests.
 
     Raises:
         ValueError: a file is not as it was written, or missing; with the remedy.
     """
+    remedy = remedy or f"restore a copy; {own_change(folder)}"
     with explained(f"{folder} is damaged", ValueError, remedy=remedy):
         names = list(_digests(folder) or {})
     for name in names:
         with explained(f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy):
             check_bytes(folder, name)
+
+
+def own_change(folder: Path) -> str:
+    """The remedy where a file of a folder was changed on purpose."""
+    return f"if you changed it yourself, delete {folder / DIGESTS}"
 
 
 def _digests(folder: Path) -> dict[str, str] | None:

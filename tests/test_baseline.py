@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, scales, transitions
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
-from tests.conftest import LOOP, NANO, command, episode, make_store
+from tests.conftest import LOOP, NANO, command, damage, episode, make_store
 
 pytestmark = pytest.mark.numeric
 
@@ -159,10 +159,7 @@ def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
 
 def test_a_damaged_actor_is_refused(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
-    file = run / "checkpoint" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 1
-    file.write_bytes(content)
+    damage(run / "checkpoint" / "model.safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors is damaged .*not those that were written"):
         checkpoint.load(run)
 

@@ -35,7 +35,7 @@ from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat, one
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.distributed import whole
-from decisionllm.files import DIGESTS, atomic, check_bytes, explained, seal, sealed
+from decisionllm.files import DIGESTS, atomic, check_bytes, explained, own_change, seal, sealed
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.policy.policy import Policy
@@ -316,7 +316,7 @@ def _remedy(folder: Path) -> str:
     if folder.name == "checkpoint" and old.is_dir():
         return f"{remedy}; {old} holds the checkpoint before: move it to {folder}"
     if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():
-        return f"{remedy}; if you changed it yourself, delete {folder / DIGESTS}"
+        return f"{remedy}; {own_change(folder)}"
     return remedy
 
 
