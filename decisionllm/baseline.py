@@ -14,6 +14,7 @@ from decisionllm.baselines.d3rlpy import ALGORITHMS, READ_NEXT_ACTION, actor_mea
 from decisionllm.config import one_of
 from decisionllm.datasets import windows
 from decisionllm.datasets.altered import prepare
+from decisionllm.files import sealed
 from decisionllm.policy import checkpoint
 
 
@@ -74,8 +75,8 @@ def baseline(config: dict[str, Any]) -> Path:
         weights = {name: torch.from_numpy(x) for name, x in scale.items()} | actor_weights(algorithm.impl.policy)
         apart = actor_mean(weights, known[0][:99]) - algorithm.predict(known[0][:99])
         assert (np.abs(apart) < 1e-3 * (scale["high"] - scale["low"])).all(), "the saved actor differs from the trained one"
-        (run / "checkpoint").mkdir()
-        save_file(weights, run / "checkpoint" / "model.safetensors")
+        with sealed(run / "checkpoint") as partial:
+            save_file(weights, partial / "model.safetensors")
     return run
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from decisionllm.config import one_of
-from decisionllm.files import atomic, explained
+from decisionllm.files import explained, sealed
 from decisionllm.policy import checkpoint
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
@@ -66,8 +66,7 @@ def write(policy: Any, path: str | Path, run_info: dict[str, Any], *, name: str 
         "cache": list(decoder.nothing.shape), "dataset": {key: dataset[key] for key in ALSO if key in dataset},
         "fingerprint": run_info.get("fingerprint"), "versions": checkpoint.versions(),
     }  # fmt: skip
-    with atomic(path) as partial:
-        partial.mkdir()
+    with sealed(path) as partial:
         graph(decoder, decoder.example(), ["actions", "return_to_go", "longer_cache"], partial / "policy.onnx")
         if dataset.get("text", "none") != "none":
             ids = torch.arange(6).view(2, 3) % model.backbone.config.vocab_size

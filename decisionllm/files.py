@@ -1,8 +1,10 @@
-"""Writing files and folders all or nothing, errors that say what to do, and the folder of what is made once."""
+"""Writing files and folders all or nothing, digests that show damage, errors that say what to do, and the folder of what is made once."""
 
 import errno
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +20,9 @@ def cache_dir() -> Path:
 
 EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)  # how a function is applied to each file of a dataset
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
+DIGESTS = "digests.json"  # size and CRC-32 of the files of a folder, by their names in it
+MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
+AT_ONCE = 1 << 18  # bytes of a file that are read at a time: they stay in the processor's cache
 
 
 @contextmanager
@@ -80,3 +85,97 @@ def atomic(path: str | Path) -> Iterator[Path]:
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def sealed(path: str | Path) -> Iterator[Path]:
+    """Write a folder all or nothing, as `atomic` does, with digests of all its files.
+
+    Yields:
+        The partial folder, empty.
+    """
+    with atomic(path) as partial:
+        partial.mkdir()
+        yield partial
+        seal(partial)
+
+
+def seal(folder: Path, *names: str) -> None:
+    """Write the digests of files of a folder into its digests.json.
+
+    The digests show damage: flipped bytes, a file cut short, a file of another folder. They do not protect from an attacker, who
+    can write digests too. CRC-32 was the fastest digest of the standard library (3.8 GB/s, SHA-256 1.8, BLAKE2b 1.1).
+
+    Args:
+        folder: of the files.
+        names: of the files in it; none: all files in it and below it.
+    """
+    if not names:
+        below = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        names = tuple(sorted(name for name in below if name != DIGESTS))
+    digests = {name: _digest(folder / name) for name in names}
+    with atomic(folder / DIGESTS) as partial:
+        partial.write_text(json.dumps(digests, indent=1))
+
+
+def check_bytes(folder: Path, name: str) -> None:
+    """Compare a file of a folder with its digest. A folder without digests.json, as versions before wrote it, is not checked.
+
+    Raises:
+        ValueError: its bytes are not those that were written, or digests.json does not name it.
+        OSError: it cannot be read.
+    """
+    known = _digests(folder)
+    if known is None:
+        return
+    if name not in known:
+        raise ValueError(f"{folder / DIGESTS} is damaged or of another folder: it has no digest of {name}")
+    got = _digest(folder / name)
+    if got != known[name]:
+        raise ValueError(f"its bytes are not those that were written: expected {known[name]}, got {got}")
+
+
+def check_all(folder: Path, *, remedy: str = "") -> None:
+    """Compare all files that the digests.json of a folder names with their digests, see `check_bytes`.
+
+    Args:
+        folder: of the files.
+        remedy: what to do if one is damaged. By default: restore a copy, or delete the digests.
+
+    Raises:
+        ValueError: a file is not as it was written, or missing; with the remedy.
+    """
+    remedy = remedy or f"restore a copy; {own_change(folder)}"
+    with explained(f"{folder} is damaged", ValueError, remedy=remedy):
+        names = list(_digests(folder) or {})
+    for name in names:
+        with explained(f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy):
+            check_bytes(folder, name)
+
+
+def own_change(folder: Path) -> str:
+    """The remedy where a file of a folder was changed on purpose."""
+    return f"if you changed it yourself, delete {folder / DIGESTS}"
+
+
+def _digests(folder: Path) -> dict[str, str] | None:
+    """What digests.json of a folder holds; None without one. A ValueError if it is damaged."""
+    file = folder / DIGESTS
+    if not file.is_file():
+        return None
+    with explained(f"{file} is damaged", ValueError):
+        known = json.loads(file.read_text())
+        if not isinstance(known, dict):
+            raise ValueError(f"expected digests by name, got {known}")
+    return known
+
+
+def _digest(path: Path) -> str:
+    """The size of a file and its CRC-32 in hexadecimal digits, as `9 bytes of CRC-32 cbf43926`."""
+    size, crc = 0, 0
+    buffer = memoryview(bytearray(AT_ONCE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            size += count
+            crc = zlib.crc32(buffer[:count], crc)
+    return f"{size} bytes of CRC-32 {crc:08x}"

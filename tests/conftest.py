@@ -86,6 +86,15 @@ def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):
     assert (apart <= bound).all(), f"expected differences up to {bound}, got {apart.max()}: {found} for {wanted}"
 
 
+def damage(file):
+    """Flip every bit of 40 bytes in the middle of a file: weights, where it holds tensors."""
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    assert file.suffix != ".safetensors" or middle > 8 + int.from_bytes(content[:8], "little"), "the header is in the middle"
+    content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
+    file.write_bytes(content)
+
+
 def node(group, name, **options):
     """The config node of a registered choice."""
     choice = discover()[group][name]

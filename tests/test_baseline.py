@@ -1,6 +1,7 @@
 """Baselines: transitions of a store by hand, and runs of d3rlpy's algorithms that evaluate like any other."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, scales, transitions
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
-from tests.conftest import LOOP, NANO, command, episode, make_store
+from tests.conftest import LOOP, NANO, command, damage, episode, make_store
 
 pytestmark = pytest.mark.numeric
 
@@ -156,12 +157,19 @@ def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
     trained(run, "steps=1", "fresh=true")
 
 
+def test_a_damaged_actor_is_refused(tmp_path):
+    run = trained(tmp_path / "run", "steps=1")
+    damage(run / "checkpoint" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*not those that were written"):
+        checkpoint.load(run)
+
+
 def test_a_run_without_weights_says_so(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
     (run / "checkpoint" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="damaged or missing"):
         checkpoint.load(run)
-    (run / "checkpoint").rmdir()
+    shutil.rmtree(run / "checkpoint")
     with pytest.raises(FileNotFoundError, match="expected a run with a checkpoint, found none"):
         checkpoint.load(run)
 

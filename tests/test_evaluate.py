@@ -1,6 +1,7 @@
 """Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one file."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from decisionllm.config import with_defaults
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
 from decisionllm.evaluate import evaluate
+from decisionllm.files import DIGESTS
 from tests.conftest import LOOP, NANO, command
 
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
@@ -107,16 +109,25 @@ def test_rows_are_appended(runs, tmp_path):
     assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/goal-text")] == ["plain", "goal-text"]
 
 
+@contextmanager
+def edited(run, **changes):
+    """The config of a run, changed by hand for a block: without its digest, as the error says that one goes on."""
+    files = {name: (run / name).read_text() for name in ("config.yaml", DIGESTS)}
+    (run / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(files["config.yaml"]) | changes))
+    (run / DIGESTS).unlink()
+    try:
+        yield
+    finally:
+        for name, text in files.items():
+            (run / name).write_text(text)
+
+
 def test_the_runs_own_env_is_used_and_can_be_changed(runs, tmp_path):
-    path = runs / "plain" / "config.yaml"
-    before, config = path.read_text(), yaml.safe_load(path.read_text())
+    env = yaml.safe_load((runs / "plain" / "config.yaml").read_text())["env"]
     north = evaluated(tmp_path / "a", f"run={runs}/plain")[0]["return"]
     south = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.goal=south")[0]["return"]
-    path.write_text(yaml.safe_dump(config | {"env": config["env"] | {"goal": "south"}}))
-    try:
+    with edited(runs / "plain", env=env | {"goal": "south"}):
         assert evaluated(tmp_path / "c", f"run={runs}/plain")[0]["return"] == south != north
-    finally:
-        path.write_text(before)
 
 
 class Chosen(PointEnv):
@@ -128,15 +139,10 @@ class Chosen(PointEnv):
 
 
 def test_a_nested_option_of_the_env_is_changed_alone(runs, tmp_path):
-    path = runs / "plain" / "config.yaml"
-    before, config = path.read_text(), yaml.safe_load(path.read_text())
     south = evaluated(tmp_path / "a", f"run={runs}/plain", "+env.goal=south")[0]["return"]
     where = {"goal": "north", "protocol": "chosen"}
-    path.write_text(yaml.safe_dump(config | {"env": {"_target_": "tests.test_evaluate.Chosen", "where": where}}))
-    try:
+    with edited(runs / "plain", env={"_target_": "tests.test_evaluate.Chosen", "where": where}):
         row = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.where.goal=south")[0]
-    finally:
-        path.write_text(before)
     assert (row["protocol"], row["return"]) == ("chosen", south) and row["changed"] == "where={'goal': 'south'}"
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from decisionllm.export import check, difference, write
+from decisionllm.files import seal
 from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import History, Spec
-from tests.conftest import make_policy, near
+from tests.conftest import damage, make_policy, near
 
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.numeric
@@ -91,6 +92,14 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
         assert json.loads((path / "policy.json").read_text())["target_return"] is None
 
 
+@pytest.mark.parametrize("name", ["policy.onnx", "policy.json", "text.onnx", "tokenizer.json"])
+def test_a_damaged_export_is_refused(name, made, tmp_path):
+    folder = shutil.copytree(made("one step")[2], tmp_path / "onnx")
+    damage(folder / name)
+    with pytest.raises(ValueError, match=f"{name} is damaged .*not those that were written.*export it again"):
+        ExportedPolicy(folder)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -139,6 +148,7 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected finite numbers"):
         found.begin([""], STEPS).observe(np.full((1, 3), np.nan))
     (tmp_path / "onnx" / "policy.json").write_text(json.dumps(found.info | {"format": 0}))
+    seal(tmp_path / "onnx")
     with pytest.raises(ValueError, match="expected an export of format 1, got 0; export it again"):
         ExportedPolicy(tmp_path / "onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

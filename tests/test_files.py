@@ -1,10 +1,11 @@
-"""atomic: a file or a folder is replaced as a whole, or not at all."""
+"""A file or a folder is replaced as a whole, or not at all; bytes that are not those that were written are found."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from decisionllm.files import atomic
+from decisionllm.files import DIGESTS, atomic, check_all, check_bytes, seal, sealed
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path):
@@ -59,3 +60,50 @@ def test_two_writers_of_one_folder_do_not_meet(moment, tmp_path, monkeypatch):
         partial.mkdir()
         (partial / "ours").touch()
     assert [file.name for file in path.iterdir()] == ["ours"] and list(tmp_path.iterdir()) == [path]
+
+
+def flipped(file, start):
+    """Flip every bit of 100 bytes of a file."""
+    content = bytearray(file.read_bytes())
+    content[start : start + 100] = bytes(byte ^ 255 for byte in content[start : start + 100])
+    file.write_bytes(content)
+
+
+def truncated(file, start):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flipped, truncated])
+def test_a_damaged_file_of_a_sealed_folder_is_found(damage, tmp_path):
+    with sealed(tmp_path / "made") as partial:
+        (partial / "below").mkdir()
+        for name in ("a.bin", "below/b.bin"):
+            (partial / name).write_bytes(bytes(600_000))  # longer than what is read at a time
+    check_all(tmp_path / "made")
+    damage(tmp_path / "made" / "below" / "b.bin", 599_000)
+    check_bytes(tmp_path / "made", "a.bin")
+    with pytest.raises(ValueError, match="its bytes are not those that were written: expected 600000 bytes of CRC-32 .*, got"):
+        check_bytes(tmp_path / "made", "below/b.bin")
+    with pytest.raises(ValueError, match="below/b.bin is damaged or missing"):
+        check_all(tmp_path / "made")
+
+
+def test_a_digest_is_the_crc_32_and_the_size(tmp_path):
+    """The check value of CRC-32: that of the nine digits."""
+    (tmp_path / "digits").write_bytes(b"123456789")
+    seal(tmp_path)
+    assert json.loads((tmp_path / DIGESTS).read_text()) == {"digits": "9 bytes of CRC-32 cbf43926"}
+
+
+def test_a_file_without_a_digest_is_not_checked(tmp_path):
+    (tmp_path / "a").write_text("a")
+    check_bytes(tmp_path, "a")
+    check_all(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"b": "1 bytes of CRC-32 71beeff9"}'])
+def test_damaged_digests_are_one_clear_error(content, tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / DIGESTS).write_text(content)
+    with pytest.raises(ValueError, match="digests.json"):
+        check_bytes(tmp_path, "a")

@@ -16,7 +16,7 @@ from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
 from decisionllm.config import one_of
-from decisionllm.files import explained
+from decisionllm.files import check_all, check_bytes, explained
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.text import own_tokenizer
 
@@ -92,6 +92,8 @@ def pretrained(
     local, path = bool(folder), Path(folder).expanduser()
     if path.suffix == ".gguf":
         path = converted(path)
+    else:
+        check_all(path)  # of a run, or of a folder that `decisionllm export` wrote; others have no digests
     run = local and (path / "run.json").is_file()
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
@@ -202,7 +204,8 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
                          f"got weights={weights} and {path} with tune={tune}")  # fmt: skip
     backbone = build(config["backbone"], config["seed"])
     file = path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
-    with explained(f"{file} is damaged or of another model", SafetensorError, RuntimeError, raised=OSError):
+    with explained(f"{file} is damaged or of another model", SafetensorError, RuntimeError, ValueError, raised=OSError):
+        check_bytes(file.parent, file.name)
         saved = load_file(file)
         backbone.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.model.")})
     return backbone.model, backbone.tokenizer

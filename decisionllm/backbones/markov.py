@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.files import atomic, cache_dir
+from decisionllm.files import MAKE_AGAIN, cache_dir, check_all, sealed
 
 STATES, ROWS, LENGTH, LR = 100, 8, 64, 1e-3
 
@@ -64,8 +65,8 @@ def pretrain(model: Any, *, seed: int, steps: int) -> None:
         raise ValueError(f"backbone.markov_steps: expected 1 or more, got {steps}")
     dtype, config = model.dtype, {k: v for k, v in model.config.to_dict().items() if k != "transformers_version"}
     made_of = json.dumps([config, str(dtype), seed, steps, STATES, ROWS, LENGTH, LR], sort_keys=True, default=str)
-    path = cache_dir() / "backbones" / f"markov-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.safetensors"
-    if not path.is_file():
+    folder = cache_dir() / "backbones" / f"markov-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
+    if not folder.is_dir() and not _earlier(folder).is_file():
         device = "cuda" if torch.cuda.is_available() else "cpu"
         backbone, chain = Backbone(model.float().to(device), None, "full"), MarkovChain(model.config.vocab_size, seed)
         optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
@@ -81,6 +82,20 @@ def pretrain(model: Any, *, seed: int, steps: int) -> None:
                 optimizer.step()
                 rate.step()
                 optimizer.zero_grad()
-        with atomic(path) as partial:
-            save_file({name: weight.detach().to("cpu", dtype) for name, weight in model.named_parameters()}, partial)
-    model.to("cpu", dtype).load_state_dict(load_file(path), strict=False)  # strict: buffers are not saved
+        with sealed(folder) as partial:
+            weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.named_parameters()}
+            save_file(weights, partial / "model.safetensors")
+    model.to("cpu", dtype).load_state_dict(_kept(folder), strict=False)  # strict: buffers are not saved
+
+
+def _kept(folder: Path) -> dict[str, Tensor]:
+    """The weights in the cache by name; a ValueError if they are damaged."""
+    if _earlier(folder).is_file():
+        return load_file(_earlier(folder))
+    check_all(folder, remedy=MAKE_AGAIN)
+    return load_file(folder / "model.safetensors")
+
+
+def _earlier(folder: Path) -> Path:
+    """The file, without a digest, that earlier versions kept: a run needs the bits that it was trained on."""
+    return folder.with_suffix(".safetensors")

@@ -7,7 +7,9 @@ runs/x/
   checkpoint/         model.safetensors: trained weights but adapters, and the normaliser
                       adapter/: LoRA, as peft saves it
                       trainer.safetensors, trainer.json: the optimiser's moments, the step
+                      digests.json: of these files, which therefore belong together
   best/checkpoint/    the same at the lowest held-out loss, with log.keep_best; then this one is loaded
+  digests.json        of config.yaml and run.json
 """
 
 import json
@@ -33,7 +35,7 @@ from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat, one
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.distributed import whole
-from decisionllm.files import atomic, explained
+from decisionllm.files import DIGESTS, atomic, check_bytes, explained, own_change, seal, sealed
 from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.policy.policy import Policy
@@ -112,8 +114,20 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
             shutil.rmtree(path / folder, ignore_errors=True)
+        (path / DIGESTS).unlink(missing_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        (path / "run.json").write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
+        write_info(path, data | {"versions": versions()} | known)
+
+
+def write_info(path: Path, info: dict[str, Any]) -> None:
+    """Write run.json of a run directory, and the digests of config.yaml and run.json.
+
+    Whenever the process is killed, what is left is without digests or agrees with them.
+    """
+    (path / DIGESTS).unlink(missing_ok=True)
+    with atomic(path / "run.json") as partial:
+        partial.write_text(json.dumps(info, indent=1))
+    seal(path, "config.yaml", "run.json")
 
 
 def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
@@ -196,8 +210,7 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
     kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
     errors = explained(f"{folder}: could not be written", OSError, SafetensorError, remedy=f"{kept}; {ROOM}", raised=OSError)
-    with errors, atomic(folder) as partial:
-        partial.mkdir()
+    with errors, sealed(folder) as partial:
         save_file(own, partial / "model.safetensors")
         if adapters:
             model.backbone.model.save_pretrained(partial / "adapter", state_dict=adapters, save_embedding_layers=False)
@@ -296,15 +309,27 @@ def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
 
 
 def content(path: Path) -> dict[str, Any]:
-    """What a file of a run holds: named tensors, or what its YAML or JSON says."""
+    """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it is damaged or missing."""
     errors = OSError, ValueError, SafetensorError, yaml.YAMLError
-    with explained(f"{path} is damaged or missing", *errors, remedy="train again, or restore a copy"):
+    folder = path.parents[1] if path.parent.name == "adapter" else path.parent  # an adapter is a part of its checkpoint
+    with explained(f"{path} is damaged or missing", *errors, remedy=_remedy(folder)):
+        check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
             return load_file(path)
         parsed: Any = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
         if not isinstance(parsed, dict) or not parsed:
             raise ValueError(f"expected keys with values, got {parsed}")
         return parsed
+
+
+def _remedy(folder: Path) -> str:
+    """What to do about a damaged file of a run directory, or of one of its checkpoints."""
+    remedy, old = "train again, or restore a copy", folder.with_name("checkpoint.old")
+    if folder.name == "checkpoint" and old.is_dir():
+        return f"{remedy}; {old} holds the checkpoint before: move it to {folder}"
+    if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():
+        return f"{remedy}; {own_change(folder)}"
+    return remedy
 
 
 def usable(device: str) -> str:

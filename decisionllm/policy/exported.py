@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.datasets.windows import window_start
-from decisionllm.files import explained
+from decisionllm.files import check_all, explained
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History, Spec
 
@@ -34,7 +34,7 @@ class ExportedPolicy:
     Raises:
         ImportError: onnxruntime is not installed.
         FileNotFoundError: there is no exported policy.
-        ValueError: another version of the format wrote it.
+        ValueError: a file is damaged, or another version of the format wrote it.
     """
 
     def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
@@ -43,6 +43,7 @@ class ExportedPolicy:
             import onnxruntime
         if missing := [name for name in FILES if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{folder}: expected a folder of `decisionllm export`, found no {missing[0]}")
+        check_all(folder, remedy="restore a copy, or export it again")
         self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())
         if self.info["format"] != FORMAT:
             raise ValueError(f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export it again")

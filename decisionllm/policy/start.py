@@ -15,7 +15,7 @@ from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store, prefix, sizes
-from decisionllm.files import atomic, explained
+from decisionllm.files import explained
 from decisionllm.models.generalist import members
 from decisionllm.models.imagined import TEXTS, Transitions, codes
 from decisionllm.policy import checkpoint
@@ -159,8 +159,7 @@ def forgotten(run: Path) -> str:
     losses = {key.partition("/")[2]: [rows[0][key], rows[-1][key]] for key in rows[0] if key.startswith("held_out_nll/")}
     info = checkpoint.read(run)[1]
     info["resumed"]["held_out_nll"] = losses
-    with atomic(run / "run.json") as partial:
-        partial.write_text(json.dumps(info, indent=1))
+    checkpoint.write_info(run, info)
     each = (f"{label} episodes: {before:.4f} before, {after:.4f} after" for label, (before, after) in losses.items())
     unknown = "nothing is held out (data.held_out): what it forgot is unknown"
     return f"held-out loss of {', of '.join(each)}" if losses else unknown

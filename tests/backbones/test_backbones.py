@@ -13,7 +13,7 @@ from decisionllm.policy import checkpoint
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.text import own_tokenizer
-from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, make_model, node
+from tests.conftest import BACKBONES, LOOP, NANO, SMALL, command, damage, make_model, node
 
 pytestmark = pytest.mark.numeric
 
@@ -421,6 +421,9 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     for folder, options in (("b", {}), ("a", {"weights": "random"})):
         with pytest.raises(ValueError, match="expected weights=pretrained and a run with backbone.tune=full, got"):
             pretrained(0, folder=str(tmp_path / folder), **options)
+    damage(tmp_path / "a" / "checkpoint" / "model.safetensors")
+    with pytest.raises(OSError, match="model.safetensors is damaged .*not those that were written"):
+        pretrained(0, folder=str(tmp_path / "a"))
     (tmp_path / "a" / "checkpoint" / "model.safetensors").unlink()
     with pytest.raises(OSError, match="could not be loaded .is the run trained"):
         pretrained(0, folder=str(tmp_path / "a"))

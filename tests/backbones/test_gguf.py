@@ -11,7 +11,7 @@ from decisionllm.backbones import gguf
 from decisionllm.backbones.build import pretrained
 from decisionllm.registry import build
 from decisionllm.tokenizers.text import HERE, encode, own_tokenizer
-from tests.conftest import node
+from tests.conftest import damage, node
 
 pytestmark = pytest.mark.numeric
 D, HEADS, KV_HEADS, INNER, LAYERS = 32, 4, 2, 48, 2
@@ -70,6 +70,9 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
     folder = gguf.converted(tmp_path / "small.gguf")
     (folder / "kept").touch()
     assert (gguf.converted(tmp_path / "small.gguf") / "kept").exists()
+    damage(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged .*delete the folder, it is made again"):
+        pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen")
     with (tmp_path / "small.gguf").open("ab") as file:
         file.write(b"0")
     assert gguf.converted(tmp_path / "small.gguf") != folder

@@ -1,5 +1,7 @@
 """Weights to compare with: a random Markov chain, shuffled numbers; and the loss of a language model on text."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from decisionllm.files import cache_dir
 from decisionllm.registry import build
 from decisionllm.tokenizers.text import encode, own_tokenizer
 from tests.backbones.test_backbones import FAMILIES, SIZES, small_backbone, weights, write
-from tests.conftest import BACKBONES, SMALL, near, node
+from tests.conftest import BACKBONES, SMALL, damage, near, node
 
 pytestmark = pytest.mark.numeric
 TEXTS = ["Walk to the red door.", "Stop.", ""]
@@ -70,6 +72,26 @@ def test_pretraining_on_a_chain_lowers_its_loss_and_is_cached(backbone):
     assert file.stat().st_mtime_ns == stamp and all(torch.equal(w, again[n]) for n, w in weights(made["markov"]).items())
     build(node("backbone", name, **sizes, weights="markov", markov_steps=2, tune="lora"), 0)
     assert len([*(cache_dir() / "backbones").iterdir()]) == 2
+
+
+def test_damaged_weights_of_the_cache_are_refused():
+    chosen = node("backbone", "nano", **SMALL["qwen2"], weights="markov", markov_steps=2)
+    build(chosen, 0)
+    (folder,) = (cache_dir() / "backbones").iterdir()
+    damage(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged .*delete the folder, it is made again"):
+        build(chosen, 0)
+
+
+def test_weights_that_an_earlier_version_kept_are_read():
+    """They were one file: a run that was trained on them needs the same bits."""
+    chosen = node("backbone", "nano", **SMALL["qwen2"], weights="markov", markov_steps=2)
+    made = weights(build(chosen, 0))
+    (folder,) = (cache_dir() / "backbones").iterdir()
+    (folder / "model.safetensors").rename(folder.with_suffix(".safetensors"))
+    shutil.rmtree(folder)
+    again = weights(build(chosen, 0))
+    assert all(torch.equal(weight, again[name]) for name, weight in made.items()) and not folder.exists()
 
 
 def test_a_folder_is_shuffled_or_trained_on_a_chain(tmp_path):

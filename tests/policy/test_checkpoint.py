@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig, plain
+from decisionllm.files import DIGESTS
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
-from tests.conftest import LOOP, NANO, SMALL, command, node
+from tests.conftest import LOOP, NANO, SMALL, command, damage, node
 
 pytestmark = pytest.mark.numeric
 
@@ -38,10 +39,10 @@ def config(backbone="nano lora", **options):
     return plain(TrainConfig(dataset={}, seed=3, window=6, **parts))
 
 
-def trained(path, config):
-    """A run directory whose model has moved everything it trains; the model."""
+def trained(path, config, *, noise=1):
+    """A run directory whose model has moved everything it trains, by this noise; the model."""
     model = checkpoint.make_model(config, SPEC).eval()
-    torch.manual_seed(1)
+    torch.manual_seed(noise)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.requires_grad:
@@ -62,7 +63,7 @@ def histories():
 
 
 def edit(file, change):
-    """Change a YAML, JSON or safetensors file of a run."""
+    """Change a YAML, JSON or safetensors file of a run, as if it had been written so."""
     read, write = {
         ".yaml": (lambda: yaml.safe_load(file.read_text()), lambda new: file.write_text(yaml.safe_dump(new))),
         ".json": (lambda: json.loads(file.read_text()), lambda new: file.write_text(json.dumps(new))),
@@ -71,6 +72,8 @@ def edit(file, change):
     content = read()
     change(content)
     write(content)
+    for folder in file.parents[:2]:
+        (folder / DIGESTS).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -174,6 +177,104 @@ def test_a_damaged_optimiser_is_one_clear_error(name, tmp_path, capsys):
     half(tmp_path / "run" / "checkpoint" / name)
     assert command(*words) == 1
     assert f"{name} is damaged or missing" in capsys.readouterr().err
+
+
+def shorter(file):
+    """Cut the last line of a text, or the last byte of tensors."""
+    content = file.read_bytes()
+    end = -1 if file.suffix == ".safetensors" else content[:-1].rfind(b"\n") + 1
+    file.write_bytes(content[:end])
+
+
+def swapped(file):
+    """Put in its place the file of a run that differs in nothing but what it learned."""
+    other = file.parents[len(file.parts) - file.parts.index("run") - 1] / "other"
+    trained(other, config(), noise=2)
+    new = (other / file.relative_to(other.parent / "run")).read_bytes()
+    old = file.read_bytes()
+    assert len(new) == len(old) and new != old
+    file.write_bytes(new)
+
+
+@pytest.mark.parametrize("change", [damage, shorter, swapped])
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
+def test_weights_that_are_not_those_written_are_refused(name, change, tmp_path):
+    trained(tmp_path / "run", config())
+    change(tmp_path / "run" / "checkpoint" / name)
+    with pytest.raises(ValueError, match=rf"{name} is damaged .*not those that were written.*restore a copy"):
+        checkpoint.load(tmp_path / "run")
+
+
+def test_the_error_of_damage_names_the_checkpoint_before(tmp_path):
+    """It is there after a save that was killed between its two renames."""
+    trained(tmp_path / "run", config())
+    shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "run" / "checkpoint.old")
+    damage(tmp_path / "run" / "checkpoint" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*checkpoint.old holds the checkpoint before"):
+        checkpoint.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
+def test_files_of_two_checkpoints_of_a_run_are_refused(name, tmp_path):
+    run = tmp_path / "run"
+    model = trained(run, config())
+    first = (run / "checkpoint" / name).read_bytes()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1)
+    checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": 2})
+    checkpoint.load(run)
+    (run / "checkpoint" / name).write_bytes(first)
+    with pytest.raises(ValueError, match=f"{name} is damaged .*not those that were written"):
+        checkpoint.load(run)
+
+
+def test_a_checkpoint_without_digests_is_loaded(tmp_path):
+    """As versions before wrote it, with the adapter's weights by one name each."""
+    model = trained(tmp_path / "run", config())
+    (tmp_path / "run" / "checkpoint" / DIGESTS).unlink()
+    loaded, _, _ = checkpoint.load(tmp_path / "run")
+    assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
+
+
+def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
+    """Those of the best weights, which act; the optimiser, which training goes on with; what describes the run."""
+    run = tmp_path / "run"
+    words = ("train", *LOOP, *NANO, "backbone.tune=lora", "data.held_out=0.2", "log.keep_best=true", f"run={run}")
+    assert command(*words) == 0
+    checked = (
+        "best/checkpoint/model.safetensors",
+        "best/checkpoint/adapter/adapter_model.safetensors",
+        "config.yaml",
+        "run.json",
+        "checkpoint/trainer.safetensors",
+        "checkpoint/trainer.json",
+    )
+    for name in checked:
+        before = (run / name).read_bytes()
+        damage(run / name)
+        if name.startswith("checkpoint/"):
+            assert command(*words) == 1
+            said = capsys.readouterr().err
+        else:
+            with pytest.raises(ValueError) as raised:
+                checkpoint.load(run)
+            said = str(raised.value)
+        assert f"{name} is damaged" in said and "not those that were written" in said
+        (run / name).write_bytes(before)
+    checkpoint.load(run)
+
+
+def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
+    """It is a smaller config, of which nothing says that it lacks something."""
+    run = tmp_path / "run"
+    assert command("train", *LOOP, *NANO, f"run={run}") == 0
+    shorter(run / "config.yaml")
+    assert yaml.safe_load((run / "config.yaml").read_text())
+    with pytest.raises(ValueError, match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/digests.json"):
+        checkpoint.read(run)
+    (run / DIGESTS).unlink()
+    checkpoint.read(run)
 
 
 WRITES = ((Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (shutil, "rmtree"), (checkpoint, "save_file"))
