@@ -45,6 +45,7 @@ ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
               "log.save_every")  # fmt: skip  # when a run is continued
+BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")  # what our own commands leave in a folder before there is a run in it
 MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
@@ -127,6 +128,29 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
     if info["fingerprint"] != (data := fingerprint_of(stores)):
         raise ValueError(f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true")
     return info
+
+
+def refuse_foreign(path: str | Path) -> None:
+    """Raise a ValueError if a run directory holds files that are not of a run. A start that was killed may have left files of its own."""
+    path = Path(path)
+    if not path.is_dir() or (path / "run.json").is_file():
+        return
+    foreign = sorted(file.name for file in path.iterdir() if file.name not in BEFORE_A_RUN and not _is_config(file))
+    if foreign:
+        shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
+        raise ValueError(
+            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; choose another run=..."
+        )
+
+
+def _is_config(file: Path) -> bool:
+    """Whether it is the config.yaml of a run."""
+    if file.name != "config.yaml":
+        return False
+    try:
+        return {"dataset", "run"} <= content(file).keys()
+    except ValueError:
+        return False
 
 
 @contextmanager
