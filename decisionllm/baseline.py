@@ -41,6 +41,7 @@ def baseline(config: dict[str, Any]) -> Path:
             raise ValueError(f"{key}: expected more than 0, got {number}")
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
+    checkpoint.refuse_foreign(run)
     d3rlpy, device = library(), checkpoint.usable(config["device"])
 
     # -- data and algorithm --

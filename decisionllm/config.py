@@ -203,6 +203,7 @@ def with_defaults(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def store_choices() -> None:
     """File every registered choice, and the defaults of `train`, in Hydra's ConfigStore."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
     envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]  # a dataset without an env of its name has none
@@ -213,6 +214,28 @@ def store_choices() -> None:
     store(group="dataset", name="none", node=none)  # until one is chosen, see `settle`; --help and --cfg job need none
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
     store(name="train_options", node={key: value for key, value in defaults.items() if key not in groups})
+    OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
+
+
+def policy_name(choice: str, *, _root_: Any) -> str:
+    """The name of a policy by default: of the backbone that is built, safe in a path.
+
+    Args:
+        choice: of the group `backbone`.
+        _root_: the config, as OmegaConf passes it.
+
+    Returns:
+        The last word of backbone._target_ if it is not that of the choice; the name of backbone.folder or backbone.hub_id; or the choice.
+    """
+    from omegaconf import OmegaConf
+
+    target, folder, hub_id = (OmegaConf.select(_root_, f"backbone.{key}") for key in ("_target_", "folder", "hub_id"))
+    if target != registry.discover()["backbone"].get(choice, {}).get("_target_"):
+        return str(target).rpartition(".")[2]
+    source = str(folder or hub_id or "")
+    name = Path(source).expanduser().absolute().name if source else ""
+    safe = re.sub(r"[^\w.+-]+", "-", name.removesuffix(".gguf")).strip("-.")
+    return safe or choice
 
 
 def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:

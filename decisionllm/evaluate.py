@@ -3,7 +3,9 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.backbones.readers import perplexity
-from decisionllm.config import listed, merged, of_run, with_defaults
+from decisionllm.config import Node, listed, merged, of_run, with_defaults
 from decisionllm.eval import attention, layout, report
+from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import explained
 from decisionllm.policy import checkpoint
@@ -46,7 +49,7 @@ def evaluate(config: dict[str, Any]) -> Path:
         FileNotFoundError: a run is not there or has no checkpoint.
     """
     console, config = Console(soft_wrap=True, markup=False, highlight=False), with_defaults("evaluate", config)
-    runs = [Path(str(run)) for run in (config["run"] if isinstance(config["run"], list) else [config["run"]])]
+    runs = run_directories(config["run"] if isinstance(config["run"], list) else [config["run"]])
     if not runs or config["episodes"] < 1:
         raise ValueError(f"run, episodes: expected at least one of each, got {config['run']} and {config['episodes']}")
     for key in ("target_quantiles", "target_returns"):
@@ -59,14 +62,17 @@ def evaluate(config: dict[str, Any]) -> Path:
         (run, *each) for run in runs
         for each in checkpoint.load_parts(run, listed(config["part"] or "") or [*checkpoint.read(run)[1].get("parts", {})], device=config["device"], **acting)
     ]  # fmt: skip
+    # Seeds of one experiment come one after the other and share their environment, which may be slow to build.
+    make = lru_cache(maxsize=1)(lambda node: build(json.loads(node), config["episodes"]))
     versions = checkpoint.versions()
-    drawn: set[str] = set()  # labels of pictures, and of datasets whose baselines were played
+    # the run by the label of its pictures, and by the dataset whose baselines were played beside it
+    drawn: dict[str, Path] = {}
     published: dict[str, dict[str, float]] = {}  # by dataset
     units: dict[str, str] = {}
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.jsonl").open("a", buffering=1) as file:
         for run, policy, run_config, info in loaded:
-            env, changed, note = environment(run, run_config, info, config)
+            env, changed, note = environment(run, run_config, info, config, make)
             if note:
                 console.print(note)
             ignored = ", ".join(key for key, value in (config["act"] | config["team"]).items() if value is not None)
@@ -105,29 +111,62 @@ def evaluate(config: dict[str, Any]) -> Path:
                         seed=config["seed"] if contender.scripted else run_config["seed"], target_return=contender.target,
                         headline=contender.scripted or contender.target == headline(policy), n=len(part), score=float(np.mean(scores)), low=low,
                         high=high, mean_return=float(np.mean([e.rewards.sum() for e in part])), seconds=round(seconds, 2),
+                        options={} if contender.scripted else options_of(run_config),
                         extra=where | ({} if contender.scripted else shared) | env.metrics(part),
                     )  # fmt: skip
                     file.write(json.dumps(row.row()) + "\n")
                     console.print(line(row))
-                    label = "-".join(filter(None, (contender.name, protocol, changed, str(row.seed), part_label)))
-                    label = re.sub(r"[^\w.+-]+", "-", label)
+                    label = file_name(contender.name, protocol, changed, str(row.seed), part_label)
+                    if drawn.get(label, run) != run and not contender.scripted:
+                        label = file_name(label, str(run))
                     if config["report"] and label not in drawn and row.headline and protocol == next(iter(conditions)):
-                        drawn.add(label)
+                        drawn[label] = run
                         pictures = {"rollout": env.draw(part, f"{contender.name}, {protocol}: {row.score:.1f}")}
                         if not contender.scripted and "policy" not in run_config:
                             pictures["attention"] = attention.draw(policy, part, f"{contender.name}: attention to the text")
                         for name, picture in pictures.items():
                             if picture is not None:
                                 picture.savefig(out / f"{name}-{label}.png")
-            drawn.add(dataset + changed)
+            drawn[dataset + changed] = run
     console.print(report.table(report.summarise(report.read_rows(out))))
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
 
 
-def environment(run: Path, run_config: dict[str, Any], info: dict[str, Any], config: dict[str, Any]) -> tuple[Env, str, str]:
+def run_directories(given: Sequence[Any]) -> list[Path]:
+    """The run directories that paths and patterns name, in their order."""
+    found: list[Path] = []
+    for pattern in given:
+        found += matched(str(pattern))
+    return found
+
+
+def matched(given: str) -> list[Path]:
+    """The run directory that is given, or the sorted run directories that a pattern such as runs/x/* matches; `~` is expanded.
+
+    Raises:
+        FileNotFoundError: nothing that the pattern matches is a run directory.
+    """
+    path = Path(given).expanduser()
+    if path.exists() or not has_magic(given):
+        return [path]
+    found = [Path(match) for match in sorted(glob(str(path), recursive=True))]
+    runs = [match for match in found if (match / "run.json").is_file()]
+    if not runs:
+        raise FileNotFoundError(
+            f"run={given}: expected a pattern of run directories (with run.json), "
+            f"it matches {len(found)} files or folders and none is a run; `ls {given}` shows them"
+        )
+    return runs
+
+
+def environment(
+    run: Path, run_config: dict[str, Any], info: dict[str, Any], config: dict[str, Any], make: Callable[[str], Env]
+) -> tuple[Env, str, str]:
     """The environment that a run is rolled out in, what is not the run's own, and a note for the user.
+
+    make: builds the environment of a config node, as JSON.
 
     Rows name what is not the run's own as "agents=5, act.stride=1"; options of `act` that a row has in a column, or in the name of its
     policy, are not named again. The note is one line or empty, see `layout.check_layout`.
@@ -139,17 +178,40 @@ def environment(run: Path, run_config: dict[str, Any], info: dict[str, Any], con
     same = given.get("_target_", own["_target_"]) == own["_target_"]
     emptied = {key: value for key, value in given.items() if value == {}}  # instead of merged
     node = merged(own if same else {}, given) | emptied
-    changed = [f"{'env' if key == '_target_' else key}={x}" for key, x in given.items() if node[key] != own.get(key)]
+    changed = changed_env(own, given, node, run_config) if given else []
     for part, named in (("act", ("decode", "planning_horizon")), ("team", ("execution",))):
         acting = run_config.get(part, {})
         changed += [
             f"{part}.{key}={x}" for key, x in config[part].items() if x not in (None, acting.get(key)) and key not in named
         ]
-    env: Env = build(node, config["episodes"])
+    env = make(json.dumps(node, sort_keys=True))
     layout.check_actions(Spec.of(info["spec"]), env, str(run))
     dataset = info["dataset"]
     note = layout.check_layout(dataset.get("observation_parts"), env, str(run), action_parts=dataset.get("action_parts"))
     return env, ", ".join(changed), note
+
+
+def changed_env(own: Node, given: Node, node: Node, run_config: dict[str, Any]) -> list[str]:
+    """How the environment of an evaluation differs from the run's own, in words: ["goal=south"], ["env=gymnasium", "id=CartPole-v1"].
+
+    Args:
+        own: the run's environment.
+        given: the options given in its place.
+        node: both together, which is built.
+        run_config: of the run, which defaults of options may refer to.
+    """
+    name, defaults = nearest("env", node)
+    usual = {key: resolved(value, run_config) for key, value in defaults.items()}
+    if node["_target_"] != own["_target_"]:
+        options = {key: value for key, value in given.items() if key != "_target_"}
+        return [f"env={name}", *(f"{key}={value}" for key, value in options.items() if value != usual.get(key))]
+    before = usual | own
+    return [f"{key}={value}" for key, value in given.items() if node[key] != before.get(key)]
+
+
+def file_name(*words: str) -> str:
+    """These words, joined and with - for what is awkward in the name of a file."""
+    return re.sub(r"[^\w.+-]+", "-", "-".join(filter(None, words)))
 
 
 def headline(policy: Any) -> float | None:

@@ -279,9 +279,12 @@ class Report:
     low: float  # 95 % bootstrap interval of the mean over the n episodes
     high: float
     seconds: float
+    # the options that identify the run, see `identity.options_of`; {} for a scripted player; None: not recorded
+    options: dict[str, Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # versions, fingerprint, commit: whatever belongs to this row
 
     def row(self) -> dict[str, Any]:
         """The line of results.jsonl, as a dict."""
-        own = {"return" if name == "mean_return" else name: value for name, value in vars(self).items() if name != "extra"}
+        left_out = ("extra", "options") if self.options is None else ("extra",)
+        own = {"return" if name == "mean_return" else name: value for name, value in vars(self).items() if name not in left_out}
         return own | self.extra

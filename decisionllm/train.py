@@ -57,7 +57,7 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         The run directory.
 
     Raises:
-        ValueError: an option that cannot be, or a run directory that holds another run or is being trained in.
+        ValueError: an option that cannot be, or a run directory that holds another run or other files, or is being trained in.
         FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is kept.
         ConnectionError: another process of the run was lost; the first one left that notices raises it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
@@ -69,6 +69,8 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     reports = distributed.counter(accelerator)
     with checkpoint.locked(c.run) if accelerator.is_main_process else nullcontext():
         try:
+            if accelerator.is_main_process:
+                checkpoint.refuse_foreign(c.run)
             return fit(c, options, accelerator)
         except RuntimeError as error:
             if not distributed.lost(error):

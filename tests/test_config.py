@@ -1,8 +1,12 @@
 """Options as users write them."""
 
+import shlex
+
 import pytest
+import yaml
 
 from decisionllm.config import listed, one_of, ranges
+from tests.conftest import command
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,30 @@ def test_a_value_is_one_of_those_that_are_known():
     one_of("dataset.text", "goal", {"goal": 1})
     with pytest.raises(ValueError, match="dataset.text: expected one of none, goal, got 'gaol'"):
         one_of("dataset.text", "gaol", ("none", "goal"))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("backbone=nano", "nano"),
+        ("backbone=nano backbone.width=64", "nano"),
+        ("backbone=smollm2", "smollm2"),
+        ("backbone._target_=mymodels.llama", "llama"),
+        ("backbone=nano backbone._target_=mylab.nets.Mamba", "Mamba"),
+        ("backbone=pretrained backbone.folder=/x/models/SmolLM", "SmolLM"),
+        ("backbone=pretrained backbone.folder=models/SmolLM-2.1/", "SmolLM-2.1"),
+        ("backbone=pretrained 'backbone.folder=\"/x/my models (new), 2/\"'", "my-models-new-2"),
+        ("backbone=pretrained backbone.folder=/x/Qwen-Q4.gguf", "Qwen-Q4"),
+        ("backbone=pretrained backbone.folder=/", "pretrained"),
+        ("backbone=pretrained backbone.hub_id=Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
+        ("backbone=pretrained backbone.folder=/x/SmolLM name=mine", "mine"),
+        ("backbone=pretrained backbone.folder=/x/SmolLM experiment=auction", "nano"),
+    ],
+)
+def test_a_policy_is_named_after_what_is_built(words, name, capsys):
+    """The run directory follows, unless an experiment names it."""
+    assert command("train", "dataset=synthetic", "seed=3", *shlex.split(words), "--cfg", "job", "--resolve") == 0
+    composed = yaml.safe_load(capsys.readouterr().out)
+    assert composed["name"] == name
+    if "experiment" not in words:
+        assert composed["run"] == f"runs/synthetic/{name}-none-3"

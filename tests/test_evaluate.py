@@ -2,6 +2,8 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,8 +11,10 @@ import yaml
 from decisionllm.config import with_defaults
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
-from decisionllm.evaluate import evaluate
+from decisionllm.evaluate import environment, evaluate
 from decisionllm.files import DIGESTS
+from decisionllm.registry import build, choice
+from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command
 
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
@@ -211,3 +215,66 @@ def test_what_is_not_the_runs_own_makes_another_result(runs, tmp_path):
     assert [row.get("changed") for row in rows] == [None, "goal=south", "act.stride=3", None], "north and 0 are the run's own"
     shown = {(r["protocol"], r["decode"]) for r in report.summarise(report.read_rows(tmp_path))}
     assert shown == {("standard", "mode"), ("standard, goal=south", "mode"), ("standard, act.stride=3", "sample")}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Two learning rates x two seeds, trained by one command."""
+    path = tmp_path_factory.mktemp("sweep")
+    loop = [word for word in LOOP if not word.startswith(("steps", "seed"))]
+    words = (*loop, *NANO, "steps=2", "seed=0,1", "optim.lr=0.001,0.002", f"cache_dir={path}/data", f"hydra.sweep.dir={path}")
+    assert command("train", "--multirun", *words, f"run='{path}/x/${{optim.lr}}-${{seed}}'") == 0
+    return path / "x"
+
+
+def test_a_sweep_of_learning_rates_and_seeds_is_two_results_of_two_seeds(sweep, tmp_path, capsys):
+    assert command("evaluate", f"run={sweep}/*", f"out={tmp_path}", "episodes=3") == 0
+    results = report.summarise(report.read_rows(tmp_path))
+    assert sorted((r["policy"], r["seeds"], r["n"]) for r in results) == [
+        ("nano, optim.lr=0.001", 2, 6),
+        ("nano, optim.lr=0.002", 2, 6),
+    ]
+    said, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
+    for name in ("nano, optim.lr=0.001", "nano, optim.lr=0.002"):
+        (line,) = (line for line in said.splitlines() if name in line)
+        assert line.endswith("2 x 3") and name in page
+
+
+def test_a_pattern_names_the_runs_that_match_it_in_order(sweep, tmp_path, capsys):
+    (sweep / "notes").mkdir()
+    rows = evaluated(tmp_path, f"run=[{sweep}/0.002-?,{sweep}/0.001-1]")
+    assert [row["run"].rpartition("/")[2] for row in rows] == ["0.002-0", "0.002-1", "0.001-1"]
+    assert command("evaluate", f"run={sweep}/n*", f"out={tmp_path}") == 1
+    said = capsys.readouterr().err
+    assert f"run={sweep}/n*: expected a pattern of run directories" in said and "matches 1 files or folders and none" in said
+
+
+def test_another_seed_of_the_environment_is_another_result(runs, tmp_path):
+    for words in ([], ["seed=3"], ["episodes=4"]):
+        evaluated(tmp_path, f"run={runs}/plain", *words)
+    results = report.summarise(report.read_rows(tmp_path))
+    assert {(r["policy"], r["n"]) for r in results} == {("plain, env seed 0", 4), ("plain, env seed 3", 3)}
+
+
+def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
+    built, make = [], PointEnv.__init__
+    monkeypatch.setattr(PointEnv, "__init__", lambda env, *args, **options: built.append(args) or make(env, *args, **options))
+    rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/cloned]", "baselines=false")
+    assert built == [(3,)] and len({row["run"] for row in rows}) == 2
+
+
+def changed(own, given):
+    """How `evaluate` labels this environment in place of a run's own."""
+    config = {"env": given, "episodes": 1, "act": {}, "team": {}}
+    info = {"spec": asdict(Spec(3, 1, 20, (-2.0,), (2.0,))), "dataset": {}}
+    return environment(Path("x"), {"env": own, "text": "none"}, info, config, lambda node: build(json.loads(node), 1))[1]
+
+
+def test_another_environment_is_named_without_its_defaults():
+    pytest.importorskip("gymnasium")
+    pendulum = choice("env", "gymnasium", id="Pendulum-v1", horizon=2, text="none")
+    assert changed({"_target_": "none"}, pendulum) == "env=gymnasium, id=Pendulum-v1, horizon=2"
+    own = choice("env", "synthetic", text="none", goal="south")
+    north = choice("env", "synthetic", text="none")
+    assert changed(own, north) == "goal=north", "a default, and not the run's own"
+    assert changed({"_target_": own["_target_"]}, north) == ""

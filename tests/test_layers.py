@@ -1,9 +1,7 @@
 """Imports only go down a floor, or stay in their own folder: read from the syntax trees, nothing is run."""
 
 import ast
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -100,29 +98,6 @@ def test_dotted_paths_in_strings_only_point_down(path):
     )
     for module in (word for text in strings for word in re.findall(r"^decisionllm(?:\.\w+)+$", text)):
         assert room(module) == here or floor(room(module)) < floor(here), f"{of(path)} names {module}, which is not below it"
-
-
-@pytest.mark.parametrize("path", FILES, ids=of)
-def test_functions_fit_on_a_screen(path):
-    functions = [
-        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    first = {f: f.body[1 if ast.get_docstring(f) and len(f.body) > 1 else 0].lineno for f in functions}  # below the docstring
-    long = {f.name: f.end_lineno - first[f] + 1 for f in functions if f.end_lineno - first[f] >= 80}
-    assert not long, "expected functions of at most 80 lines"
-
-
-@pytest.mark.parametrize("path", FILES, ids=of)
-def test_files_have_at_most_300_lines_of_code(path):
-    """Comments, docstrings and blank lines do not count."""
-    text = path.read_text()
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in skipped]
-    lines = {line for t in tokens for line in range(t.start[0], t.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    assert len(lines) <= 300
 
 
 @pytest.mark.parametrize("path", FILES, ids=of)

@@ -203,6 +203,13 @@ def test_a_plan_prints_the_cost_and_starts_nothing(tmp_path, capsys):
     assert "10 runs" in printed and "hours" in printed and "FLOPs" in printed and "MB on disk" in printed
 
 
+def test_a_plan_without_a_probe_has_no_hours(tmp_path, capsys):
+    assert small(tmp_path / "out", "action=plan", "probe=0") == 0
+    printed = capsys.readouterr().out
+    assert "10 runs" in printed and "MB on disk" in printed and "nan" not in printed.lower()
+    assert "hours are not estimated with probe=0" in printed
+
+
 def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monkeypatch):
     train, broken = scaling_run.train, [True]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,53 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
         assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 1
     assert "another training is running in this directory" in capsys.readouterr().err
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
+
+
+@pytest.mark.parametrize("words", [(), ("fresh=true",)])
+@pytest.mark.parametrize("name", ["photo.jpg", "config.yaml", "checkpoint/model.bin", "best/of.txt", ".env"])
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp_path, capsys):
+    (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "mine" / name).write_text("dataset: mine\n")
+    assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/mine") == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found {name.partition('/')[0]}" in said
+    assert said.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), "before any work"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [name.partition("/")[0]]
+    assert (tmp_path / "mine" / name).read_text() == "dataset: mine\n"
+
+
+def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
+    run = ("train", *LOOP, *NANO, f"run={tmp_path}/run")
+    assert command(*run) == 0
+    for path in (tmp_path / "run").iterdir():
+        if path.name != "config.yaml":  # killed before run.json
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in (".lock", "multirun.yaml"):
+        (tmp_path / "run" / name).touch()
+    (tmp_path / "run" / ".hydra").mkdir()
+    assert command(*run) == 0
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert command(*run, "fresh=true") == 0 and (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_a_horizon_that_makes_a_huge_table_of_time_steps_is_refused(tmp_path, capsys):
+    """Two episodes of 3 steps; the table would have 1e9 x 32 weights."""
+    steps = np.linspace(0, 1, 6, dtype=np.float32)
+    ends = np.array([0, 0, 1, 0, 0, 1], bool)
+    np.savez(tmp_path / "log.npz", observations=steps[:, None], actions=steps[:, None], rewards=steps, terminals=ends)
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    words = (
+        "dataset=arrays",
+        f"dataset.path={tmp_path}/log.npz",
+        "dataset.horizon=1e9",
+        "data.held_out=0",
+        f"run={tmp_path}/run",
+    )
+    assert command("train", *loop, *NANO, *words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "model.timesteps=learned: expected a horizon of at most 1,000,000 steps" in said
+    assert "got 1,000,000,000" in said and "the longest episode has 3" in said and "take model.timesteps=none" in said
+    assert command("train", *loop, *NANO, *words, "model.timesteps=none", "steps=1") == 0
 
 
 def test_other_data_is_another_run(tmp_path, capsys):

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
+from decisionllm.eval import identity
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 
-# rows that agree in these are one result, over seeds
+# rows that agree in these, in their configuration and in how they were evaluated are one result, over seeds: see `identity.pools`
 KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode", "changed")
 COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
-LINE = "{:34s} {:36s} {:24s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
+LINE = "{:34s} {:36s} {:{}s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
 TITLES = ("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
@@ -34,28 +36,32 @@ def interval(values: Any, seed: int = 0) -> tuple[float, float]:
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """The rows of results.jsonl; of rows about the same run and protocol, the last."""
-    rows = {}
+    """The rows of results.jsonl; of rows about the same run, protocol and seed of the environment, the last."""
+    rows: dict[tuple[str, ...], Row] = {}
     for line in (Path(folder) / "results.jsonl").read_text().splitlines():
         row = json.loads(line)
-        rows[tuple(str(row.get(key)) for key in (*KEYS, "seed", "run"))] = row
+        key = tuple(str(row.get(name)) for name in (*KEYS, "seed", "run"))
+        if "options" in row:
+            # a row of an earlier version has no options; it is replaced like any other
+            if key in rows and rows[key].get("env_seed") in (None, row.get("env_seed")):
+                del rows[key]
+            key += (str(row.get("env_seed")), str(row.get("part")))
+        rows[key] = row
     return list(rows.values())
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """One result for the rows of several seeds: mean, interquartile mean (one lucky seed moves it less than the mean, one bad seed less
-    than the median), interval over seeds, or over the episodes of one seed."""
-    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(str(row.get(key)) for key in KEYS)].append(row)
+    than the median), interval over seeds, or over the episodes of one seed. Results that look alike are named by what differs."""
+    groups = identity.pools(rows, KEYS)
     results = []
-    for members in groups.values():
+    for members, policy in zip(groups, identity.names(groups), strict=True):
         first, scores = members[0], [row["score"] for row in members]
         latched = [row["latched_score"] for row in members if "latched_score" in row]  # Maze2D: see its metrics
         low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
         results.append({
             "latched": float(np.mean(latched)) if latched else None,
-            **{key: first.get(key) for key in KEYS}, "protocol": ", ".join(filter(None, (first["protocol"], first.get("changed")))),
+            **{key: first.get(key) for key in KEYS}, "policy": policy, "protocol": ", ".join(filter(None, (first["protocol"], first.get("changed")))),
             "score": float(np.mean(scores)), "iqm": float(stats.trim_mean(scores, 0.25)),
             "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
             "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),
@@ -63,15 +69,23 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     return sorted(results, key=lambda r: (r["dataset"], not r["headline"], -r["score"]))
 
 
+def policy_names(rows: Sequence[Row]) -> list[str]:
+    """The policy of each row as `summarise` names its result."""
+    groups = identity.pools(rows, KEYS)
+    named = {id(row): name for members, name in zip(groups, identity.names(groups), strict=True) for row in members}
+    return [named[id(row)] for row in rows]
+
+
 def table(results: Sequence[Row]) -> str:
     """Results as text, one line for each."""
-    lines = [LINE.format(*TITLES)]
+    width = max([24, *(len(r["policy"]) for r in results)])
+    lines = [LINE.format(*TITLES[:3], width, *TITLES[3:])]
     for r in results:
         latched = "-" if r["latched"] is None else f"{r['latched']:.1f}"
         target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
         scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}", latched
         count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
-        lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], target, *scores, count))
+        lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], width, target, *scores, count))
     return "\n".join(lines)
 
 
@@ -88,19 +102,20 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     """
     folder = Path(folder)
     rows = read_rows(folder)
-    results = summarise(rows)
+    results, policies = summarise(rows), policy_names(rows)
     datasets = list(dict.fromkeys(r["dataset"] for r in results))
     labels = {name: units[name] or NORMALISED if name in units else "score" for name in datasets}
     published = {name: scores for name, scores in published.items() if name in labels and scores}
     pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published, labels)}
-    curves = {row["run"]: row["policy"] for row in rows if row.get("run") and (Path(row["run"]) / "metrics.jsonl").is_file()}
+    runs = {row["run"]: policies[i] for i, row in enumerate(rows) if row.get("run")}
+    curves = {run: policy for run, policy in runs.items() if (Path(run) / "metrics.jsonl").is_file()}
     if curves:
         pictures["learning.png"] = draw_curves(curves)
     tables: dict[str, Any] = {}
-    for row in rows:
+    for row, policy in zip(rows, policies, strict=True):
         for name, table in row.items():  # a probe is in all rows of its run
             if isinstance(table, dict) and "shares" in table and table not in tables.values():
-                tables[f"{row['policy']}, {row['protocol']}, seed {row['seed']}: {name}"] = table
+                tables[f"{policy}, {row['protocol']}, seed {row['seed']}: {name}"] = table
     if tables:
         pictures["tables.png"] = draw_tables(tables)
     for name, made in pictures.items():

@@ -47,6 +47,7 @@ ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
               "log.save_every")  # fmt: skip  # when a run is continued
+BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")  # what our own commands leave in a folder before there is a run in it
 MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
@@ -137,7 +138,7 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
     different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
     if different:
         if different.keys() <= {"steps", "minutes"}:
-            raise ValueError(longer(path, config, **different))
+            raise ValueError(longer(path, **different))
         changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
         raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
     if info["fingerprint"] != (data := fingerprint_of(stores)):
@@ -145,7 +146,7 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
     return info
 
 
-def longer(path: Path, config: dict[str, Any], **different: tuple[Any, Any]) -> str:
+def longer(path: Path, **different: tuple[Any, Any]) -> str:
     """How to train for longer than a run was begun for, as a message."""
     was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
     now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
@@ -153,6 +154,29 @@ def longer(path: Path, config: dict[str, Any], **different: tuple[Any, Any]) -> 
     schedule = "the schedule of its learning rate ends there, so that it can't be moved"
     another = f"begin another run with its weights, by init_from={path} run=..., or with new weights, by fresh=true"
     return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
+
+
+def refuse_foreign(path: str | Path) -> None:
+    """Raise a ValueError if a run directory holds files that are not of a run. A start that was killed may have left files of its own."""
+    path = Path(path)
+    if not path.is_dir() or (path / "run.json").is_file():
+        return
+    foreign = sorted(file.name for file in path.iterdir() if file.name not in BEFORE_A_RUN and not _is_config(file))
+    if foreign:
+        shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
+        raise ValueError(
+            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; choose another run=..."
+        )
+
+
+def _is_config(file: Path) -> bool:
+    """Whether it is the config.yaml of a run."""
+    if file.name != "config.yaml":
+        return False
+    try:
+        return {"dataset", "run"} <= content(file).keys()
+    except ValueError:
+        return False
 
 
 @contextmanager

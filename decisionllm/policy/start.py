@@ -1,7 +1,7 @@
 """A run before its first step: its model, the units and the value fitted to its data, the weights that it starts from or goes on from."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from decisionllm.models.imagined import TEXTS, Transitions, codes
 from decisionllm.policy import checkpoint
 from decisionllm.schema import Spec
 
+MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
 def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool) -> Any:
     """The model of a run, its units fitted to the training data; with init_from and unless the run was begun, of another run's weights."""
     specs = {name: each.store.spec for name, each in data.items()}
+    if c.model.timesteps == "learned":
+        check_horizons([each.store for each in data.values()])
     model = checkpoint.make_model(options, specs.get("", specs))
     started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
     for name, member in members(model).items():
@@ -36,6 +39,17 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
     if model.backbone.features is not None:
         model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
     return model
+
+
+def check_horizons(stores: Iterable[Store]) -> None:
+    """Raise a ValueError if a learned table of time steps, one vector for each step of the horizon, would be larger than any use."""
+    for store in stores:
+        horizon = store.spec.horizon
+        if horizon > MOST_TIMESTEPS:
+            expected = f"expected a horizon of at most {MOST_TIMESTEPS:,} steps, got {horizon:,}"
+            longest = f"the longest episode has {int(store.lengths.max()):,}"
+            remedy = "take model.timesteps=none or a smaller horizon"
+            raise ValueError(f"model.timesteps=learned: {expected}; {longest}; {remedy}")
 
 
 def take_up(

@@ -219,7 +219,10 @@ def estimate(grid: Grid, config: dict[str, Any], say: Callable[[str], None]) -> 
         })  # fmt: skip
     table = pd.DataFrame(rows)
     total = table.sum(numeric_only=True, skipna=False)
-    say(table.to_string(index=False, float_format="{:,.2f}".format))
+    shown = table if config["probe"] else table.drop(columns="hours")
+    say(shown.to_string(index=False, float_format="{:,.2f}".format))
     work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS})"
-    spent = f"{total['hours']:.2f} hours of training by one worker; {total['MB on disk']:,.0f} MB on disk"
-    say(f"{work}; {spent}; rollouts not counted")
+    hours = (
+        f"{total['hours']:.2f} hours of training by one worker" if config["probe"] else "hours are not estimated with probe=0"
+    )
+    say(f"{work}; {hours}; {total['MB on disk']:,.0f} MB on disk; rollouts not counted")

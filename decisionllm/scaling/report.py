@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +136,38 @@ def findings(grid: pd.DataFrame) -> list[str]:
             for size in sizes[1:]:
                 pairs = paired(part, metric, "size", size, sizes[0])
                 lines += verdict(f"{name}, {volume:.0%} of the data: {size} against {sizes[0]}", pairs, sign)
-            means = sign * part[part["mixture"] == qualities[0]].groupby("size")[metric].mean().reindex(sizes)
-            if means.notna().all():
-                lines.append(f"{name}, {volume:.0%} of the data: the best size is {means.idxmax()}.")
+            usual = part[part["mixture"] == qualities[0]]
+            lines += best_size(f"{name}, {volume:.0%} of the data", usual, metric, sizes, sign)
         for quality in qualities[1:]:
             pairs = paired(grid[grid["fraction"] == everything], metric, "mixture", quality, qualities[0])
             lines += verdict(f"{name}, all data: quality {quality} against {qualities[0]}", pairs, sign)
     return lines
+
+
+def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: Sequence[str], sign: int) -> list[str]:
+    """A sentence that names the best size, or those that cannot be told from the best mean; none if a size has no value.
+
+    Args:
+        what: is compared, the first words of the sentence.
+        grid: runs that differ in size and seed.
+        metric: column of the grid.
+        sizes: at least two, the smallest first.
+        sign: 1 if more is better, -1 if less.
+    """
+    means = sign * grid.groupby("size")[metric].mean().reindex(sizes)
+    if len(sizes) < 2 or means.isna().any():
+        return []
+    best = means.idxmax()
+    alike = []
+    for size in sizes:
+        pairs = paired(grid, metric, "size", size, best)
+        low, high = interval(pairs) if len(pairs) > 1 else (0.0, 0.0)
+        if low <= 0 <= high:
+            alike.append(size)
+    if len(alike) == 1:
+        return [f"{what}: the best size is {best}."]
+    together = f"{', '.join(alike)} cannot be told apart, the smallest of them is {alike[0]}"
+    return [f"{what}: no size is the best beyond chance; {together}."]
 
 
 def measured(found: dict[str, Any], grid: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decisionllm.config import TrainConfig
 from decisionllm.eval import report
+from decisionllm.registry import discover
 
 
 def row(score, seed=0, **fields):
@@ -150,3 +152,80 @@ def test_published_scores_and_units_belong_to_one_dataset(tmp_path):
     panels = report.draw_scores(report.summarise(report.read_rows(tmp_path)), published, labels).axes
     ticks = [[label.get_text() for label in panel.get_yticklabels()] for panel in panels]
     assert ticks == [["p", "DT, published"], ["p"], ["p"]] and [panel.get_xlabel() for panel in panels] == list(labels.values())
+
+
+def test_runs_of_two_learning_rates_are_two_results_of_two_seeds():
+    rows = [row(10 * lr + seed, seed, options={"optim.lr": lr, "data.seed": 0}, env_seed=0) for lr in (1, 2) for seed in (0, 1)]
+    results = report.summarise(rows)
+    assert [(r["policy"], r["score"], r["seeds"], r["n"]) for r in results] == [
+        ("p, optim.lr=2", 20.5, 2, 20),
+        ("p, optim.lr=1", 10.5, 2, 20),
+    ]
+    assert report.policy_names(rows) == ["p, optim.lr=1"] * 2 + ["p, optim.lr=2"] * 2
+
+
+def test_an_option_at_its_default_is_named_where_another_result_has_another_value():
+    """The default of optim.lr is 0.0005, that of the width of nano 128; a frozen default has no lora_rank to name."""
+    options = [{"backbone": "nano"}, {"backbone": "nano", "optim.lr": 0.002}, {"backbone": "dt", "backbone.width": 64}]
+    names = report.policy_names([row(i, run=f"runs/{i}", options=each) for i, each in enumerate(options)])
+    lr, width = TrainConfig({}, {}, {}).optim.lr, discover()["backbone"]["nano"]["width"]
+    assert f"backbone=nano, backbone.width={width}, optim.lr={lr}" in names[0].replace("backbone.layers=3, ", "")
+    assert "optim.lr=0.002" in names[1] and "backbone=dt" in names[2] and "backbone.width=64" in names[2]
+    assert "dataset" not in " ".join(names) and "seed" not in " ".join(names)
+
+
+def test_evaluations_with_several_env_seeds_are_kept_and_told_apart(tmp_path):
+    written(
+        tmp_path,
+        row(1, options={}, env_seed=0),
+        row(2, options={}, env_seed=3),
+        row(5, options={}, env_seed=0, n=20),
+        row(6, 1, options={}, env_seed=0, n=20),
+    )
+    rows = report.read_rows(tmp_path)
+    assert [r["score"] for r in rows] == [5, 2, 6], "the last evaluation with the same seed of the environment"
+    found = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
+    assert found == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
+
+
+def test_other_data_and_other_ways_to_act_are_other_results():
+    rows = [
+        row(1, options={}, fingerprint="aaaabbbbcccc", decode="mode"),
+        row(2, options={}, fingerprint="ddddeeeeffff", decode="mode"),
+        row(3, options={}, fingerprint="aaaabbbbcccc", decode="sample"),
+    ]
+    assert len(report.summarise(rows)) == 3 and len(set(report.policy_names(rows))) == 3
+    assert report.policy_names(rows[:2]) == ["p, data aaaabbbb", "p, data ddddeeee"]
+    assert report.policy_names(rows[::2]) == ["p, act.decode=mode", "p, act.decode=sample"]
+
+
+def test_an_option_that_follows_the_seed_is_part_of_the_seed():
+    """As in dataset.seed='${seed}' init_from='runs/start-${seed}': the data of each seed are its own."""
+    follow = [
+        row(s, s, fingerprint=f"data{s}", options={"dataset.seed": s, "data.seed": 0, "init_from": f"runs/start-{s}"})
+        for s in (0, 1, 12)
+    ]
+    (result,) = report.summarise(follow)
+    assert (result["policy"], result["seeds"]) == ("p", 3)
+    grid = [
+        row(10 * d + s, s, fingerprint=f"data{d}", options={"dataset.seed": d}) for s, d in ((0, 0), (1, 1), (0, 1), (1, 0))
+    ]
+    found = {(r["policy"], r["score"]) for r in report.summarise(grid)}
+    assert found == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
+    sweep = [row(s, s, options={"window": s + 5, "model.action_chunk": s + 1}) for s in (0, 1)]
+    assert len(report.summarise(sweep)) == 2, "a sweep beside the seed is none"
+
+
+def test_rows_of_an_earlier_version_are_pooled_among_themselves(tmp_path):
+    old = [row(10, 0, env_seed=0), row(20, 1, env_seed=0), row(30, 2, run="runs/again")]
+    assert [(r["policy"], r["seeds"]) for r in report.summarise(old)] == [("p", 3)]
+    new = row(50, 5, options={}, env_seed=0)
+    assert {(r["policy"], r["seeds"]) for r in report.summarise([*old, new])} == {("p, options not recorded", 3), ("p", 1)}
+    written(tmp_path, *old, row(11, 0, options={}, env_seed=0), row(21, 1, options={}, env_seed=1))
+    assert sorted(r["score"] for r in report.read_rows(tmp_path)) == [11, 20, 21, 30], "evaluated again, with the same env seed"
+
+
+def test_a_long_value_is_cut_and_still_told_from_others():
+    parts = [{"rooms": [*range(40)], "exit": i} for i in (1, 2)]
+    one, two = report.policy_names([row(i, run=f"r{i}", options={"env.maps": each}) for i, each in enumerate(parts)])
+    assert one != two and max(len(one), len(two)) < 50 and one.startswith("p, env.maps={'rooms': [0")

@@ -127,6 +127,23 @@ def test_the_best_size_is_that_of_the_first_quality(tmp_path):
     )
 
 
+def best(losses):
+    """What the report says about the best of these sizes: {size: the held-out losses of seeds 0, 1 and 2}."""
+    rows = [(size, 1.0, "0", seed, loss) for size, each in losses.items() for seed, loss in enumerate(each)]
+    part = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
+    return study.best_size("loss", part, "held_out", [*losses], -1)
+
+
+def test_a_size_is_the_best_only_beyond_chance():
+    """b is the best mean; a is above it in all seeds, or better in one of them."""
+    assert best({"a": [3, 3, 4], "b": [1, 2, 2]}) == ["loss: the best size is b."]
+    (said,) = best({"a": [1, 3, 4], "b": [2, 2, 3], "c": [8, 9, 9], "d": [2, 3, 3]})
+    assert said == "loss: no size is the best beyond chance; a, b, d cannot be told apart, the smallest of them is a."
+    (alone,) = best({"a": [3], "b": [2]})
+    assert alone == "loss: no size is the best beyond chance; a, b cannot be told apart, the smallest of them is a."
+    assert best({"a": [3, 3, 4]}) == [] == best({"a": [3, float("nan"), 4], "b": [float("nan")] * 3}), "nothing to compare"
+
+
 def test_a_size_with_one_run_is_not_compared(tmp_path):
     found = planted()
     found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]

@@ -1,0 +1,48 @@
+"""The options that identify the configuration of a run: few, and the same for all seeds."""
+
+from decisionllm.config import TrainConfig, plain
+from decisionllm.eval.identity import options_of
+from decisionllm.registry import choice
+
+
+def run_config(**options):
+    nodes = {
+        "dataset": choice("dataset", "synthetic"),
+        "backbone": choice("backbone", "nano"),
+        "head": choice("head", "gaussian"),
+    }
+    return plain(TrainConfig(**nodes | {"env": choice("env", "synthetic")} | options))
+
+
+SEEDS = {"dataset.seed": 0, "data.seed": 0}
+PLAIN = {"dataset": "synthetic", "backbone": "nano", "head": "gaussian"} | SEEDS
+
+
+def test_options_at_their_defaults_are_left_out_and_those_that_refer_to_others():
+    """dataset.text, env.text and optim.lr_backbone refer to other options."""
+    assert options_of(run_config()) == PLAIN
+    changed = run_config(text="goal")
+    changed["optim"] |= {"lr": 0.25, "lr_backbone": 0.25}
+    assert options_of(changed) == PLAIN | {"text": "goal", "optim.lr": 0.25}
+
+
+def test_seeds_places_and_the_log_are_no_part_of_it():
+    same = run_config(seed=3, run="runs/other", name="mine", device="cpu", cache_dir="/x", fresh=True)
+    same["log"]["every"] = 7
+    assert options_of(same) == PLAIN
+
+
+def test_a_choice_is_named_by_what_was_built():
+    """nano and tiny are one callable of other sizes."""
+    tiny = choice("backbone", "tiny")
+    assert options_of(run_config(backbone=tiny | {"layers": 5})) == PLAIN | {"backbone": "tiny", "backbone.layers": 5}
+    wide = choice("backbone", "nano", width=256, inner=1408, layers=4)
+    assert options_of(run_config(backbone=wide))["backbone"] == "tiny", "the same numbers are the same backbone"
+    assert options_of(run_config(backbone=wide, name="nano"))["backbone.width"] == 256
+    own = options_of(run_config(backbone={"_target_": "mylab.Llama", "layers": 2}))
+    assert own == PLAIN | {"backbone": "mylab.Llama", "backbone.layers": 2}
+
+
+def test_an_environment_is_named_where_it_is_not_that_of_the_data():
+    assert options_of(run_config(env={"_target_": "none"})) == PLAIN | {"env": "none"}
+    assert options_of(run_config(env=choice("env", "synthetic", goal="south"))) == PLAIN | {"env.goal": "south"}
