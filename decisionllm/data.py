@@ -52,17 +52,24 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind:
         if store.action_weight is not None or altered.CHANGED in store.info:
             raise ValueError(f"export={kind}: expected a log with every action, without data.corrupt, got {store.info['name']}")
-        EXPORTS[kind](target, store, **(scored(config.get("env", NO_ENV), store) if kind == "minari" else {}))
+        options: dict[str, Any] = {}
+        if kind == "minari":
+            options, note = scored(config.get("env", NO_ENV), store)
+            if note:
+                console.print(note)
+        EXPORTS[kind](target, store, **options)
         console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
     return store
 
 
-def scored(env: dict[str, Any], store: Store) -> dict[str, Any]:
-    """What `minari.save` writes beside the episodes, so that a policy trained on them can be scored."""
+def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
+    """What `minari.save` writes beside the episodes, so that a policy trained on them can be scored, and a line for the user or ""."""
     remedy = "env=none exports without one"
     with explained("export=minari: the environment could not be made", ValueError, OSError, remedy=remedy):
-        known = exported(env, store.spec)
-    return known | ({"final": maze2d.final_observations(store)} if store.info.get("env") == "maze2d" else {})
+        known, note = exported(env, store)
+    if store.info.get("env") == "maze2d":
+        known["final"] = maze2d.final_observations(store)
+    return known, note
 
 
 def export_days(folder: str, dataset: dict[str, Any], console: Console) -> None:

@@ -1,12 +1,17 @@
 """The command `data`: a card whose every number is worked by hand, a window as the model reads it, and exports."""
 
+import gymnasium
 import minari
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from decisionllm.data import card, data, window
+from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.maze2d import load, name_in, read_hdf5
 from decisionllm.datasets.store import open_store, write
+from decisionllm.eval.gymnasium import make
+from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
 from decisionllm.schema import Episode, Spec
@@ -194,3 +199,67 @@ def test_a_log_that_grew_is_appended_to_its_store(tmp_path, capsys):
     log([1, 2, 3, 9, 5, 6, 7, 8])
     assert command(*words, f"append={old}") == 1
     assert f"episode 1: rewards differs from that of {old}; leave append out" in capsys.readouterr().err
+
+
+def record(tmp_path, monkeypatch, world, **options):
+    """Its id, the config node of four random episodes in a world of tests/eval/test_gymnasium.py, and of the environment."""
+    name = f"{world}-v0"
+    spec = EnvSpec(name, f"tests.eval.test_gymnasium:{world}", max_episode_steps=3, kwargs=options)
+    monkeypatch.setitem(gymnasium.registry, name, spec)
+    env = make(4, id=name)
+    log = rollout(env.baselines(0)["random"], env, seed=0)
+    facts = Spec(observation_dim=log[0].observations.shape[1], **env.action, horizon=3)
+    dataset = from_episodes(log, tmp_path / world, name=world, spec=facts, observation_parts=env.observation_parts)
+    return dataset, choice("env", "gymnasium", id=name)
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [("Reach", {}), ("Buttons", {}), ("Counter", {}), ("Counter", {"square": True}), ("Bounded", {})],
+)
+def test_an_export_has_the_spaces_of_its_environment(tmp_path, monkeypatch, capsys, world, options):
+    dataset, env = record(tmp_path, monkeypatch, world, **options)
+    store = data(config(tmp_path, dataset, env=env, export="minari:mine/world-v0"))
+    written = minari.load_dataset("mine/world-v0")
+    world = written.recover_environment()
+    assert written.observation_space == world.observation_space and written.action_space == world.action_space
+    steps = 0
+    for made in written:
+        seen = [pick(made.observations, t) for t in range(len(made) + 1)]
+        assert all(one in world.observation_space for one in seen) and all(one in world.action_space for one in made.actions)
+        steps += len(made)
+    assert steps == store.offsets[-1] > 4
+    back = data(config(tmp_path, node("dataset", "minari", minari_id="mine/world-v0")))
+    for name in ("observations", "actions", "rewards", "final_observation", "terminated"):
+        np.testing.assert_array_equal(vars(back)[name], vars(store)[name], err_msg=name)
+    assert back.info["observation_parts"] == store.info["observation_parts"]
+    assert "names no environment" not in capsys.readouterr().out
+
+
+def pick(values, t):
+    """Observation t of an episode."""
+    return {key: pick(part, t) for key, part in values.items()} if isinstance(values, dict) else values[t]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"observations": 10.0}, "an observation is not in Dict"),
+        ({"actions": 0.25}, "trained on continuous actions, the environment has 4 discrete ones"),
+        ({"parts": [("pos", 2), ("goal", 1)]}, "laid out as pos 2, goal 1, the environment's as goal 1, pos 2"),
+    ],
+)
+def test_an_export_that_does_not_fit_names_no_environment(tmp_path, monkeypatch, capsys, changed, why):
+    _, env = record(tmp_path, monkeypatch, "Reach")
+    rows = np.full((2, 3), changed.get("observations", 1.0), np.float32)
+    actions = np.full((2, 1), changed.get("actions", 0), np.float32)
+    space = {"low": (0.0,), "high": (0.5,)} if "actions" in changed else {"num_actions": 4}
+    spec = Spec(observation_dim=3, action_dim=1, horizon=3, **space)
+    log = [Episode(rows, actions, np.ones(2, np.float32))]
+    dataset = from_episodes(log, tmp_path / "log", name="log", spec=spec, observation_parts=changed.get("parts", ()))
+    data(config(tmp_path, dataset, env=env | {"reference": [0, 1]}, export="minari:mine/world-v0"))
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "names no environment" in line]
+    assert why in said
+    written = minari.load_dataset("mine/world-v0")
+    assert written.observation_space.shape == (3,) and "env_spec" not in written.storage.metadata
+    assert written.storage.metadata["ref_max_score"] == 1

@@ -12,6 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.moments import Moments
-from decisionllm.datasets.spaces import action_parts, action_spec, encode_actions, flatten, observation_parts
+from decisionllm.datasets.spaces import (
+    action_parts,
+    action_spec,
+    decode_actions,
+    encode_actions,
+    flatten,
+    observation_parts,
+    unflatten,
+)
 from decisionllm.datasets.store import Store
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
@@ -167,8 +176,15 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def save(
-    minari_id: str, store: Store, *, env: Any = None, reference: tuple[float, float] | None = None, final: np.ndarray | None = None,
-) -> Any:  # fmt: skip
+    minari_id: str,
+    store: Store,
+    *,
+    env: Any = None,
+    reference: tuple[float, float] | None = None,
+    final: np.ndarray | None = None,
+    observation_space: Any = None,
+    action_space: Any = None,
+) -> Any:
     """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
 
     Minari stores one more observation than actions: an episode without a final observation repeats its last one.
@@ -180,6 +196,8 @@ def save(
         reference: returns of a random policy and of an expert; Minari drops them where no environment is given, so that they are
             written afterwards.
         final: (E, S) final observations, of a store without them.
+        observation_space: of the environment, into whose values rows are laid out by `spaces.unflatten`; None: a Box of S numbers.
+        action_space: of the environment; None: that of the spec.
 
     Returns:
         The open Minari dataset.
@@ -200,30 +218,60 @@ def save(
     if get_dataset_path(minari_id).exists():
         raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; choose another name or version")
 
+    observation_space = observation_space or spaces.Box(-np.inf, np.inf, (store.spec.observation_dim,), np.float32)
+    action_space = action_space or _plain_actions(store, named=env is not None)
+    finals = store.final_observation if final is None else final
+
     def buffer(e: int) -> Any:
         episode = store.episode(e)
         last = episode.observations[-1] if finals is None else finals[e]
+        rows = np.concatenate([episode.observations, last[None]])
         ends = np.zeros((2, len(episode.rewards)), bool)
         ends[:, -1] = episode.terminated, episode.truncated
         return EpisodeBuffer(
-            id=e, observations=np.concatenate([episode.observations, last[None]]),
-            actions=episode.actions[:, 0].astype(np.int64) if spec.num_actions else episode.actions,
-            rewards=episode.rewards, terminations=ends[0], truncations=ends[1],
-        )  # fmt: skip
+            id=e,
+            observations=unflatten(rows, observation_space),
+            actions=decode_actions(episode.actions, action_space),
+            rewards=episode.rewards,
+            terminations=ends[0],
+            truncations=ends[1],
+        )
 
-    spec, finals = store.spec, store.final_observation if final is None else final
-    box = None if spec.num_actions else spaces.Box(*np.array([spec.low, spec.high], np.float32))
+    # Minari writes images as JPEG, whose numbers are others, unless it is told not to; 0.5.3 has no such option.
+    known = signature(minari.create_dataset_from_buffers).parameters
+    lossless: dict[str, Any] = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
             dataset = minari.create_dataset_from_buffers(
-                minari_id, map(buffer, range(len(store.lengths))), env=env, action_space=box or spaces.Discrete(spec.num_actions), data_format="hdf5",
-                observation_space=spaces.Box(-np.inf, np.inf, (spec.observation_dim,), np.float32),
+                minari_id,
+                map(buffer, range(len(store.lengths))),
+                env=env,
+                observation_space=observation_space,
+                action_space=action_space,
+                data_format="hdf5",
                 description=f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}",
-            )  # fmt: skip
+                **lossless,
+            )
         if reference is not None:
             dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
     except BaseException:
         shutil.rmtree(get_dataset_path(minari_id), ignore_errors=True)
         raise
     return dataset
+
+
+def _plain_actions(store: Store, *, named: bool) -> Any:
+    """The action space of a store's spec.
+
+    Args:
+        store: the data.
+        named: an environment of this package is named, which takes the index of a combination as it is.
+    """
+    from gymnasium import spaces
+
+    spec = store.spec
+    if not spec.num_actions:
+        return spaces.Box(*np.array([spec.low, spec.high], np.float32))
+    sizes = store.info.get("action_parts")
+    return spaces.Discrete(spec.num_actions) if named or not sizes else spaces.MultiDiscrete(sizes)

@@ -43,6 +43,52 @@ def flatten(values: Any, space: "Space[Any]") -> np.ndarray:
     return np.concatenate(columns, axis=1)
 
 
+def unflatten(rows: np.ndarray, space: "Space[Any]") -> Any:
+    """Rows (n, S) as stacked observations of a space, of its types: the inverse of `flatten`."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return _of_box(rows, space)
+    if isinstance(space, spaces.Discrete):
+        return rows.argmax(axis=1) + space.start
+    values: dict[str, Any] = {}
+    first = 0
+    for key, part in _sorted(space):
+        size = sum(numbers for _, numbers in observation_parts(part))
+        values[key] = unflatten(rows[:, first : first + size], part)
+        first += size
+    return values
+
+
+def _of_box(rows: np.ndarray, space: "spaces.Box") -> np.ndarray:
+    """Rows (n, numbers) as stacked values of a Box, of its shape and type.
+
+    A float32 number may lie beyond a bound of float64 by its rounding alone. It is the bound then.
+    """
+    values = rows.reshape(len(rows), *space.shape)
+    clipped = np.clip(values.astype(np.float64), space.low, space.high)
+    nearest = np.where(clipped.astype(np.float32) == values, clipped, values)
+    with np.errstate(invalid="ignore"):  # a negative number has no value of an unsigned type; `fits` finds it
+        return np.asarray(nearest.astype(space.dtype))
+
+
+def fits(rows: np.ndarray, space: "Space[Any]") -> bool:
+    """Whether every row (n, S) is an observation of the space, from which `flatten` makes the same row."""
+    values = unflatten(rows, space)
+    return _within(values, space) and np.array_equal(flatten(values, space), rows)
+
+
+def _within(values: Any, space: "Space[Any]") -> bool:
+    """Whether stacked observations lie within the bounds of every Box of their space."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        return bool(np.all((values >= space.low) & (values <= space.high)))
+    if isinstance(space, spaces.Dict):
+        return all(_within(values[key], part) for key, part in space.spaces.items())
+    return True
+
+
 def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
     """The layout that `flatten` gives to an observation.
 
@@ -165,13 +211,19 @@ def decode_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spac
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
-        return rows.astype(space.dtype).reshape(len(rows), *space.shape)
+        return _of_box(rows, space)
     index = rows[:, 0].astype(np.int64)
     if isinstance(space, spaces.Discrete):
         return np.asarray(index + space.start)
     parts = np.unravel_index(index, tuple(action_parts(space)))
     values = np.stack(parts, axis=1).reshape(len(rows), *space.nvec.shape)
     return np.asarray(values + space.start, space.dtype)
+
+
+def fits_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spaces.MultiDiscrete") -> bool:
+    """Whether every row (n, A) is an action of the space, from which `encode_actions` makes the same row."""
+    actions = decode_actions(rows, space)
+    return _within(actions, space) and np.array_equal(encode_actions(actions, space), rows)
 
 
 def stated_action_parts(parts: Sequence[int], num_actions: int) -> list[int]:

@@ -7,10 +7,15 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from decisionllm.datasets.spaces import fits, fits_actions
+from decisionllm.datasets.store import Store, blocks
 from decisionllm.eval.gymnasium import GymnasiumEnv
+from decisionllm.eval.layout import check_actions, check_layout
 from decisionllm.protocols import Env
 from decisionllm.registry import build
 from decisionllm.schema import Spec
+
+BLOCK = 1 << 14  # rows that are compared at a time
 
 
 class Single(gymnasium.Env[np.ndarray, Any]):
@@ -37,21 +42,67 @@ class Single(gymnasium.Env[np.ndarray, Any]):
         return after[0].astype(np.float32), float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
 
 
-def exported(node: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """What an exported Minari dataset says of its environment: `env`, a Gymnasium EnvSpec, and `reference`, returns of a random policy
-    and an expert; empty without an environment, or where agents share a world.
+def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
+    """What an exported Minari dataset says of its environment.
 
     Args:
         node: config node of the environment.
-        spec: of the data.
+        store: the data.
+
+    Returns:
+        The options of `minari.save`: `env`, a Gymnasium EnvSpec, its spaces, and `reference`, returns of a random policy and an expert;
+        empty without an environment, or where agents share a world. And a line for the user, or "": why the dataset names no
+        environment, or what the data do not say of its layout.
     """
     if node["_target_"] == "none":
-        return {}
+        return {}, ""
     env: Env = build(node, 1)
     if env.groups is not None:
-        return {}
+        return {}, ""
+    known: dict[str, Any] = {"reference": env.reference}
+    if not isinstance(env, GymnasiumEnv):
+        return known | {"env": _as_gymnasium(node, env, store.spec)}, ""
+    try:
+        note = check_exportable(store, env)
+    except ValueError as error:
+        return known, f"{error}; the dataset names no environment"
+    spaces_of = {"observation_space": env.observation_space, "action_space": env.space}
+    return known | {"env": env.envs[0].spec} | spaces_of, note
+
+
+def _as_gymnasium(node: dict[str, Any], env: Env, spec: Spec) -> EnvSpec:
+    """An environment of this package as one of Gymnasium."""
     space = {"observation_dim": spec.observation_dim, "num_actions": spec.num_actions, "low": [*spec.low], "high": [*spec.high]}
-    made = env.envs[0].spec if isinstance(env, GymnasiumEnv) else EnvSpec(
-        f"decisionllm/{type(env).__name__}-v0", f"{__name__}:Single", max_episode_steps=env.horizon, kwargs={"env": node, **space}
-    )  # fmt: skip
-    return {"env": made, "reference": env.reference}
+    name = f"decisionllm/{type(env).__name__}-v0"
+    return EnvSpec(name, f"{__name__}:Single", max_episode_steps=env.horizon, kwargs={"env": node, **space})
+
+
+def check_exportable(store: Store, env: GymnasiumEnv) -> str:
+    """Whether every observation and action of a store is one of an environment's spaces.
+
+    Returns:
+        The note of `check_layout`.
+
+    Raises:
+        ValueError: one is not.
+    """
+    name = str(store.info["name"])
+    check_actions(store.spec, env, name)
+    note = check_layout(store.info.get("observation_parts"), env, name, action_parts=store.info.get("action_parts"))
+    if env.part:
+        raise ValueError(
+            f"{name}: the data hold the part {env.part} alone of the observations of {env.envs[0].observation_space}"
+        )
+    sizes = sum(size for _, size in env.observation_parts), env.action["action_dim"]
+    if sizes != (store.spec.observation_dim, store.spec.action_dim):
+        own = f"{store.spec.observation_dim} and {store.spec.action_dim}"
+        raise ValueError(f"{name}: expected observations of {sizes[0]} and actions of {sizes[1]} numbers, got {own}")
+    for episodes, rows in blocks(store, BLOCK):
+        observations = [store.observations[rows]]
+        if store.final_observation is not None:
+            observations.append(store.final_observation[episodes])
+        if not all(fits(each, env.observation_space) for each in observations):
+            raise ValueError(f"{name}: an observation is not in {env.observation_space}")
+        if not fits_actions(store.actions[rows], env.space):
+            raise ValueError(f"{name}: an action is not in {env.space}")
+    return note

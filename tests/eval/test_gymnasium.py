@@ -374,3 +374,17 @@ def test_a_multi_discrete_environment_takes_an_index():
         env.decode(np.array([6.0]))
     (made,) = rollout(env.baselines(0)["random"], env, seed=0)
     assert made.actions.min() >= 0 and made.actions.max() < 6
+
+
+class Bounded(Reach):
+    """The bound 0.1 is no float32 number: the nearest one lies outside."""
+
+    observation_space = spaces.Dict(pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-1, 0.1, (1,), np.float64))
+    action_space = spaces.Box(0.1, 0.7, (1,), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return self.seen(), 1.0, False, False, {}
+
+    def seen(self):
+        return {"pos": self.pos.copy(), "goal": np.array([0.1])}
