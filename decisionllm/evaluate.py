@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +71,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
             dataset, part_label = info["dataset"]["name"], run_config.get("part", "")  # part: of a mixture
-            published[dataset], units[dataset] = dict(env.published), env.unit
+            published[dataset], units[dataset] = published_scores(env, info["dataset"]), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
             if config["baselines"] and dataset + changed not in drawn:
                 scripted = env.baselines(config["seed"])
@@ -86,6 +86,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             where = {"env_seed": config["seed"]} | ({"changed": changed} if changed else {})
             shared |= {"part": part_label} if part_label else {}
             shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
+            shared |= {"file_digest": info["dataset"]["digest"]} if "digest" in info["dataset"] else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
                 unread = sorted({e.task for e in episodes}.difference(info.get("tasks", env.tasks)))
@@ -122,6 +123,16 @@ def evaluate(config: dict[str, Any]) -> Path:
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
+
+
+def published_scores(env: Env, dataset: Mapping[str, Any]) -> dict[str, float]:
+    """The published scores that the report shows beside those of a dataset: {name: score}.
+
+    Args:
+        env: where the scores belong.
+        dataset: its info. A file that stands in for a published one and is not recognised as it has none.
+    """
+    return dict(env.published) if dataset.get("recognised", True) else {}
 
 
 def environment(run: Path, run_config: dict[str, Any], num_actions: int, config: dict[str, Any]) -> tuple[Env, str]:
