@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from glob import glob, has_magic
 from pathlib import Path
@@ -79,7 +79,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             if "policy" in run_config and ignored:
                 console.print(f"{run}: a baseline acts by its network's mean; {ignored} of act and team have no effect on it")
             dataset, part_label = info["dataset"]["name"], run_config.get("part", "")  # part: of a mixture
-            published[dataset], units[dataset] = dict(env.published), env.unit
+            published[dataset], units[dataset] = published_scores(env, info["dataset"]), env.unit
             contenders = [*targets(policy, run_config, info, env, config)]
             if config["baselines"] and dataset + changed not in drawn:
                 scripted = env.baselines(config["seed"])
@@ -94,6 +94,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             where = {"env_seed": config["seed"]} | ({"changed": changed} if changed else {})
             shared |= {"part": part_label} if part_label else {}
             shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
+            shared |= {"file_digest": info["dataset"]["digest"]} if "digest" in info["dataset"] else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])
                 unread = sorted({e.task for e in episodes}.difference(info.get("tasks", env.tasks)))
@@ -132,6 +133,16 @@ def evaluate(config: dict[str, Any]) -> Path:
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"
+
+
+def published_scores(env: Env, dataset: Mapping[str, Any]) -> dict[str, float]:
+    """The published scores that the report shows beside those of a dataset: {name: score}.
+
+    Args:
+        env: where the scores belong.
+        dataset: its info. A file that stands in for a published one and is not recognised as it has none.
+    """
+    return dict(env.published) if dataset.get("recognised", True) else {}
 
 
 def run_directories(given: Sequence[Any]) -> list[Path]:

@@ -1,5 +1,6 @@
 """Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one file."""
 
+import hashlib
 import json
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,13 +10,15 @@ import pytest
 import yaml
 
 from decisionllm.config import with_defaults
+from decisionllm.datasets.maze2d import save
+from decisionllm.datasets.store import prepare
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
-from decisionllm.evaluate import environment, evaluate
+from decisionllm.evaluate import environment, evaluate, published_scores
 from decisionllm.files import DIGESTS
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
-from tests.conftest import LOOP, NANO, command
+from tests.conftest import LOOP, NANO, command, node
 
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
 
@@ -41,6 +44,23 @@ def runs(tmp_path_factory):
 def evaluated(out, *words):
     assert command("evaluate", f"out={out}", "episodes=3", "report=false", *words) == 0
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
+    env = build(node("env", "maze2d-umaze"), 1)
+    assert published_scores(env, {"recognised": False}) == {}
+    assert published_scores(env, {"recognised": True}) == published_scores(env, {}) == env.published != {}
+
+
+def test_rows_name_the_bytes_of_a_file(tmp_path):
+    store = prepare(node("dataset", "maze2d-umaze", steps=2000), tmp_path / "data")
+    save(tmp_path / "log.hdf5", store)
+    loop = [word for word in LOOP if not word.startswith("dataset")]
+    maze = ("dataset=maze2d-umaze", f"dataset.path={tmp_path}/log.hdf5")
+    assert command("train", *loop, *NANO, *maze, f"run={tmp_path}/run") == 0
+    digest = hashlib.blake2b((tmp_path / "log.hdf5").read_bytes(), digest_size=16).hexdigest()
+    rows = evaluated(tmp_path, f"run={tmp_path}/run", "baselines=false")
+    assert [row["file_digest"] for row in rows] == [digest]
 
 
 def test_a_row_describes_its_evaluation(runs, tmp_path):

@@ -3,9 +3,11 @@
 A log is one continuous run of a planner to random goals, so its episodes are a choice, and the choice decides what a
 return-to-go means. `cut=timeouts` ends an episode where the planner's own goal is reached (`timeouts` in the file);
 `cut=horizon` after as many steps as an evaluation has; `cut=goal_exit` where the ball leaves the fixed goal's disc.
-Regenerated logs are equal in their statistics, not in their bytes, and are named so: `maze2d-umaze-v1@regen-seed0`.
+Regenerated logs are equal in their statistics, not in their bytes, and are named so: `maze2d-umaze-v1@regen-seed0`. A file has D4RL's name,
+`maze2d-umaze-v1`, only if it is like D4RL's in all that is known of it, see `formats/d4rl.py`; else `maze2d-umaze-v1@file-<digest>`.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
@@ -16,6 +18,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets import arrays
+from decisionllm.datasets.formats import d4rl
 from decisionllm.datasets.store import Store
 from decisionllm.envs.maze2d import Maze, Planner, reward
 from decisionllm.files import AGAIN, absent, atomic, explained
@@ -25,6 +28,7 @@ from decisionllm.schema import Episode, Spec
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+VERSION = 1  # of what `of_file` says of a file
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
@@ -87,15 +91,14 @@ def load(
             f"{path or published}: no D4RL file there, in $D4RL_DATASET_DIR or in ~/.d4rl/datasets; {remedy}"
         )
     if file:
-        blocks, name = partial(read_hdf5, file), name_in(file)
-        names = dict(zip(file_names(maze, dense), (published, published.replace("-v1", "-v0")), strict=True))
-        name = name or names.get(file.name, f"{published}@{file.stem}")
+        blocks = partial(read_hdf5, file)
+        facts = of_file(file, blocks(), simulator, published, maze, dense=dense)
     else:
         log = generate(simulator, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
-        name = f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)
+        facts = {"name": f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)}
         log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
         blocks = partial(iter, [log])
-    info = {"name": name, "env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
+    info = facts | {"env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
     first, last, stop = cut_points(blocks(), cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
     until = np.minimum(last + steps_after_goal, stop)
     goals, tasks = None, [task_text(maze) if text == "constant" else ""] * len(first)
@@ -120,6 +123,26 @@ def load(
 
     spec = Spec(observation_dim=4, action_dim=2, horizon=longest + steps_after_goal, low=(-1.0, -1.0), high=(1.0, 1.0))
     return Source(spec, map(episode, range(len(first)), pieces(blocks(), first, until)), info)
+
+
+def of_file(file: Path, blocks: Iterable[Log], simulator: Maze, published: str, maze: str, *, dense: bool) -> dict[str, Any]:
+    """What a store says of the file that it was read from.
+
+    Returns:
+        "name" of the dataset, "digest" of the bytes (blake2b, 16 bytes), "recognised" and "content", see `d4rl.content`.
+    """
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    current, former = file_names(maze, dense)
+    known = d4rl.content(file, blocks, simulator, published=published, name=current, rows=STEPS[maze], dense=dense)
+    called = {current: published, former: published.replace("-v1", "-v0")}
+    name = name_in(file)
+    if known["recognised"]:
+        name = published
+    elif not name or name in called.values():  # an exported store may have D4RL's name, its file is another one
+        kind = called.get(file.name)
+        name = f"{kind}@file-{digest[:8]}" if kind else f"{published}@{file.stem}"
+    return {"name": name, "digest": digest, **known}
 
 
 def task_text(maze: str, goal: np.ndarray | tuple[int, int] | None = None) -> str:
@@ -277,9 +300,9 @@ def read_hdf5(path: Path) -> Iterator[Log]:
     rewards stay as published, computed from the observation of their own row.
     """
     for log in arrays.blocks(path, WIDTHS):
-        flags = [log.pop(key).astype(bool) for key in ("terminals", "timeouts") if key in log]
-        goals = {"goals": log.pop("infos/goal")} if "infos/goal" in log else {}
-        yield log | {"ends": np.any(flags, axis=0)} | goals
+        goals = {"goals": log["infos/goal"]} if "infos/goal" in log else {}
+        columns = {key: log[key] for key in ("observations", "actions", "rewards")}
+        yield columns | {"ends": arrays.ends(log)} | goals
 
 
 def name_in(path: Path) -> str:

@@ -1,5 +1,7 @@
 """D4RL's Maze2D logs: every quirk of the published files, every way to cut them, and the protocol run again."""
 
+import hashlib
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays
+from decisionllm.datasets import arrays, maze2d
+from decisionllm.datasets.formats import d4rl
 from decisionllm.datasets.maze2d import cut_points, files, generate, load, name_in, read_hdf5, save, task_text, write_hdf5
 from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.maze2d import Maze, reward
@@ -54,7 +57,7 @@ def test_a_file_comes_back_as_the_episodes_that_its_timeouts_part(tmp_path):
     for key in ("observations", "actions"):
         np.testing.assert_array_equal(np.concatenate([getattr(e, key) for e in episodes]), rows[key])
     assert [(e.terminated, e.truncated, e.task, e.group) for e in episodes] == [(False, True, "", i) for i in range(4)]
-    assert source.spec.horizon == 300 and source.spec.low == (-1, -1) and source.info["name"] == "maze2d-umaze-v1"
+    assert source.spec.horizon == 300 and source.spec.low == (-1, -1)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,8 @@ def test_a_file_is_found_in_d4rls_folders(tmp_path, monkeypatch):
         put(place, rewards=np.full(10, reward_of_all))
         source = load(maze="umaze")
         found.append((source.info["name"], next(source.episodes).rewards[0]))
-    assert found == [("maze2d-umaze-v0", 1), ("maze2d-umaze-v1", 2), ("maze2d-umaze-v1", 3)]
+    named = [(name.partition("@file-")[0], first) for name, first in found]
+    assert named == [("maze2d-umaze-v0", 1), ("maze2d-umaze-v1", 2), ("maze2d-umaze-v1", 3)]
     assert load(maze="umaze", dense=True, steps=50).info["name"] == "maze2d-umaze-dense-v1@regen-seed0-50"
     assert files(maze="umaze", source="regenerate") == []
     assert load(maze="umaze", source="regenerate", steps=50).info["name"] == "maze2d-umaze-v1@regen-seed0-50"
@@ -233,6 +237,67 @@ def test_a_log_may_be_made_with_more_noise():
 
 def test_a_file_of_another_name_is_not_called_the_published_one(tmp_path):
     assert load(maze="umaze", path=str(put(tmp_path / "mine.hdf5"))).info["name"] == "maze2d-umaze-v1@mine"
+
+
+@pytest.fixture
+def ten_rows(monkeypatch):
+    """The published umaze log has the ten rows of `log`, of which 3 and 6 are the first and the last with timeouts."""
+    monkeypatch.setitem(maze2d.STEPS, "umaze", 10)
+    monkeypatch.setattr(d4rl, "TIMEOUTS", {"maze2d-umaze-v1": ((3,), (6,))})
+
+
+def as_published(**changed):
+    """`log` with all keys of a published file, and the rewards of the fixed goal at (1, 1)."""
+    inside = np.array([1, 1, 0, 0, 0, 1, 1, 0, 0, 0], np.float32)
+    halves = {"infos/qpos": log()["observations"][:, :2], "infos/qvel": log()["observations"][:, 2:]}
+    return {"rewards": inside, **halves} | changed
+
+
+def test_a_file_like_the_published_one_has_its_name(tmp_path, ten_rows):
+    path = put(tmp_path / "maze2d-umaze-sparse-v1.hdf5", **as_published())
+    info = load(maze="umaze", path=str(path)).info
+    assert info["name"] == "maze2d-umaze-v1" and info["recognised"]
+    assert info["content"] == "like D4RL's in name, keys, 10 rows, rewards and timeouts; its bytes could not be compared"
+    assert info["digest"] == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    assert info["dense"] is False and info["file"] == str(path)
+
+
+def test_rewards_of_a_dense_file_are_compared_too(tmp_path, ten_rows):
+    dense = np.exp(-np.linalg.norm(log()["observations"][:, :2] - [1, 1], axis=1))
+    path = put(tmp_path / "maze2d-umaze-dense-v1.hdf5", **as_published(rewards=dense.astype(np.float32)))
+    info = load(maze="umaze", dense=True, path=str(path)).info
+    assert info["name"] == "maze2d-umaze-dense-v1"
+    assert info["content"] == "like D4RL's in name, keys, 10 rows and rewards; its bytes could not be compared"
+
+
+@pytest.mark.parametrize(("name", "changed", "why"), [
+    ("maze2d-umaze-sparse-v1", {"infos/qvel": None}, "keys: expected .* infos/qvel, .*, got actions, infos/goal, infos/qpos, "),
+    ("maze2d-umaze-sparse-v1", {"metadata": np.ones(10)}, "keys: expected "),
+    ("maze2d-umaze-sparse-v1", {"rewards": np.arange(10.0)}, "rewards: row 0 has 0, its position earns 1"),
+    ("maze2d-umaze-sparse-v1", {"timeouts": np.arange(10) == 3}, r"timeouts: expected the first in rows \[3\] and the last in \[6\]"),
+    ("maze2d-umaze-sparse", {}, "name: expected maze2d-umaze-sparse-v1.hdf5, got maze2d-umaze-sparse.hdf5"),
+])  # fmt: skip
+def test_a_file_unlike_the_published_one_says_why(name, changed, why, tmp_path, ten_rows):
+    path = put(tmp_path / f"{name}.hdf5", **as_published(**changed))
+    info = load(maze="umaze", path=str(path)).info
+    kind = "maze2d-umaze-v1" if name.endswith("v1") else "maze2d-umaze-v0"
+    assert info["name"] == f"{kind}@file-{info['digest'][:8]}" and not info["recognised"]
+    assert re.match(f"not known to be D4RL's: {why}", info["content"])
+
+
+def test_an_exported_store_is_not_the_published_file(tmp_path, ten_rows):
+    path = put(tmp_path / "maze2d-umaze-sparse-v1.hdf5", **as_published())
+    with h5py.File(path, "a") as file:
+        file.attrs["name"] = "maze2d-umaze-v1"  # that of the store it was exported from
+    info = load(maze="umaze", path=str(path)).info
+    assert info["content"] == "not known to be D4RL's: attributes: expected no name, got maze2d-umaze-v1"
+    assert info["name"] == f"maze2d-umaze-v1@file-{info['digest'][:8]}"
+
+
+def test_a_file_of_other_rows_is_not_the_published_one(tmp_path):
+    path = put(tmp_path / "maze2d-umaze-sparse-v1.hdf5", **as_published())
+    info = load(maze="umaze", path=str(path)).info
+    assert info["content"] == "not known to be D4RL's: rows: expected 1,000,000, got 10" and not info["recognised"]
 
 
 def test_a_path_may_begin_with_a_tilde():

@@ -1,0 +1,121 @@
+"""Whether a Maze2D file is one of D4RL's, by what is publicly known of their content; no digests of them are published.
+
+Sources, issues of Farama-Foundation/D4RL: the keys (176), the rewards, each of the position in its own row (194), rows of umaze with
+timeouts (85); the numbers of rows are in its wiki, "Tasks".
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decisionllm.envs.maze2d import GOAL_RADIUS, Maze, reward
+from decisionllm.files import AGAIN, explained
+
+KEYS = (
+    "actions", "infos/goal", "infos/qpos", "infos/qvel", "observations", "rewards", "terminals", "timeouts",
+)  # fmt: skip
+TIMEOUTS = {"maze2d-umaze-v1": ((91, 144, 230), (999592, 999702, 999868))}  # rows: the first ones and the last ones
+BORDER = 1e-6  # a distance so near to the radius is within or beyond it by rounding
+ROUNDING = 1e-4  # of dense rewards
+
+
+def content(
+    path: Path,
+    blocks: Iterable[Mapping[str, np.ndarray]],
+    simulator: Maze,
+    *,
+    published: str,
+    name: str,
+    rows: int,
+    dense: bool,
+) -> dict[str, Any]:
+    """What a store says of the content of a Maze2D file.
+
+    Args:
+        path: the file.
+        blocks: its columns, see `maze2d.read_hdf5`.
+        simulator: the maze.
+        published: D4RL's name of the dataset, such as maze2d-umaze-v1.
+        name: of D4RL's file.
+        rows: of D4RL's file.
+        dense: its rewards are exp(-distance).
+
+    Returns:
+        "recognised": whether nothing that is known of D4RL's file differs; "content": that, or the first difference, in words.
+    """
+    found = difference(path, blocks, simulator, published=published, name=name, rows=rows, dense=dense)
+    if found:
+        return {"recognised": False, "content": f"not known to be D4RL's: {found}"}
+    alike = f"{rows:,} rows, rewards and timeouts" if published in TIMEOUTS else f"{rows:,} rows and rewards"
+    return {"recognised": True, "content": f"like D4RL's in name, keys, {alike}; its bytes could not be compared"}
+
+
+def difference(
+    path: Path,
+    blocks: Iterable[Mapping[str, np.ndarray]],
+    simulator: Maze,
+    *,
+    published: str,
+    name: str,
+    rows: int,
+    dense: bool,
+) -> str:
+    """The first difference of a file from what is known of D4RL's, "" without one; arguments as in `content`."""
+    if path.name != name:
+        return f"name: expected {name}, got {path.name}"
+    keys, stated = outline(path)
+    if keys != list(KEYS):
+        return f"keys: expected {', '.join(KEYS)}, got {', '.join(keys)}"
+    if stated:  # `maze2d.write_hdf5` names what it writes
+        return f"attributes: expected no name, got {stated}"
+    count = 0
+    timeouts: list[int] = []
+    for block in blocks:
+        wrong = wrong_rewards(block, simulator, dense=dense)
+        if len(wrong):
+            row = int(wrong[0])
+            earned = reward(block["observations"][row, :2], simulator.goal, dense=dense)
+            return f"rewards: row {count + row} has {block['rewards'][row]:g}, its position earns {earned:g}"
+        timeouts += (count + np.flatnonzero(block["ends"])).tolist()
+        count += len(block["rewards"])
+    if count != rows:
+        return f"rows: expected {rows:,}, got {count:,}"
+    return wrong_timeouts(timeouts, published)
+
+
+def outline(path: Path) -> tuple[list[str], str]:
+    """The sorted keys of the arrays in an HDF5 file, those in groups with slashes, and the name that is its attribute, "" without."""
+    import h5py
+
+    keys: list[str] = []
+
+    def collect(key: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            keys.append(key)
+
+    with explained(f"{path}: not a readable HDF5 file, perhaps truncated", OSError, remedy=AGAIN), h5py.File(path) as file:
+        file.visititems(collect)
+        return sorted(keys), str(file.attrs.get("name", ""))
+
+
+def wrong_rewards(block: Mapping[str, np.ndarray], simulator: Maze, *, dense: bool) -> np.ndarray:
+    """Rows of a block whose reward is not that of their own position and the fixed goal: (n,) int."""
+    positions = block["observations"][:, :2]
+    wrong = np.abs(block["rewards"] - reward(positions, simulator.goal, dense=dense)) > ROUNDING
+    if not dense:
+        distance = np.linalg.norm(positions - simulator.goal, axis=1)
+        wrong &= np.abs(distance - GOAL_RADIUS) > BORDER
+    return np.flatnonzero(wrong)
+
+
+def wrong_timeouts(timeouts: list[int], published: str) -> str:
+    """How the rows with timeouts differ from those that are known of a published log; "" where they don't, or none are known."""
+    if published not in TIMEOUTS:
+        return ""
+    first, last = (list(rows) for rows in TIMEOUTS[published])
+    if timeouts[: len(first)] == first and timeouts[-len(last) :] == last:
+        return ""
+    got = f"{timeouts[: len(first)]} and {timeouts[-len(last) :]}"
+    return f"timeouts: expected the first in rows {first} and the last in {last}, got {got}"
