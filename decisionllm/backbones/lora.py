@@ -1,12 +1,16 @@
 """Low-rank adapters (LoRA) by peft, and a fused product for several adapted maps of one input."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 
 
 def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) -> Any:
@@ -30,6 +34,46 @@ def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) 
         warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers deprecates
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write an adapter as peft does, its weights by their names on AutoModel and again by those on AutoModelForCausalLM.
+
+    A backbone is an AutoModel, but people load adapters on either class. peft finds weights by their names and ignores a name that
+    the model does not have: with both names one folder serves both classes, with one peft warns and leaves the adapter out.
+
+    Args:
+        model: a model of transformers wrapped by peft.
+        weights: of its adapter, by the names of its parameters.
+        folder: to write into.
+    """
+    from peft import get_peft_model_state_dict
+
+    model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
+    own = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    others = _names_below_output(own, model.get_base_model())
+    again = {others[name]: weight.clone() for name, weight in own.items()}  # safetensors takes no tensor twice
+    save_file(again | own, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def by_own_names(weights: Mapping[str, Tensor], expected: Iterable[str], core: Any) -> dict[str, Tensor]:
+    """The weights that `save_adapter` wrote, or a version before with one name each, without the names on AutoModelForCausalLM.
+
+    Args:
+        weights: of a file.
+        expected: the names on AutoModel.
+        core: the model of transformers inside.
+    """
+    own = set(expected)
+    others = {*_names_below_output(own, core).values()} - own
+    return {name: weight for name, weight in weights.items() if name not in others}
+
+
+def _names_below_output(names: Iterable[str], core: Any) -> dict[str, str]:
+    """{name on AutoModel: name on AutoModelForCausalLM}, which holds the same model in an attribute beside its output map."""
+    wrapper, attribute = "base_model.model.", core.base_model_prefix
+    inside = f"{wrapper}{attribute}." if attribute else wrapper
+    return {name: inside + name.removeprefix(wrapper) for name in names}
 
 
 def linear(x: Tensor, *layers: Any) -> list[Tensor]:

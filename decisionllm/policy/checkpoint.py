@@ -5,7 +5,7 @@ runs/x/
   run.json            spec and fingerprint of the data, target returns, versions, a hash of the frozen weights
   metrics.jsonl       one line a log interval
   checkpoint/         model.safetensors: trained weights but adapters, and the normaliser
-                      adapter/: LoRA, as peft saves it
+                      adapter/: LoRA, as peft saves it, by the names on AutoModel and on AutoModelForCausalLM
                       trainer.safetensors, trainer.json: the optimiser's moments, the step
                       digests.json: of these files, which therefore belong together
   best/checkpoint/    the same at the lowest held-out loss, with log.keep_best; then this one is loaded
@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.lora import ADAPTER_FILE, by_own_names, save_adapter
 from decisionllm.backbones.readers import attach
 from decisionllm.config import ModelOptions, TeamOptions, TrainConfig, flat, one_of
 from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
@@ -237,7 +238,7 @@ def save(
     with errors, sealed(folder) as partial:
         save_file(own, partial / "model.safetensors")
         if adapters:
-            model.backbone.model.save_pretrained(partial / "adapter", state_dict=adapters, save_embedding_layers=False)
+            save_adapter(model.backbone.model, adapters, partial / "adapter")
         save_file(trainer_tensors, partial / "trainer.safetensors")
         (partial / "trainer.json").write_text(json.dumps(trainer_state))
 
@@ -273,8 +274,10 @@ def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, A
     if model.backbone.tune == "lora":
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        adapter = content(folder / "adapter" / "adapter_model.safetensors")
-        expected |= get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+        wanted = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+        saved = content(folder / "adapter" / ADAPTER_FILE)
+        adapter = by_own_names(saved, wanted, model.backbone.core)
+        expected |= wanted
     if why := _differences(own | adapter, expected):
         trained = "the config names another backbone, head or embedding than was trained"
         raise ValueError(f"{folder}: not this model's weights; {why}{trained}")

@@ -22,7 +22,8 @@ from decisionllm.files import DIGESTS
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History, Spec
-from tests.conftest import LOOP, NANO, SMALL, command, damage, node
+from tests.backbones.test_backbones import write
+from tests.conftest import LOOP, NANO, SMALL, command, damage, near, node
 
 pytestmark = pytest.mark.numeric
 
@@ -97,7 +98,11 @@ def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
     kept = [tensor for tensors in files.values() for tensor in tensors.values()]
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
     assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in kept)
-    wanted = [*(weight for weight in model.parameters() if weight.requires_grad), *model.normalizer.buffers(), torch.ones(3)]
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    again = [
+        weight for name, weight in model.named_parameters() if "lora_" in name
+    ]  # an adapter has two names, see peft's test
+    wanted = [*trainable, *again, *model.normalizer.buffers(), torch.ones(3)]
     assert sum(tensor.numel() for tensor in kept) == sum(tensor.numel() for tensor in wanted)
 
 
@@ -107,6 +112,34 @@ def test_a_run_directory_holds_no_pickle(tmp_path):
     assert {file.suffix for file in files} == {".yaml", ".json", ".jsonl", ".safetensors", ".md"}
     for file in files:  # each is what its name says
         (load_file(file) if file.suffix == ".safetensors" else file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPT2"])
+@pytest.mark.parametrize("library", ["AutoModel", "AutoModelForCausalLM"])
+def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_path):
+    """With and without the output map of the language model, whose weights have other names."""
+    import transformers
+    from peft import PeftModel
+
+    folder = write(tmp_path / "model", family)
+    if library == "AutoModelForCausalLM":
+        transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
+    lora = ("backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0")
+    assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
+    policy, _, _ = checkpoint.load(tmp_path / "run")
+    backbone = policy.model.backbone
+    language_model = getattr(transformers, library).from_pretrained(folder)
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        bare = language_model(ids, output_hidden_states=True).hidden_states[-1]
+        adapted = PeftModel.from_pretrained(language_model, tmp_path / "run" / "checkpoint" / "adapter").eval()
+        found = adapted(ids, output_hidden_states=True).hidden_states[-1]
+        wanted = backbone.model(ids, output_hidden_states=True).hidden_states[-1]
+        ours = backbone(backbone.embed(ids), ids[:1, :0], ids[:1, :0].bool(), torch.zeros(2, dtype=torch.long))
+    near(found, wanted)
+    near(found, ours)
+    assert (found - bare).abs().max() > 0.01 * bare.abs().max(), "the adapter changed nothing"
 
 
 def half(file):
@@ -230,9 +263,10 @@ def test_files_of_two_checkpoints_of_a_run_are_refused(name, tmp_path):
 
 
 def test_a_checkpoint_without_digests_is_loaded(tmp_path):
-    """As versions before wrote it, with the adapter's weights by one name each."""
+    """As versions before wrote it, with one name for each weight of the adapter."""
     model = trained(tmp_path / "run", config())
-    (tmp_path / "run" / "checkpoint" / DIGESTS).unlink()
+    edit(tmp_path / "run" / ADAPTER, lambda tensors: [tensors.pop(name) for name in [*tensors] if ".model.model." in name])
+    assert not (tmp_path / "run" / "checkpoint" / DIGESTS).exists() and len(load_file(tmp_path / "run" / ADAPTER)) == 28
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
 
