@@ -83,6 +83,11 @@ def run(command: str, overrides: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(configs()), config_name=command)(job)()
     except (HydraException, OmegaConfBaseException) as error:
         return fail(2, explain(command, overrides) or error)
+    except ValueError as error:
+        if not str(error).startswith("Only one of --run, --multirun, --cfg"):  # Hydra's
+            raise
+        one_value = "leave --multirun out and give each key one value"
+        return fail(2, f"--cfg and --info print the configuration of one job: {one_value}")
     except KeyboardInterrupt as error:
         return fail(130, str(error) or "interrupted")
     return max(codes)

@@ -144,6 +144,9 @@ class TrainConfig:
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values"}
 
 
+PLACES = ("run", "out", "init_from", "resume_on")  # options of commands that are paths
+
+
 class UsageError(Exception):
     """The command line names what does not exist, or gives a value that cannot be."""
 
@@ -293,7 +296,15 @@ def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable
     options = plain(config)
     if options.get("dataset", {}).get("_target_") == "none":
         raise UsageError(no_dataset())
+    options |= {key: expanded(options[key]) for key in PLACES if key in options}
     return {**options, "env": options["env"] | taken} if taken else options
+
+
+def expanded(path: Any) -> Any:
+    """A path, or a list of paths, with the home folder in place of `~`."""
+    if isinstance(path, list):
+        return [expanded(each) for each in path]
+    return str(Path(path).expanduser()) if isinstance(path, str) and path.startswith("~") else path
 
 
 def typed(key: str, value: Any, usual: Any) -> Any:
@@ -330,7 +341,7 @@ def explain(command: str, overrides: list[str]) -> str | None:
         with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
             keys = leaves(hydra.compose(command, chosen))
     except HydraException:
-        return None
+        return unquoted(overrides)
     named = [o.key_or_group for o in parsed if not o.is_add() and o.key_or_group.partition(".")[0] != "hydra"]
     wrong = next((key for key in named if key not in (*groups, *keys)), None)
     if wrong is None:
@@ -344,6 +355,33 @@ def no_dataset() -> str:
     """The message where no dataset was chosen, with those there are."""
     known = ", ".join(registry.discover()["dataset"])
     return f"dataset: expected one, got none; give dataset=synthetic for a first try, experiment=..., or dataset=... of {known}"
+
+
+def unquoted(overrides: Iterable[str]) -> str | None:
+    """The first override whose value Hydra reads in quotes alone, and how to write it; None if all are read, or for another reason."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        special = re.search(r"[=~#!&;<>^`]", value)
+        if not special or text.startswith("-") or _is_read(text):
+            continue
+        inner = [word.strip() for word in value[1:-1].split(",")] if value.startswith("[") and value.endswith("]") else [value]
+        quoted = [word if _is_read(f"x={word}") else f'"{word}"' for word in inner]
+        written = f"{key}=[{','.join(quoted)}]" if value.startswith("[") else f"{key}={quoted[0]}"
+        if _is_read(written):
+            return f"{text}: Hydra reads a value with {special[0]} in quotes alone; write '{written}'"
+    return None
+
+
+def _is_read(override: str) -> bool:
+    """Whether Hydra's parser reads this override."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
 
 
 def leaves(config: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """The command line: what it refuses, in which words and with which exit code, and what it does without torch."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ USAGE = {
     "baseline algorithm=iql": "dataset: expected one, got none; give dataset=synthetic",
     "train steps": "missing EQUAL",
     "train optim.lr=1,2": "To sweep over it, add --multirun",
+    "train run=runs/x/lr=3": """run=runs/x/lr=3: Hydra reads a value with = in quotes alone; write 'run="runs/x/lr=3"'""",
+    "train steps=2 run=~/x": """run=~/x: Hydra reads a value with ~ in quotes alone; write 'run="~/x"'""",
+    "train +env.arguments.a=b=c": """write '+env.arguments.a="b=c"'""",
+    "evaluate run=[~/a,runs/b,x/lr=3]": """write 'run=["~/a",runs/b,"x/lr=3"]'""",
+    "train run=[a": "no viable alternative at input '[a'",
+    "train --multirun --cfg job seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
+    "train -c job -m seed=0,1": "--cfg and --info print the configuration of one job: leave --multirun out",
 }
 
 
@@ -59,6 +67,20 @@ def test_what_does_not_exist_is_named_with_the_nearest_that_does(words, monkeypa
     assert main() == 2
     said = capsys.readouterr().err
     assert said.startswith("decisionllm: ") and USAGE[words] in said and said.count("\n") == 1
+
+
+def test_the_way_to_write_a_value_in_quotes_works(tmp_path, monkeypatch, capsys):
+    """As the message above says it, in a shell; ~ is the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = shlex.split("""'run="~/x/lr=3"' 'init_from="~/b"'""")
+    monkeypatch.chdir(tmp_path)
+    assert command("train", *LOOP, *NANO, *words[:1]) == 0
+    assert (tmp_path / "x" / "lr=3" / "run.json").is_file()
+    assert command("train", *LOOP, *NANO, f"run={tmp_path}/c", words[1]) == 1
+    assert f"{tmp_path}/b: expected a run directory" in capsys.readouterr().err
+    for given in ('run="~/x/*"', 'run=["~/x/lr=3"]', f'run="{tmp_path}/x/lr=[0-9]"'):
+        assert command("evaluate", given, "episodes=1", 'out="~/out"', "report=false") == 0
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 3
 
 
 def test_help_and_usage_errors_do_not_wait_for_torch():

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +137,14 @@ def findings(grid: pd.DataFrame) -> list[str]:
                 pairs = paired(part, metric, "size", size, sizes[0])
                 lines += verdict(f"{name}, {volume:.0%} of the data: {size} against {sizes[0]}", pairs, sign)
             usual = part[part["mixture"] == qualities[0]]
-            lines += best_size(f"{name}, {volume:.0%} of the data", usual, metric, sizes, sign)
+            lines += best_size(f"{name}, {volume:.0%} of the data", usual, metric, sizes.tolist(), sign)
         for quality in qualities[1:]:
             pairs = paired(grid[grid["fraction"] == everything], metric, "mixture", quality, qualities[0])
             lines += verdict(f"{name}, all data: quality {quality} against {qualities[0]}", pairs, sign)
     return lines
 
 
-def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: Sequence[str], sign: int) -> list[str]:
+def best_size(what: str, grid: pd.DataFrame, metric: str, sizes: list[str], sign: int) -> list[str]:
     """A sentence that names the best size, or those that cannot be told from the best mean; none if a size has no value.
 
     Args:
