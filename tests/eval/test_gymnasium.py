@@ -99,7 +99,7 @@ def test_options_reach_the_environment_and_the_text_the_policy():
     ({"id": "Xyzzy-v1"}, "env.id: Environment `Xyzzy` doesn't exist.* give package:id to import"),
     ({"id": "no_such_package:Xyzzy-v1"}, "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named"),
     ({"id": "Pendulum-v1", "arguments": {"gee": 3}}, "env.id=Pendulum-v1, .*'gee': 3.*: could not be made"),
-    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, got 'goal'"),
+    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, template, got 'goal'"),
 ])  # fmt: skip
 def test_an_environment_that_cannot_be_made_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -385,3 +385,27 @@ class Bounded(Reach):
 
     def seen(self):
         return {"pos": self.pos.copy(), "goal": np.array([0.1])}
+
+
+def test_a_template_is_the_same_text_in_data_and_environments(monkeypatch):
+    spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
+    monkeypatch.setitem(gym.registry, "Reach-v0", spec)
+    recorded(gym.make("Reach-v0"), "mine/reach-v0", actions=[1, 4, 2])
+    words = {"text": "template", "task": "Go to {goal}."}
+    (read,) = load(minari_id="mine/reach-v0", **words).episodes
+    number = read.task.removeprefix("Go to ").removesuffix(".")
+    assert float(number) == pytest.approx(read.observations[0, 0], abs=0.005) and 5 <= float(number) <= 6
+    for env in (make(2, id="Reach-v0", **words), recover(2, minari_id="mine/reach-v0", **words)):
+        begun = []
+        made = rollout(lambda tasks, begun=begun: begun.append([*tasks]) or Always([0.0]), env, seed=0)
+        assert begun == [[each.task for each in made]], "a policy reads the texts of this reset"
+        assert made[0].task == read.task != made[1].task
+        env.reset(1)
+        assert env.tasks[0] == made[1].task
+
+
+def test_a_template_of_an_unknown_part_is_refused():
+    with pytest.raises(ValueError, match="env.task: expected names of parts of the observation, .observation., got goal; "):
+        make(1, id="Pendulum-v1", text="template", task="Go to {goal}.")
+    with pytest.raises(ValueError, match="env.task: text=template needs a text, got none"):
+        make(1, id="Pendulum-v1", text="template")
