@@ -166,12 +166,14 @@ def check_ends(path: Path, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
     raise ValueError(f"{path}: expected a row where terminals or timeouts is set, got {rows:,} rows without; {remedy}")
 
 
-def constant_text(group: str, text: str, task: str) -> str:
-    """The task text of every episode, of the option `text`: the given task, or none."""
-    one_of(f"{group}.text", text, ("none", "constant"))
-    if text == "constant" and not task:
-        raise ValueError(f"{group}.task: text=constant needs a text, got none; give {group}.task=...")
-    return task if text == "constant" else ""
+def constant_text(group: str, text: str, task: str, known: Sequence[str] = ("none", "constant")) -> str:
+    """The task text, or the template of it, of the option `text`: the given task, or none. known: the values of the option."""
+    one_of(f"{group}.text", text, known)
+    if text == "none":
+        return ""
+    if not task:
+        raise ValueError(f"{group}.task: text={text} needs a text, got none; give {group}.task=...")
+    return task
 
 
 def spec_of(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
+from decisionllm.datasets.arrays import constant_text
 from decisionllm.datasets.moments import Moments
 from decisionllm.datasets.spaces import (
     action_parts,
@@ -30,6 +31,7 @@ from decisionllm.datasets.spaces import (
     unflatten,
 )
 from decisionllm.datasets.store import Store
+from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.files import AGAIN, explained
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -44,12 +46,14 @@ VERSION = 2
 
 
 @register("dataset", "minari", text="${text}")
-def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: int = 0) -> Source:
+def load(*, minari_id: str, text: str = "none", task: str = "", goal: str = "fixed", horizon: int = 0) -> Source:
     """A local Minari dataset; nothing is downloaded.
 
     Args:
         minari_id: its id, or the path of its folder.
-        text: `none`, or `constant`: the dataset's id and description.
+        text: `none`; `constant`: the task, or else the dataset's id and description; `template`: the task with the numbers of parts of
+            the first observation, see `templates.writer`.
+        task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to {desired_goal}."
         goal: of PointMaze, `fixed` or `own`, see above.
         horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation environment if that is more.
 
@@ -57,15 +61,18 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
         FileNotFoundError: there is no such dataset.
         ValueError: it is damaged, or its spaces are not supported.
     """
-    one_of("dataset.text", text, ("none", "constant"))
+    one_of("dataset.text", text, TEXTS)
     one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
     metadata, maze = dataset.storage.metadata, is_pointmaze(dataset)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
     fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
-    words = description(dataset) if text == "constant" else ""
     part = part_read(dataset, goal)
     space = dataset.observation_space[part] if part else dataset.observation_space
+    parts = observation_parts(space)
+    words = words_of("dataset", dataset, text, task)
+    hint = "dataset.goal=own keeps the goal in the observation" if part else ""
+    write = writer("dataset.task", words, parts, hint=hint) if text == "template" else lambda row: words
 
     def episodes() -> Iterator[Episode]:
         for e, raw in enumerate(_read(dataset)):
@@ -82,7 +89,7 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
                 ended = bool(raw.terminations[-1])
                 yield Episode(
                     rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
-                    task=words, group=e, final_observation=rows[-1],
+                    task=write(rows[0]), group=e, final_observation=rows[-1],
                 )  # fmt: skip
             except ValueError as error:
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
@@ -96,7 +103,7 @@ def load(*, minari_id: str, text: str = "none", goal: str = "fixed", horizon: in
     spec = Spec(S, **action_spec(dataset.action_space, actions.low, actions.high), horizon=horizon or longest)
     references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
     info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
-    info["observation_parts"] = [list(each) for each in observation_parts(space)]
+    info["observation_parts"] = [list(each) for each in parts]
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, episodes(), info)
@@ -136,6 +143,12 @@ def _read(dataset: Any) -> Iterator[Any]:
 def description(dataset: Any) -> str:
     """The task text of a dataset: its id and what it says of itself."""
     return f"{dataset.id}. {dataset.storage.metadata.get('description') or ''}".strip()
+
+
+def words_of(group: str, dataset: Any, text: str, task: str) -> str:
+    """The task text, or the template of it, of a Minari dataset: in data (group `dataset`) as in environments (`env`)."""
+    own = description(dataset) if text == "constant" else ""
+    return constant_text(group, text, task or own, TEXTS)
 
 
 def is_pointmaze(dataset: Any) -> bool:

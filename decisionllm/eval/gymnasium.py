@@ -18,6 +18,7 @@ from decisionllm.datasets.spaces import (
     observation_parts,
     stack,
 )
+from decisionllm.datasets.templates import TEXTS, writer
 from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.files import explained
 from decisionllm.protocols import Begin, Env
@@ -32,8 +33,8 @@ class GymnasiumEnv(Env):
         envs: N equal environments with a time limit in their spec. Observations: Box, Discrete (one-hot) or Dict of these, laid out
             as `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as `datasets.spaces.encode_actions`
             says).
-        task: the text of every episode.
-        text: the text option it was made with.
+        task: the text of every episode, or its template, see `datasets.templates.writer`.
+        text: the text option it was made with; `template`: the texts are those of the last reset.
         reference: returns of a random policy and of an expert, for normalised scores; empty: the score is the return.
         part: the key of a Dict observation that is read alone; empty: all of it.
 
@@ -58,12 +59,16 @@ class GymnasiumEnv(Env):
         self.part = part
         self.observation_space = seen[part] if part else seen
         self.observation_parts = observation_parts(self.observation_space)
+        self.write = writer("env.task", task, self.observation_parts) if text == "template" else None
 
     def reset(self, seed: int) -> np.ndarray:
         """Episode i starts as `env.reset(seed=seed + i)` does."""
         self.observations = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
         self.ended = np.zeros(len(self.envs), bool)
-        return self._rows()
+        rows = self._rows()
+        if self.write is not None:
+            self.tasks = [self.write(row) for row in rows]
+        return rows
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
@@ -100,7 +105,7 @@ class GymnasiumEnv(Env):
         return {"random": sample}
 
 
-@register("env", "gymnasium", text="${text}")
+@register("env", "gymnasium", task="${oc.select:dataset.task,''}", text="${text}")
 def make(
     num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, horizon: int = 0, reference: Sequence[float] = [],
     task: str = "", text: str = "none",
@@ -113,15 +118,15 @@ def make(
         arguments: of the environment.
         horizon: most steps of an episode; 0: the time limit of the environment.
         reference: returns of a random policy and of an expert, for normalised scores.
-        task: the task in words, read with text=constant.
-        text: `none` or `constant`.
+        task: the task in words, read with text=constant and text=template.
+        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for the numbers of that part of the first observation.
 
     Raises:
-        ValueError: there is no such environment, or it could not be made.
+        ValueError: there is no such environment, it could not be made, or it has no such part.
     """
     import gymnasium
 
-    words = constant_text("env", text, task)
+    words = constant_text("env", text, task, TEXTS)
     try:
         envs = [gymnasium.make(id, max_episode_steps=horizon or None, **arguments) for _ in range(num_episodes)]
     except gymnasium.error.UnregisteredEnv as error:
@@ -133,15 +138,19 @@ def make(
     return GymnasiumEnv(envs, task=words, text=text, reference=reference)
 
 
-@register("env", "minari", minari_id="${dataset.minari_id}", goal="${dataset.goal}", text="${text}")
-def recover(num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str = "none", horizon: int = 0) -> GymnasiumEnv:
+@register(
+    "env", "minari", minari_id="${dataset.minari_id}", goal="${dataset.goal}", task="${oc.select:dataset.task,''}", text="${text}",
+)  # fmt: skip
+def recover(
+    num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str = "none", task: str = "", horizon: int = 0
+) -> GymnasiumEnv:
     """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own reference returns.
 
     Args:
         num_episodes: N.
         minari_id: of the dataset, or the path of its folder.
         goal: of PointMaze, as in the dataset.
-        text: `none` or `constant`, as in the dataset.
+        text, task: as in the dataset.
         horizon: most steps of an episode; 0: the time limit of the environment.
 
     Raises:
@@ -156,6 +165,6 @@ def recover(num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str
     known = dataset.storage.metadata
     reference = [known[key] for key in ("ref_min_score", "ref_max_score") if known.get(key) is not None]
     return GymnasiumEnv(
-        envs, task=minari.description(dataset) if text == "constant" else "", text=text,
+        envs, task=minari.words_of("env", dataset, text, task), text=text,
         reference=reference if len(reference) == 2 else (), part=minari.part_read(dataset, goal),
     )  # fmt: skip

@@ -235,6 +235,45 @@ def test_a_constant_text_is_the_id_and_the_description(tmp_path):
     assert next(load(minari_id="mine/test-v0").episodes).task == ""
 
 
+def test_a_task_takes_the_place_of_the_description(tmp_path):
+    save("mine/test-v0", make_store(tmp_path / "s", [episode([1])]))
+    assert next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
+
+
+def test_a_template_names_the_numbers_of_the_first_observation():
+    space = spaces.Dict(pos=spaces.Box(-9, 9, (1,), np.float32), arm=spaces.Dict(goal=spaces.Box(-9, 9, (3,), np.float64)))
+    seen = [
+        {"pos": np.array([[p], [9]]), "arm": {"goal": np.array([goal, [9, 9, 9]])}}
+        for p, goal in ((2, [1.25, -0.5, 3]), (-0.001, [0.333, 1.999, -7.1]))
+    ]
+    put("mine/go-v0", [(one, rows(1), [0]) for one in seen], observation_space=space)
+    source = load(minari_id="mine/go-v0", text="template", task="From {pos} to {arm.goal}.")
+    assert [each.task for each in source.episodes] == ["From 2 to 1.25, -0.5, 3.", "From 0 to 0.33, 2, -7.1."]
+    with pytest.raises(
+        ValueError, match=r"dataset.task: expected names of parts of the observation, .arm.goal, pos., got goal"
+    ):
+        load(minari_id="mine/go-v0", text="template", task="To {goal}.")
+    with pytest.raises(ValueError, match="dataset.task: text=template needs a text, got none"):
+        load(minari_id="mine/go-v0", text="template")
+
+
+def test_a_template_of_a_pointmaze_has_the_repaired_goal():
+    point_maze()
+    options = {"minari_id": "D4RL/pointmaze/umaze-v2", "text": "template", "task": "Go to {desired_goal}."}
+    source = load(goal="own", **options)
+    assert [each.task for each in source.episodes] == ["Go to 1, 1.", "Go to 0, -1."]
+    with pytest.raises(ValueError, match=r"parts of the observation, .observation., got desired_goal; dataset.goal=own keeps"):
+        load(**options)
+
+
+def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
+    save("mine/test-v0", make_store(tmp_path / "s", [episode([1], start=4)]))
+    with pytest.raises(ValueError, match="got desired_goal; the observation is one vector without named parts"):
+        load(minari_id="mine/test-v0", text="template", task="Go to {desired_goal}.")
+    source = load(minari_id="mine/test-v0", text="template", task="At {observation}.")
+    assert next(source.episodes).task == "At 4, 4."
+
+
 def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = save("mine/test-v0", make_store(tmp_path / "s", [episode([1])])).storage.data_path.parent
@@ -252,7 +291,7 @@ def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypat
 def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="mine/none-v0: no such Minari dataset in .*minari download mine/none-v0"):
         load(minari_id="mine/none-v0")
-    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, got 'goal'"):
+    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, template, got 'goal'"):
         load(minari_id="mine/none-v0", text="goal")
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
         load(minari_id="mine/none-v0", goal="fix")

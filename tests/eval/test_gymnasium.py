@@ -12,8 +12,9 @@ from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.datasets.minari import load
+from decisionllm.datasets.minari import load, save
 from decisionllm.datasets.spaces import stack
+from decisionllm.datasets.store import open_store
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build
@@ -99,7 +100,7 @@ def test_options_reach_the_environment_and_the_text_the_policy():
     ({"id": "Xyzzy-v1"}, "env.id: Environment `Xyzzy` doesn't exist.* give package:id to import"),
     ({"id": "no_such_package:Xyzzy-v1"}, "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named"),
     ({"id": "Pendulum-v1", "arguments": {"gee": 3}}, "env.id=Pendulum-v1, .*'gee': 3.*: could not be made"),
-    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, got 'goal'"),
+    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, template, got 'goal'"),
 ])  # fmt: skip
 def test_an_environment_that_cannot_be_made_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -388,3 +389,60 @@ class Bounded(Reach):
 
     def seen(self):
         return {"pos": self.pos.copy(), "goal": np.array([0.1])}
+
+
+def test_a_template_is_the_same_text_in_data_and_environments(monkeypatch):
+    spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
+    monkeypatch.setitem(gym.registry, "Reach-v0", spec)
+    recorded(gym.make("Reach-v0"), "mine/reach-v0", actions=[1, 4, 2])
+    words = {"text": "template", "task": "Go to {goal}."}
+    (read,) = load(minari_id="mine/reach-v0", **words).episodes
+    number = read.task.removeprefix("Go to ").removesuffix(".")
+    assert float(number) == pytest.approx(read.observations[0, 0], abs=0.005) and 5 <= float(number) <= 6
+    for env in (make(2, id="Reach-v0", **words), recover(2, minari_id="mine/reach-v0", **words)):
+        begun = []
+        made = rollout(lambda tasks, begun=begun: begun.append([*tasks]) or Always([0.0]), env, seed=0)
+        assert begun == [[each.task for each in made]], "a policy reads the texts of this reset"
+        assert made[0].task == read.task != made[1].task
+        env.reset(1)
+        assert env.tasks[0] == made[1].task
+
+
+def test_a_template_of_an_unknown_part_is_refused():
+    with pytest.raises(ValueError, match="env.task: expected names of parts of the observation, .observation., got goal; "):
+        make(1, id="Pendulum-v1", text="template", task="Go to {goal}.")
+    with pytest.raises(ValueError, match="env.task: text=template needs a text, got none"):
+        make(1, id="Pendulum-v1", text="template")
+
+
+def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, monkeypatch, capsys):
+    spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
+    monkeypatch.setitem(gym.registry, "Reach-v0", spec)
+    env = make(40, id="Reach-v0")
+    log = rollout(env.baselines(0)["random"], env, seed=0)
+    facts = Spec(observation_dim=3, **env.action, horizon=3)
+    node = from_episodes(log, tmp_path / "log", name="log", spec=facts, observation_parts=env.observation_parts)
+    save(
+        "mine/reach-v0",
+        open_store(node["path"]),
+        env=env.envs[0].spec,
+        observation_space=env.observation_space,
+        action_space=env.space,
+    )
+    words = [
+        "dataset=minari",
+        "dataset.minari_id=mine/reach-v0",
+        "text=template",
+        'dataset.task="Go to {goal}."',
+        "head=discrete",
+    ]
+    assert command("train", *LOOP[2:], *NANO, *words, "steps=1", f"run={tmp_path}/run") == 0
+    assert command("evaluate", f"run={tmp_path}/run", "episodes=2", "report=false") == 0
+    assert "such as 'Go to 5" not in capsys.readouterr().out, "seed 0 is that of the log: the same goals, the same texts"
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert rows[0]["text"] == "template"
+    card = json.loads((tmp_path / "run/run.json").read_text())
+    assert card["dataset"]["observation_parts"] == [["goal", 1], ["pos", 2]]
+    assert sorted(card["tasks"]) == sorted(
+        {each.task for each in load(minari_id="mine/reach-v0", text="template", task="Go to {goal}.").episodes}
+    )

@@ -1,0 +1,46 @@
+"""Task texts that name numbers of an episode's first observation: "Go to {desired_goal}." """
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from decisionllm.datasets.spaces import VECTOR
+
+TEXTS = ("none", "constant", "template")  # values of the option `text` of Minari data and Gymnasium environments
+NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
+
+
+def writer(option: str, template: str, parts: Sequence[tuple[str, int]], *, hint: str = "") -> Callable[[np.ndarray], str]:
+    """The function that writes the task text of an episode.
+
+    Args:
+        option: that holds the template, such as `dataset.task`, to begin a message with.
+        template: the text; `{NAME}` stands for the numbers of that part, rounded to two decimals.
+        parts: (name, numbers) of the parts of an observation, in the order of its columns.
+        hint: what a message says of an unknown name beside the names that there are.
+
+    Returns:
+        A function of the first observation (S,): "Go to {goal}." gives "Go to 1.25, -0.5.".
+
+    Raises:
+        ValueError: the template names a part that the observation does not have.
+    """
+    columns: dict[str, slice] = {}
+    first = 0
+    for name, size in parts:
+        columns[name] = slice(first, first + size)
+        first += size
+    unknown = [name for name in NAME.findall(template) if name not in columns]
+    if unknown:
+        vector = "the observation is one vector without named parts" if list(columns) == [VECTOR] else ""
+        why = hint or vector
+        message = f"{option}: expected names of parts of the observation, [{', '.join(columns)}], got {', '.join(unknown)}"
+        raise ValueError(f"{message}; {why}" if why else message)
+    return lambda row: NAME.sub(lambda found: _in_words(row[columns[found[1]]]), template)
+
+
+def _in_words(numbers: np.ndarray) -> str:
+    """Numbers, rounded to two decimals: "1.25, -0.5, 3"."""
+    rounded = [round(float(number), 2) + 0.0 for number in numbers]  # + 0.0: no negative zero
+    return ", ".join(f"{number:.2f}".rstrip("0").rstrip(".") for number in rounded)
