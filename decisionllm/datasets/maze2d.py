@@ -134,12 +134,13 @@ def of_file(file: Path, blocks: Iterable[Log], simulator: Maze, published: str, 
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     current, former = file_names(maze, dense)
-    known = d4rl.content(file, blocks, simulator, published=published, name=current, rows=STEPS[maze], dense=dense)
+    known = d4rl.content(file, blocks, simulator, d4rl.Published(published, current, STEPS[maze], dense))
     called = {current: published, former: published.replace("-v1", "-v0")}
     name = name_in(file)
+    claimed = "@" not in name and name.startswith(tuple(called.values()))  # of a store of D4RL's file that was exported
     if known["recognised"]:
         name = published
-    elif not name or name in called.values():  # an exported store may have D4RL's name, its file is another one
+    elif claimed or not name:
         kind = called.get(file.name)
         name = f"{kind}@file-{digest[:8]}" if kind else f"{published}@{file.stem}"
     return {"name": name, "digest": digest, **known}

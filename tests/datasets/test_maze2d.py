@@ -285,12 +285,13 @@ def test_a_file_unlike_the_published_one_says_why(name, changed, why, tmp_path, 
     assert re.match(f"not known to be D4RL's: {why}", info["content"])
 
 
-def test_an_exported_store_is_not_the_published_file(tmp_path, ten_rows):
+@pytest.mark.parametrize("stated", ["maze2d-umaze-v1", "maze2d-umaze-v1-goal_exit"])
+def test_an_exported_store_is_not_the_published_file(stated, tmp_path, ten_rows):
     path = put(tmp_path / "maze2d-umaze-sparse-v1.hdf5", **as_published())
     with h5py.File(path, "a") as file:
-        file.attrs["name"] = "maze2d-umaze-v1"  # that of the store it was exported from
+        file.attrs["name"] = stated  # that of the store it was exported from
     info = load(maze="umaze", path=str(path)).info
-    assert info["content"] == "not known to be D4RL's: attributes: expected no name, got maze2d-umaze-v1"
+    assert info["content"] == f"not known to be D4RL's: attributes: expected no name, got {stated}"
     assert info["name"] == f"maze2d-umaze-v1@file-{info['digest'][:8]}"
 
 

@@ -5,6 +5,7 @@ timeouts (85); the numbers of rows are in its wiki, "Tasks".
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +22,39 @@ BORDER = 1e-6  # a distance so near to the radius is within or beyond it by roun
 ROUNDING = 1e-4  # of dense rewards
 
 
-def content(
-    path: Path,
-    blocks: Iterable[Mapping[str, np.ndarray]],
-    simulator: Maze,
-    *,
-    published: str,
-    name: str,
-    rows: int,
-    dense: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Published:
+    """What is known of one of D4RL's files."""
+
+    dataset: str  # such as maze2d-umaze-v1
+    file: str  # its name
+    rows: int
+    dense: bool  # rewards are exp(-distance)
+
+
+def content(path: Path, blocks: Iterable[Mapping[str, np.ndarray]], simulator: Maze, published: Published) -> dict[str, Any]:
     """What a store says of the content of a Maze2D file.
 
     Args:
         path: the file.
         blocks: its columns, see `maze2d.read_hdf5`.
         simulator: the maze.
-        published: D4RL's name of the dataset, such as maze2d-umaze-v1.
-        name: of D4RL's file.
-        rows: of D4RL's file.
-        dense: its rewards are exp(-distance).
+        published: D4RL's file.
 
     Returns:
         "recognised": whether nothing that is known of D4RL's file differs; "content": that, or the first difference, in words.
     """
-    found = difference(path, blocks, simulator, published=published, name=name, rows=rows, dense=dense)
+    found = difference(path, blocks, simulator, published)
     if found:
         return {"recognised": False, "content": f"not known to be D4RL's: {found}"}
-    alike = f"{rows:,} rows, rewards and timeouts" if published in TIMEOUTS else f"{rows:,} rows and rewards"
+    alike = f"{published.rows:,} rows" + (", rewards and timeouts" if published.dataset in TIMEOUTS else " and rewards")
     return {"recognised": True, "content": f"like D4RL's in name, keys, {alike}; its bytes could not be compared"}
 
 
-def difference(
-    path: Path,
-    blocks: Iterable[Mapping[str, np.ndarray]],
-    simulator: Maze,
-    *,
-    published: str,
-    name: str,
-    rows: int,
-    dense: bool,
-) -> str:
-    """The first difference of a file from what is known of D4RL's, "" without one; arguments as in `content`."""
-    if path.name != name:
-        return f"name: expected {name}, got {path.name}"
+def difference(path: Path, blocks: Iterable[Mapping[str, np.ndarray]], simulator: Maze, published: Published) -> str:
+    """The first difference of a file from D4RL's, "" without one; arguments as in `content`."""
+    if path.name != published.file:
+        return f"name: expected {published.file}, got {path.name}"
     keys, stated = outline(path)
     if keys != list(KEYS):
         return f"keys: expected {', '.join(KEYS)}, got {', '.join(keys)}"
@@ -73,16 +63,16 @@ def difference(
     count = 0
     timeouts: list[int] = []
     for block in blocks:
-        wrong = wrong_rewards(block, simulator, dense=dense)
+        wrong = wrong_rewards(block, simulator, dense=published.dense)
         if len(wrong):
             row = int(wrong[0])
-            earned = reward(block["observations"][row, :2], simulator.goal, dense=dense)
+            earned = reward(block["observations"][row, :2], simulator.goal, dense=published.dense)
             return f"rewards: row {count + row} has {block['rewards'][row]:g}, its position earns {earned:g}"
         timeouts += (count + np.flatnonzero(block["ends"])).tolist()
         count += len(block["rewards"])
-    if count != rows:
-        return f"rows: expected {rows:,}, got {count:,}"
-    return wrong_timeouts(timeouts, published)
+    if count != published.rows:
+        return f"rows: expected {published.rows:,}, got {count:,}"
+    return wrong_timeouts(timeouts, published.dataset)
 
 
 def outline(path: Path) -> tuple[list[str], str]:
@@ -110,11 +100,11 @@ def wrong_rewards(block: Mapping[str, np.ndarray], simulator: Maze, *, dense: bo
     return np.flatnonzero(wrong)
 
 
-def wrong_timeouts(timeouts: list[int], published: str) -> str:
+def wrong_timeouts(timeouts: list[int], dataset: str) -> str:
     """How the rows with timeouts differ from those that are known of a published log; "" where they don't, or none are known."""
-    if published not in TIMEOUTS:
+    if dataset not in TIMEOUTS:
         return ""
-    first, last = (list(rows) for rows in TIMEOUTS[published])
+    first, last = (list(rows) for rows in TIMEOUTS[dataset])
     if timeouts[: len(first)] == first and timeouts[-len(last) :] == last:
         return ""
     got = f"{timeouts[: len(first)]} and {timeouts[-len(last) :]}"
