@@ -1,4 +1,4 @@
-"""`decisionllm export`: a trained policy as ONNX graphs, for programs without torch (see `policy.exported`)."""
+"""`decisionllm export`: a trained policy as ONNX graphs, for programs without torch (see `policy.exported`), or its language model alone."""
 
 import json
 import logging
@@ -12,27 +12,63 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from decisionllm.backbones.merged import save_merged
 from decisionllm.config import one_of
-from decisionllm.files import explained, sealed
+from decisionllm.files import absent, explained, sealed
 from decisionllm.policy import checkpoint
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 
 ALSO = ("name", "env", "observation", "context_features", "reward", "text")  # of the dataset's info
+BASELINE = "run: expected a run of `decisionllm train`, got a baseline"
 EXTERNAL = 1_500_000_000  # bytes of weights beyond which they are a file beside the graph
 
 
 def export(config: dict[str, Any]) -> None:
     """Export a run (see configs/export.yaml)."""
-    one_of("format", config["format"], ("onnx",))
+    one_of("format", config["format"], ("onnx", "transformers"))
     run = Path(config["run"])
-    path = Path(config["path"] or run / "onnx")
+    path = Path(config["path"] or run / config["format"])
+    if config["format"] == "transformers":
+        given = [f"act.{name}" for name, value in config["act"].items() if value is not None]
+        given += ["part"] if config["part"] is not None else []
+        if given:
+            raise ValueError("format=transformers: expected no part and no act, which are of a policy, got " + ", ".join(given))
+        return language_model(run, path)
     policy, _, run_info = checkpoint.load(run, part=config["part"], **config["act"])
     write(policy, path, run_info, name=run.name)
     size = sum(file.stat().st_size for file in path.iterdir())
     print(f"exported {run} to {path}, {size / 1e6:.1f} MB; over 20 random histories its actions differ from policy.act "
           f"by at most {difference(policy, path):.1e} of their range", flush=True)  # fmt: skip
+
+
+def language_model(run: Path, path: Path) -> None:
+    """Write the language model of a run as a folder that transformers reads alone, see `merged.save_merged`.
+
+    Args:
+        run: the run directory.
+        path: a new folder.
+
+    Raises:
+        FileExistsError: the path is there already.
+        ValueError: a baseline, or weights in 4 or 8 bits, or the run is damaged.
+    """
+    path = absent(path)
+    config, info = checkpoint.read(run)
+    if "policy" in config:
+        raise ValueError(BASELINE)
+    bits = config["backbone"].get("quantize", "none")
+    if bits != "none":
+        raise ValueError(f"export: expected backbone.quantize=none, got {bits}: an adapter cannot be added to rounded weights; "
+                         "train on backbone.dtype=bfloat16")  # fmt: skip
+    backbone = checkpoint.load_model(run, config, info).backbone
+    with sealed(path) as partial:
+        apart = save_merged(backbone, partial)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    merged = ", adapters merged in float32" if backbone.tune == "lora" else ""
+    print(f"exported the language model of {run} to {path}, {size / 1e6:.1f} MB{merged}; loaded by transformers alone its hidden "
+          f"states differ from the run's by at most {apart:.1e} of the largest", flush=True)  # fmt: skip
 
 
 def write(policy: Any, path: str | Path, run_info: dict[str, Any], *, name: str = "") -> None:
@@ -78,7 +114,7 @@ def write(policy: Any, path: str | Path, run_info: dict[str, Any], *, name: str 
 def check(policy: Any) -> None:
     """Raise a ValueError that says why a policy cannot be exported, if it cannot."""
     if not isinstance(policy, Policy):
-        raise ValueError("run: expected a run of `decisionllm train`, got a baseline")
+        raise ValueError(BASELINE)
     model, backbone = policy.model, policy.model.backbone
     for wrong, expected, got in (
         (model.team is not None, "a policy of a single agent", "team.execution=joint or both"),

@@ -288,6 +288,13 @@ def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, A
     model.load_state_dict(own, strict=False)
 
 
+def load_model(path: str | Path, config: dict[str, Any], info: dict[str, Any]) -> DecisionLLM | Generalist:
+    """The model of a run with the weights that act; see `restore` for errors. config, info: of `read`."""
+    model: DecisionLLM | Generalist = make_model(config, specs(info))
+    restore(weights_folder(path, config), model, info)
+    return model
+
+
 def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[str, Any]) -> set[str]:
     """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of its space, with its units.
 
@@ -306,8 +313,7 @@ def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[s
     before, info = read(path)
     if "policy" in before:
         raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
-    source = make_model(before, specs(info))
-    restore(weights_folder(path, before), source, info)
+    source = load_model(path, before, info)
     own, known = config["backbone"].get("folder"), members(source)
     if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
         _copy(path, "backbone", source.backbone, model.backbone)
@@ -411,8 +417,7 @@ def load_parts(
         raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
     if "embodiments" in info and not parts:
         raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}")
-    model = make_model(config, specs(info))
-    restore(weights_folder(path, config), model, info)
+    model = load_model(path, config, info)
     views = [("", config, info)] if not parts else [
         (name := known[part]["embodiment"], of_part(config, part, known[part]),
          info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts

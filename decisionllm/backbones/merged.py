@@ -1,0 +1,69 @@
+"""A backbone as a model folder that transformers reads alone: its adapters merged into the weights they adapt."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decisionllm.backbones.forward import Backbone
+
+ROWS, LENGTH = 2, 16  # of the words that both models read
+
+
+def save_merged(backbone: Backbone, folder: Path) -> float:
+    """Write the language model of a backbone, as it was trained, with its tokenizer. Adapters are merged in place.
+
+    With adapters the weights become float32 first, since a sum that is rounded to bfloat16 loses small adapters. Without, they
+    keep their type.
+
+    Args:
+        backbone: on the CPU; used up by the call where it has adapters.
+        folder: to write into; it may be missing.
+
+    Returns:
+        The largest difference of the hidden states of the folder's model from those of the backbone, as a share of the largest
+        hidden state.
+
+    Raises:
+        ValueError: transformers does not read the folder alone.
+    """
+    backbone.model.eval()
+    if backbone.tune == "lora":
+        backbone.model.float()
+    wanted = _hidden(backbone.model)
+    core = backbone.model.merge_and_unload() if backbone.tune == "lora" else backbone.core
+    _count_blocks(backbone, core)
+    core.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
+    found = _hidden(_read_alone(folder))
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def _count_blocks(backbone: Backbone, core: Any) -> None:
+    """Let the config say how many blocks the model has, also where it was cut after it was read."""
+    if backbone.layout is None:
+        return
+    count = len(backbone.layout.blocks(core))
+    core.config.num_hidden_layers = count
+    if getattr(core.config, "layer_types", None):  # of Qwen2 and Qwen3: the kind of each block
+        core.config.layer_types = core.config.layer_types[:count]
+
+
+def _read_alone(folder: Path) -> Any:
+    """The model of a folder; a ValueError unless the folder has all its weights and no others."""
+    from transformers import AutoModel
+
+    model, loading = AutoModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    wrong = {kind: sorted(map(str, names))[:4] for kind, names in loading.items() if names}
+    if wrong:
+        raise ValueError(f"{type(model).__name__}: expected a model that transformers reads back whole, got {wrong}")
+    return model
+
+
+@torch.no_grad()
+def _hidden(model: Any) -> Tensor:
+    """Hidden states of some words, (ROWS, LENGTH, D) float32."""
+    ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % model.config.vocab_size
+    hidden: Tensor = model.eval()(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden.float()

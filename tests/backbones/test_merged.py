@@ -1,0 +1,125 @@
+"""The language model of a run as a folder of transformers: it reads as the run's backbone with its adapters, and alone."""
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from decisionllm.backbones.build import pretrained
+from decisionllm.backbones.merged import save_merged
+from decisionllm.export import language_model
+from decisionllm.policy import checkpoint
+from tests.backbones import test_gguf
+from tests.backbones.test_backbones import small_backbone, write
+from tests.conftest import DT, LOOP, NANO, command, damage, near
+
+pytestmark = pytest.mark.numeric
+IDS = torch.arange(12).view(2, 6)
+
+
+def trained(path, *words):
+    assert command("train", *LOOP, "optim.lr=0.1", *words, f"run={path}") == 0
+    return path
+
+
+@torch.no_grad()
+def hidden(model):
+    """What a model of transformers makes of some words, (2, 6, D)."""
+    return model.eval()(IDS, output_hidden_states=True).hidden_states[-1]
+
+
+@pytest.mark.parametrize("source", ["random", "dt", "folder", "bfloat16", "gguf", "full", "frozen"])
+def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_path, capsys):
+    folder = tmp_path / ("small.gguf" if source == "gguf" else "model")
+    if source == "gguf":
+        test_gguf.write(folder)
+    elif source in ("folder", "bfloat16"):
+        write(folder, "Llama")
+    words = {
+        "random": (*NANO, "backbone.tune=lora"),
+        "dt": (*DT, "backbone.tune=lora"),
+        "bfloat16": ("backbone=pretrained", f"backbone.folder={folder}", "backbone.dtype=bfloat16"),
+        "full": NANO,
+        "frozen": (*NANO, "backbone.tune=frozen"),
+    }.get(source, ("backbone=pretrained", f"backbone.folder={folder}"))
+    run = trained(tmp_path / "run", *words)
+    assert command("export", f"run={run}", "format=transformers") == 0
+    printed = capsys.readouterr().out
+    assert f"exported the language model of {run} to {run / 'transformers'}" in printed
+    found, loading = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
+    assert not any(loading.values()) and {weight.dtype for weight in found.parameters()} == {torch.float32}
+    backbone = checkpoint.load(run)[0].model.float().backbone
+    near(hidden(found), hidden(backbone.model))
+    task = "Reach the goal."
+    tokenizer = AutoTokenizer.from_pretrained(run / "transformers")
+    assert tokenizer(task)["input_ids"] == backbone.tokenizer(task)["input_ids"]
+    if backbone.tune == "lora":
+        with backbone.model.disable_adapter():
+            assert (hidden(found) - hidden(backbone.model)).abs().max() > 0.01 * hidden(found).abs().max()
+    again = pretrained(0, folder=str(run / "transformers"), tune="frozen")  # a backbone of further runs
+    near(hidden(again.model), hidden(found))
+
+
+def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
+    run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
+    assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 0
+    model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(loading.values())
+    near(hidden(model), hidden(AutoModel.from_pretrained(tmp_path / "out")))
+
+
+def test_the_number_of_layers_is_that_of_the_model(tmp_path):
+    """Of a model that was cut after it was read, whose config still says two."""
+    backbone = small_backbone("qwen2", tune="frozen")
+    backbone.core.layers = backbone.core.layers[:1]
+    save_merged(backbone, tmp_path)
+    found, loading = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading.values()) and len(found.layers) == found.config.num_hidden_layers == 1
+    near(hidden(found), hidden(backbone.core))
+
+
+def test_a_damaged_export_is_no_backbone(tmp_path):
+    run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
+    assert command("export", f"run={run}", "format=transformers") == 0
+    damage(run / "transformers" / "model.safetensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged .*not those that were written"):
+        pretrained(0, folder=str(run / "transformers"))
+
+
+def test_what_is_there_already_is_kept(tmp_path, capsys):
+    run = trained(tmp_path / "run", *NANO)
+    (tmp_path / "out").mkdir()
+    assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 1
+    assert "out: is there already; move it away, or choose another path" in capsys.readouterr().err
+    assert not any((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("format=gguf",), "format: expected one of onnx, transformers, got 'gguf'"),
+        (
+            ("format=transformers", "act.decode=mean"),
+            "format=transformers: expected no part and no act, which are of a policy, got act.decode",
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(words, message, tmp_path, capsys):
+    run = trained(tmp_path / "run", *NANO)
+    assert command("export", f"run={run}", *words) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("policy: {}", "expected a run of `decisionllm train`, got a baseline"),
+        ("backbone: {quantize: 4bit}", "expected backbone.quantize=none, got 4bit: an adapter cannot be added to rounded"),
+    ],
+)
+def test_runs_without_such_a_model_are_refused(config, message, tmp_path):
+    (tmp_path / "run.json").write_text('{"format": 2}')
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(ValueError, match=message):
+        language_model(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
