@@ -23,7 +23,7 @@ STEP = partial(our_loss, dtype=torch.bfloat16), partial(peer_loss, dtype=torch.b
 
 def pair(**options):
     """The same model twice, with adapters that are not zero."""
-    model = make("smollm2", **options)
+    model = make("smollm2", text_layers=0, layers=0, **options)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -59,7 +59,7 @@ def cases():
         batch_of = batches(models[0], T=T, B=B)
         ours, peer = (trainer(model, loss, batch_of) for model, loss in zip(models, STEP, strict=True))
         yield measure.Case(f"training, {B} rows of {T} steps", ours, peer, target=3, limit=limit)
-    day = decide_llm.Day(steps=20, dtype=torch.bfloat16, backbone="smollm2")
+    day = decide_llm.Day(steps=20, dtype=torch.bfloat16, backbone="smollm2", text_layers=0, layers=0)
     yield measure.Case("decisions of 48 agents", day.ours, lambda: [day.peer(t) for t in (4, 14)], 20, 2, target=3, limit=150.0)
 
 

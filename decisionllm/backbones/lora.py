@@ -13,7 +13,7 @@ from torch.nn import functional as F
 ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
 
 
-def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) -> Any:
+def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int, first: int = 0) -> Any:
     """Wrap a transformers model with LoRA adapters, drawn from the seed; only they are trained.
 
     Args:
@@ -21,19 +21,35 @@ def add_adapters(model: Any, *, rank: int, alpha: int, targets: str, seed: int) 
         rank, alpha: the adapters add (alpha / rank) B A.
         targets: names of the adapted maps, separated by commas, or `all-linear`.
         seed: of A; B begins as zeros.
+        first: the first block that is adapted, counted from 0.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
+    names: str | list[str] = targets if targets == "all-linear" else targets.split(",")
+    if first:
+        names = names_from(model, names, first)
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its weights transposed
     config = LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=0.0, fan_in_fan_out=transposed,
-        target_modules=targets if targets == "all-linear" else targets.split(","),
+        target_modules=names,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers deprecates
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def names_from(model: Any, names: str | list[str], first: int) -> str:
+    """A pattern, as peft takes it, of the maps with these names in the blocks from the first one on.
+
+    It matches on AutoModel, whose blocks are `layers.0`, and on AutoModelForCausalLM, whose blocks are `model.layers.0`.
+    """
+    if names == "all-linear":
+        inside = model.layers[first].named_modules()
+        names = sorted({name.rpartition(".")[2] for name, module in inside if isinstance(module, nn.Linear)})
+    blocks = "|".join(str(i) for i in range(first, len(model.layers)))
+    return rf"(.*\.)?layers\.({blocks})\.(.*\.)?({'|'.join(names)})"
 
 
 def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
+from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.config import one_of
-from decisionllm.files import atomic, cache_dir
+from decisionllm.files import cache_dir
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.numbers import NumberEmbedding
 from decisionllm.tokenizers.text import own_tokenizer, padded
-
-AT_ONCE = 32  # texts that the encoder reads in one forward
 
 
 def attach(backbone: Backbone, config: dict[str, Any]) -> None:
@@ -27,6 +25,9 @@ def attach(backbone: Backbone, config: dict[str, Any]) -> None:
     if config["model"].get("language_loss") and (numbers == "embedded" or encoder["_target_"] != "none"):
         raise ValueError("model.language_loss: is of the backbone's own words; expected text_numbers=digits and text_encoder=none, "
                          f"got {numbers} and {encoder['_target_']}")  # fmt: skip
+    if backbone.first and (numbers == "embedded" or encoder["_target_"] != "none"):
+        raise ValueError(f"backbone.text_layers: expected 0, since text_numbers=embedded and text_encoder=features stand in place of word "
+                         f"embeddings, got {backbone.first}")  # fmt: skip
     if encoder["_target_"] != "none":
         backbone.features = build(encoder, backbone.width, config["seed"])
     if numbers == "embedded":
@@ -80,64 +81,30 @@ class FrozenFeatures(nn.Module):
         self.encoder = [encoder.eval()]  # in a list: no part of this module, its weights are not saved
         self.tokenizer, self.layer, self.size = encoder.tokenizer, layer, encoder.width
         self.digest = hashlib.blake2b(f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12).hexdigest()
-        self.cache = cache_dir() / "text-features" / self.digest
-        self.table = torch.zeros(1, self.size, dtype=torch.float16)  # row 0: padding
-        self.used = 1  # rows of the table
-        self.first_rows: dict[tuple[int, ...], int] = {}  # of each text that was read
+        place = cache_dir() / "text-features" / self.digest
+        self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean, self.scale = nn.Buffer(torch.zeros(self.size)), nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`. Units once fitted stay, as those
         of the run that a run starts from, since the map was trained on them."""
-        known = self.table[ids[mask & (ids > 0)]].float()
+        known = self.kept[ids[mask & (ids > 0)]].float()
         if len(known) and not self.mean.any():
             self.mean.copy_(known.mean(0))
             self.scale.copy_(known.std(0).clamp(min=1e-3))
 
     def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Token ids of texts (U, L) as rows of the table (U, L); a `[NUM]` (below 0) stays as it is, padding is 0."""
-        words = [tuple(row[real & (row >= 0)].tolist()) for row, real in zip(ids, mask, strict=True)]
-        new = [text for text in dict.fromkeys(words) if text and text not in self.first_rows]
-        if new:
-            found = self._features(new)
-            starts = self.used + np.cumsum([0, *map(len, found)])
-            self.first_rows |= dict(zip(new, starts[:-1].tolist(), strict=True))
-            end = int(starts[-1])
-            if end > len(self.table):  # twice the room: each feature is copied a few times in all
-                grown = self.table.new_zeros(2 * end, self.size)
-                grown[: self.used] = self.table[: self.used]
-                self.table = grown
-            for start, features in zip(starts, found, strict=False):
-                self.table[start : start + len(features)] = features
-            self.used = end
-        rows = ids.clone()
-        for row, real, text in zip(rows, mask, words, strict=True):
-            if text:
-                row[real & (row >= 0)] = self.first_rows[text] + torch.arange(len(text))
-        return rows
+        return self.kept.rows(ids, mask)
 
     def forward(self, rows: Tensor) -> Any:
         """Rows of the table (U, L) -> embeddings (U, L, D)."""
-        features = self.table[rows.cpu()].to(self.mean.device)
+        features = self.kept[rows].to(self.mean.device)
         return self.out((features - self.mean) / self.scale)
 
-    def _features(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """The features of the tokens of texts, (length, F) float16 each, from the disk or from the encoder."""
-        from rich.progress import track
-
-        files = [self.cache / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.npy" for text in texts]
-        lacking = [i for i, file in enumerate(files) if not file.is_file()]
-        starts = range(0, len(lacking), AT_ONCE)
-        for at in track(starts, "reading task texts", transient=True) if len(starts) > 1 else starts:
-            part = lacking[at : at + AT_ONCE]
-            for i, features in zip(part, self._read([texts[i] for i in part]), strict=True):
-                with atomic(files[i]) as partial:
-                    np.save(partial, features.numpy())
-        return [torch.from_numpy(np.load(file)) for file in files]
-
     @torch.no_grad()
-    def _read(self, texts: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
         """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
         # features are kept on disk by the text and the weights alone: a caller's autocast must not change them

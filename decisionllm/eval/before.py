@@ -96,7 +96,7 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     """
     name = f"env of {trained.label}" if trained.label else "env"
     check_actions(trained.spec, env, name)
-    note = check_layout(trained.info.get("observation_parts"), env, name)
+    note = check_layout(trained.info.get("observation_parts"), env, name, action_parts=trained.info.get("action_parts"))
     check_size(env, trained.spec, name)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]

@@ -65,7 +65,7 @@ class DecisionLLM(nn.Module):
         self.normalizer = Normalizer(spec, o.hide_observations)
         self.tokenizer = TrajectoryTokenizer(
             spec, width, embedding=o.embedding, timesteps=o.timesteps, return_conditioned=returns, null_return=bool(expectile),
-            entity_layers=o.entity_layers, hide_actions=o.hide_actions,
+            entity_layers=o.entity_layers, hide_actions=o.hide_actions, scale=o.token_scale,
         )  # fmt: skip
         self.head: Head = build(head, width, spec)
         if not isinstance(self.head, Head):

@@ -188,7 +188,7 @@ def count(config: dict[str, Any], spec: Spec) -> dict[str, int]:
     embedding = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return {"total": total, "trained": trained, "non_embedding": total - embedding, "layers": model.backbone.config.num_hidden_layers,
+    return {"total": total, "trained": trained, "non_embedding": total - embedding, "layers": model.backbone.depth,
             "width": model.backbone.width, "tokens": config["window"] * model.tokenizer.tokens}  # fmt: skip
 
 

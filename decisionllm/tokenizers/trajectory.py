@@ -24,6 +24,7 @@ class TrajectoryTokenizer(nn.Module):
         null_return: adds a learned token in place of a return that is not given.
         entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
         hide_actions: an action is replaced by a learned token with this probability in training; 1: always.
+        scale: root mean square of a token at the beginning of training.
 
     Raises:
         ValueError: an unknown embedding or kind of timesteps, or hide_actions is not within 0 .. 1.
@@ -31,7 +32,7 @@ class TrajectoryTokenizer(nn.Module):
 
     def __init__(
         self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
-        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0, hide_actions: float = 0.0,
+        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0, hide_actions: float = 0.0, scale: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
         one_of("embedding", embedding, ("linear", "mlp"))
@@ -56,6 +57,7 @@ class TrajectoryTokenizer(nn.Module):
         self.hidden_action = nn.Parameter(torch.zeros(width)) if hide_actions else None
         self.timesteps = nn.Embedding(spec.horizon, width) if timesteps == "learned" else None
         self.norm = nn.LayerNorm(width)
+        nn.init.constant_(self.norm.weight, scale)
 
     def forward(
         self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,

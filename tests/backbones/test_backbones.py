@@ -32,11 +32,14 @@ def small_backbone(backbone, **options):
     return make_model(SPEC, backbone=backbone, backbone_options=options).backbone
 
 
-def write(folder, family="Qwen2", dtype=torch.float32):
+WHOLE = {"text_layers": 0, "layers": 0}  # all blocks read texts, which are then token ids
+
+
+def write(folder, family="Qwen2", dtype=torch.float32, **more):
     """A model folder as people download it: random weights of a small model of this family, and a tokenizer."""
     import transformers
 
-    sizes = FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]
+    sizes = (FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]) | more
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(vocab_size=len(own_tokenizer()), **sizes)
     transformers.AutoModel.from_config(config).to(dtype).save_pretrained(folder)
@@ -148,7 +151,7 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
 
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     """There whole buffers are attended to, so that what is not yet filled must have no weight, whatever it holds."""
-    model = pretrained(0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen").eval()
+    model = pretrained(0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen", **WHOLE).eval()
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
         wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
@@ -328,9 +331,9 @@ def test_the_fingerprint_is_of_what_is_frozen():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
     """Block by block or by the plain forward; a new adapter, and texts of other rows, change nothing."""
-    model = pretrained(0, folder=str(write(tmp_path, family))).eval()
+    model = pretrained(0, folder=str(write(tmp_path, family)), **WHOLE).eval()
     assert (model.layout is not None) == (family in UNDERSTOOD)
-    bare = pretrained(0, folder=str(tmp_path), tune="frozen").eval()
+    bare = pretrained(0, folder=str(tmp_path), tune="frozen", **WHOLE).eval()
     tokens, ids, mask, index = inputs(model.width, (6, 3, 1))
     with torch.no_grad():
         every = bare.plain(tokens, ids, mask, index)
@@ -345,7 +348,7 @@ def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
     write(tmp_path)
     saved = AutoModel.from_pretrained(tmp_path)
     kept, drawn, again, other = (
-        pretrained(seed, folder=str(tmp_path), weights=source, tune="frozen")
+        pretrained(seed, folder=str(tmp_path), weights=source, tune="frozen", **WHOLE)
         for source, seed in (("pretrained", 0), ("random", 1), ("random", 1), ("random", 2))
     )
     assert all(torch.equal(weight, weights(saved)[name]) for name, weight in weights(kept.core).items())
@@ -359,7 +362,7 @@ def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
 def test_the_dtype_is_the_given_one(source, dtype, tmp_path):
     """Whatever the folder holds: hubs hold bfloat16."""
     folder = str(write(tmp_path, dtype=torch.bfloat16))
-    model = pretrained(0, folder=folder, weights=source, dtype=dtype, tune="frozen").eval()
+    model = pretrained(0, folder=folder, weights=source, dtype=dtype, tune="frozen", **WHOLE).eval()
     assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
     given = inputs(model.width)
     with torch.no_grad():
@@ -384,7 +387,7 @@ def test_the_comparison_at_load_keeps_the_training_mode(tmp_path):
         (
             {"hub_id": "a/b"},
             OSError,
-            r"backbone a/b: could not be loaded \(no network, or no such model; backbone.folder=... reads",
+            r"backbone a/b: could not be loaded \(no copy in the cache, and no network or no such model; backbone.folder=... reads",
         ),
         (
             {"hub_id": "a/b", "weights": "some"},
@@ -407,7 +410,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(options, error, messag
 def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/a") == 0
     policy, *_ = checkpoint.load(tmp_path / "a")
-    loaded = pretrained(0, folder=str(tmp_path / "a"), tune="frozen")
+    loaded = pretrained(0, folder=str(tmp_path / "a"), tune="frozen", **WHOLE)
     drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
     ours, theirs, random = (dict(b.model.named_parameters()) for b in (loaded, policy.model.backbone, drawn))
     assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items()) and ours.keys() == theirs.keys()
@@ -478,7 +481,7 @@ def test_the_librarys_blocks_are_computed_again_too(tmp_path):
 
 
 def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
-    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16").train()
+    model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", **WHOLE).train()
     kinds = {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name}
     adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
     assert kinds == {torch.bfloat16} and all(w.dtype == torch.float32 and w.requires_grad for w in adapters)

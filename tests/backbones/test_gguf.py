@@ -61,7 +61,7 @@ def write(path, layout="llama"):
 def test_a_gguf_file_becomes_a_backbone(tmp_path):
     """The same weights and token ids; converted once, and again for other content."""
     model = write(tmp_path / "small.gguf")
-    backbone = pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen")
+    backbone = pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen", text_layers=0, layers=0)
     found = dict(backbone.model.named_parameters())
     assert backbone.layout is not None and found.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(weight, found[name]) for name, weight in model.named_parameters())
@@ -109,7 +109,7 @@ def test_a_missing_file_or_package_is_named(tmp_path, monkeypatch):
 @installed
 def test_smollm2_trains_two_steps():
     """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one batch."""
-    backbone = build(node("backbone", "smollm2"), 0)
+    backbone = build(node("backbone", "smollm2", text_layers=0, layers=0), 0)
     assert backbone.width == 576 and backbone.layout is not None and backbone.dtype == torch.bfloat16
     assert backbone.perplexity(["The cat sat on the mat and looked out of the window at the birds in the garden."]) < 100
     ids, mask = encode(backbone.tokenizer, ["Go to the red door.", "Stop."])

@@ -98,7 +98,7 @@ def test_a_folder_is_shuffled_or_trained_on_a_chain(tmp_path):
     """Shuffled within each tensor, as the seed says, whatever is tuned; adapters are left alone."""
     folder = str(write(tmp_path))
     kept, one, same, other = (
-        pretrained(seed, folder=folder, weights=source, tune="frozen").core
+        pretrained(seed, folder=folder, weights=source, tune="frozen", text_layers=0, layers=0).core
         for seed, source in ((0, "pretrained"), (0, "shuffled"), (0, "shuffled"), (1, "shuffled"))
     )
     kept, one, same, other = map(weights, (kept, one, same, other))
@@ -106,8 +106,9 @@ def test_a_folder_is_shuffled_or_trained_on_a_chain(tmp_path):
         assert torch.equal(weight.flatten().sort().values, one[name].flatten().sort().values)
         assert torch.equal(one[name], same[name])
     assert not any(torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (kept, other))
-    adapted = weights(pretrained(0, folder=folder, weights="shuffled").core)
-    plain = weights(pretrained(0, folder=folder).core)
+    whole = {"text_layers": 0, "layers": 0}
+    adapted = weights(pretrained(0, folder=folder, weights="shuffled", **whole).core)
+    plain = weights(pretrained(0, folder=folder, **whole).core)
     assert torch.equal(adapted["layers.0.mlp.up_proj.base_layer.weight"], one["layers.0.mlp.up_proj.weight"])
     assert all(torch.equal(weight, adapted[name]) for name, weight in plain.items() if "lora_" in name)
     with pytest.raises(ValueError, match="a language loss needs"):  # these words are not tied

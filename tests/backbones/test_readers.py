@@ -45,20 +45,20 @@ def test_every_token_of_a_text_has_its_features(folder, tmp_path):
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
     wanted = AutoModel.from_pretrained(folder)(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
-    near(features.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
-    assert not rows[~mask].any() and not features.table[0].any(), "padding is row 0, which is zeros"
+    near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
+    assert not rows[~mask].any() and not features.kept.table[0].any(), "padding is row 0, which is zeros"
 
 
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
     first, second = reader(folder), reader(folder)
     rows, mask = rows_of(first)
-    kept = sorted((cache_dir() / "text-features" / first.digest).glob("*.npy"))
+    kept = sorted((cache_dir() / "text-features" / first.digest).glob("*.safetensors"))
     assert len(kept) == 2, "one file for each text that is not empty"
     first.encoder = second.encoder = [None]  # neither may read again
     again, _ = rows_of(first, TEXTS[::-1])
     assert torch.equal(again.flip(0)[:, : rows.shape[1]], rows)
     other, _ = rows_of(second)
-    assert torch.equal(first.table[rows], second.table[other])
+    assert torch.equal(first.kept.table[rows], second.kept.table[other])
 
 
 def test_another_layer_or_other_weights_have_files_of_their_own(folder, tmp_path):
@@ -179,10 +179,11 @@ def test_perplexity_before_and_after_stands_in_results(folder, tmp_path, capsys)
     run = tmp_path / "run"
     tie = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(tie))
-    adapted = ["backbone=pretrained", f"backbone.folder={folder}", "text=goal", "model.language_loss=0.1"]
+    whole = ["backbone.text_layers=0", "backbone.layers=0"]
+    adapted = ["backbone=pretrained", f"backbone.folder={folder}", *whole, "text=goal", "model.language_loss=0.1"]
     assert command("train", *LOOP, *adapted, f"run={run}") == 0
     before = checkpoint.read(run)[1]["perplexity"]
-    assert before == pytest.approx(pretrained(0, folder=str(folder)).perplexity(sentences()))
+    assert before == pytest.approx(pretrained(0, folder=str(folder), text_layers=0, layers=0).perplexity(sentences()))
     assert "perplexity of plain sentences:" in capsys.readouterr().out
     assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false") == 0
     row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
@@ -208,14 +209,14 @@ def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
 
 def test_a_text_is_read_alike_inside_and_outside_of_autocast(folder):
     outside, inside = reader(folder), reader(folder)
-    inside.cache = inside.cache.with_name("another")  # so that it does not find what the other one has read
+    inside.kept.folder = inside.kept.folder.with_name("another")  # so that it does not find what the other one has read
     backbone = small_backbone("qwen2")
     rows_of(outside)
     with torch.autocast("cpu", torch.bfloat16):
         for text in TEXTS:  # one by one, so that the table grows
             backbone.features, backbone.encoded = inside, {}
             backbone.encode([text])
-    assert torch.equal(inside.table[: inside.used], outside.table[: outside.used])
+    assert torch.equal(inside.kept.table[: inside.kept.used], outside.kept.table[: outside.kept.used])
 
 
 def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):

@@ -125,7 +125,8 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     folder = write(tmp_path / "model", family)
     if library == "AutoModelForCausalLM":
         transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
-    lora = ("backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0")
+    whole = ("backbone.text_layers=0", "backbone.layers=0")
+    lora = ("backbone=pretrained", f"backbone.folder={folder}", *whole, "optim.lr=0.1", "optim.clip=0")
     assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
     policy, _, _ = checkpoint.load(tmp_path / "run")
     backbone = policy.model.backbone

@@ -1,0 +1,149 @@
+"""A pretrained model cut into two: its lower blocks read a text once, frozen; the blocks above read text and trajectory.
+
+Blocks are counted from 1, as hidden states of transformers are: block 0 is the word embedding. With text_layers=12 and layers=18 of a
+model of 30 blocks, blocks 1 to 12 read each distinct text once and its hidden states are kept; the tokens of the trajectory enter
+behind block 12; blocks 13 to 18, with adapters, read both; the other 12 blocks are not built.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decisionllm.backbones.kept import KeptFeatures, TokenIds
+from decisionllm.files import cache_dir
+from decisionllm.tokenizers.text import padded
+
+# Where SmolLM2-135M (30 blocks) reads sixty wordings of a goal best, of those that were tried: 12 and 18. See LOG.md.
+TEXT_SHARE = 0.4
+SHARE = 0.6
+DEFAULT = -1  # of both options: by these shares
+
+
+def cut_at(core: Any, text_layers: int, layers: int, *, tune: str, supported: bool) -> tuple[int, int]:
+    """How many blocks read texts alone, and how many there are in all, of these options.
+
+    Args:
+        core: the whole model of transformers.
+        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, or none where it can't be cut.
+        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where it can't be cut.
+        tune: `full` trains all blocks, so that none may be frozen.
+        supported: whether our forward reads the blocks of this model.
+
+    Raises:
+        ValueError: the options do not fit each other or the model.
+    """
+    count = core.config.num_hidden_layers
+    why = whole_since(core, tune, supported)
+    if why and (text_layers > 0 or 0 < layers != count):
+        raise ValueError(
+            f"backbone.text_layers, backbone.layers: expected 0 and 0, since {why}, got {text_layers} and {layers}"
+        )
+    if why:
+        return 0, count
+    if text_layers == DEFAULT:
+        text_layers = round(TEXT_SHARE * count)
+    if layers == DEFAULT:
+        layers = max(math.ceil(SHARE * count), text_layers + 1)
+    layers = layers or count
+    if not 0 <= text_layers < layers <= count:
+        wanted = f"text_layers below layers, and layers of at most {count}, the blocks of this model"
+        raise ValueError(f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and {layers}")
+    return text_layers, layers
+
+
+def whole_since(core: Any, tune: str, supported: bool) -> str:
+    """Why a model can't be cut; empty if it can be."""
+    if not supported or not hasattr(core, "layers"):
+        return f"the blocks of {type(core).__name__} are not supported"
+    return "tune=full trains every block" if tune == "full" else ""
+
+
+def keep_blocks(core: Any, layers: int) -> None:
+    """Leave out the blocks of a transformers model above the first ones. layers: how many stay."""
+    if layers < core.config.num_hidden_layers:
+        del core.layers[layers:]
+        _describe(core.config, slice(0, layers))
+
+
+@contextmanager
+def only_blocks(core: Any, chosen: slice) -> Iterator[None]:
+    """Let the library's own forward of a model run some of its blocks alone, within the block of this statement."""
+    whole, before = core.layers, core.config
+    core.layers = whole[chosen]
+    core.config = type(before).from_dict(before.to_dict())
+    core.config._attn_implementation = before._attn_implementation
+    _describe(core.config, chosen)
+    try:
+        yield
+    finally:
+        core.layers, core.config = whole, before
+
+
+def _describe(config: Any, chosen: slice) -> None:
+    """Let a config of transformers describe these blocks of its model alone."""
+    kinds = getattr(config, "layer_types", None)  # whether each block sees all tokens or a sliding window
+    count = len(range(*chosen.indices(config.num_hidden_layers)))
+    if kinds:
+        config.layer_types = kinds[chosen]
+    config.num_hidden_layers = count
+
+
+class TextLayers:
+    """The lower blocks of a backbone as a reader of its texts: see `readers.FrozenFeatures` for the other one.
+
+    Token ids are rows of a table of hidden states. A text is read once for each set of weights, and kept on disk.
+
+    Args:
+        core: the transformers model, whose lower blocks are frozen.
+        tokenizer: of the model.
+        text_layers: how many of its blocks read texts.
+    """
+
+    def __init__(self, core: Any, tokenizer: Any, text_layers: int) -> None:
+        self.core, self.tokenizer, self.text_layers = core, tokenizer, text_layers
+        self.digest = weights_digest(core, text_layers)
+        folder = cache_dir() / "text-features" / self.digest
+        self.kept = KeptFeatures(self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder)
+
+    def fit(self, ids: Tensor, mask: Tensor) -> None:
+        """Hidden states are read as they are: there is nothing to fit."""
+
+    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids of texts (U, L) as rows of the table (U, L)."""
+        return self.kept.rows(ids, mask)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows of the table (U, L) -> hidden states behind the lower blocks (U, L, D)."""
+        return self.kept[rows].to(rows.device)
+
+    @torch.no_grad()
+    def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
+        """The hidden states of texts behind the lower blocks, by the library's own forward: (length, D) each."""
+        ids, mask = padded(texts)
+        device = self.core.device
+        before, training = self.core.norm, self.core.training
+        self.core.norm = torch.nn.Identity()  # the norm belongs behind the last block
+        self.core.eval()
+        try:
+            # What is kept must not depend on the autocast of whoever reads a text first.
+            with only_blocks(self.core, slice(0, self.text_layers)), torch.autocast(device.type, enabled=False):
+                out = self.core(input_ids=ids.to(device), attention_mask=mask.long().to(device), use_cache=False)
+        finally:
+            self.core.norm = before
+            self.core.train(training)
+        return [row[real].cpu() for row, real in zip(out.last_hidden_state, mask, strict=True)]
+
+
+def weights_digest(core: Any, text_layers: int) -> str:
+    """A hash of the weights that read texts: the word embeddings and the lower blocks."""
+    digest = hashlib.blake2b(str(text_layers).encode(), digest_size=12)
+    for module in (core.get_input_embeddings(), *core.layers[:text_layers]):
+        for name, weight in module.named_parameters():
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""Features of texts that are computed once: in a table in memory, and on disk by the text and the weights."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from decisionllm.files import atomic
+
+AT_ONCE = 32  # texts that are read in one forward
+TokenIds = tuple[int, ...]  # of one text
+
+
+class KeptFeatures:
+    """A table with a row of features for each token of each text that was read.
+
+    A text is its token ids. Token ids of a batch are replaced by rows of the table, which a backbone then looks up as it looks up word
+    embeddings.
+
+    Args:
+        read: texts -> their features, (length, F) each.
+        size: F.
+        dtype: of the features.
+        folder: where they are kept on disk; its name says which weights read them.
+    """
+
+    def __init__(
+        self, read: Callable[[Sequence[TokenIds]], list[Tensor]], *, size: int, dtype: torch.dtype, folder: Path
+    ) -> None:
+        self.read, self.size, self.folder = read, size, folder
+        self.table = torch.zeros(1, size, dtype=dtype)  # row 0: padding
+        self.used = 1  # rows of the table
+        self.first_rows: dict[TokenIds, int] = {}  # of each text that was read
+
+    def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Token ids of texts (U, L) as rows of the table (U, L); a `[NUM]` (below 0) stays as it is, padding is 0.
+
+        mask: (U, L) True where real.
+        """
+        texts = [tuple(row[real & (row >= 0)].tolist()) for row, real in zip(ids, mask, strict=True)]
+        self._add([text for text in dict.fromkeys(texts) if text and text not in self.first_rows])
+        rows = ids.clone()
+        for row, real, text in zip(rows, mask, texts, strict=True):
+            if text:
+                row[real & (row >= 0)] = self.first_rows[text] + torch.arange(len(text))
+        return rows
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Rows of the table (U, L) -> features (U, L, F), on the CPU."""
+        return self.table[rows.cpu()]
+
+    def _add(self, texts: Sequence[TokenIds]) -> None:
+        """Put the features of new texts into the table."""
+        for text, features in zip(texts, self._features(texts), strict=True):
+            end = self.used + len(features)
+            if end > len(self.table):  # twice the room: each feature is copied a few times in all
+                grown = self.table.new_zeros(2 * end, self.size)
+                grown[: self.used] = self.table[: self.used]
+                self.table = grown
+            self.table[self.used : end] = features
+            self.first_rows[text] = self.used
+            self.used = end
+
+    def _features(self, texts: Sequence[TokenIds]) -> list[Tensor]:
+        """The features of the tokens of texts, (length, F) each, from the disk or read now."""
+        from rich.progress import track
+
+        files = [
+            self.folder / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.safetensors" for text in texts
+        ]
+        lacking = [i for i, file in enumerate(files) if not file.is_file()]
+        starts = range(0, len(lacking), AT_ONCE)
+        for start in track(starts, "reading task texts", transient=True) if len(starts) > 1 else starts:
+            part = lacking[start : start + AT_ONCE]
+            for i, features in zip(part, self.read([texts[i] for i in part]), strict=True):
+                with atomic(files[i]) as partial:
+                    save_file({"features": features.contiguous()}, partial)
+        return [load_file(file)["features"] for file in files]

@@ -1,0 +1,207 @@
+"""A model cut into two: its lower blocks read a text once, as the whole model does; the blocks above read text and trajectory."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModel, Qwen2Config
+
+from decisionllm.backbones.build import fingerprint, pretrained, qwen2
+from decisionllm.backbones.cut import cut_at, only_blocks
+from decisionllm.backbones.readers import attach
+from decisionllm.policy import checkpoint
+from tests.backbones.test_backbones import write
+from tests.conftest import LOOP, command, near
+
+pytestmark = pytest.mark.numeric
+
+TEXTS = ["Walk to row 2.", "Stay.", "Walk to row 2, then to row 3."]
+LAYERS = 6
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "model", num_hidden_layers=LAYERS)
+
+
+def whole(folder):
+    return pretrained(0, folder=str(folder), text_layers=0, layers=0, tune="frozen")
+
+
+def cut(folder, **options):
+    return pretrained(0, folder=str(folder), **{"text_layers": 2, "layers": 4} | options)
+
+
+def batch(backbone, texts=TEXTS):
+    """Five rows of three tokens, and the texts they stand after."""
+    torch.manual_seed(3)
+    tokens = torch.randn(5, 3, backbone.width)
+    return tokens, *backbone.encode(texts), torch.tensor([0, 2, 1, 0, 2])
+
+
+def test_texts_have_the_hidden_states_of_the_whole_model(folder):
+    model, ids, mask = whole(folder), *whole(folder).encode(TEXTS)
+    wanted = model.core(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False).hidden_states
+    backbone = cut(folder)
+    rows, mask_again = backbone.encode(TEXTS)
+    assert torch.equal(mask, mask_again)
+    near(backbone.embed(rows)[mask], wanted[2][mask].detach())
+
+
+def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_them(folder):
+    backbone = cut(folder)
+    given = batch(backbone)
+    near(backbone(*given).detach(), backbone.plain(*given).detach())
+
+
+def test_a_text_alone_goes_through_the_model_as_if_it_was_not_cut(folder):
+    """Tokens of a trajectory that are the hidden states of words give what the whole model gives for these words."""
+    model, backbone = whole(folder), cut(folder, layers=LAYERS)
+    ids, mask = model.encode(["one two three four"])
+    out = model.core(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
+    rows, mask = backbone.encode(["one two three four"])
+    hidden = backbone.embed(rows)
+    got = backbone(hidden[:, 2:], rows[:, :2], mask[:, :2], torch.zeros(1, dtype=torch.long))
+    near(got.detach(), out.last_hidden_state[:, 2:].detach())
+
+
+def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):
+    first = cut(folder)
+    rows, _ = first.encode(TEXTS)
+    again = cut(folder)
+    monkeypatch.setattr(again.features.kept, "read", None)  # a call would fail
+    other, _ = again.encode(TEXTS[::-1])
+    assert torch.equal(again.embed(other).flip(0), first.embed(rows))
+
+
+def test_other_weights_or_another_cut_read_texts_anew(folder):
+    digests = {
+        cut(folder, **o).features.digest for o in ({}, {"text_layers": 1}, {"weights": "random"}, {"weights": "shuffled"})
+    }
+    assert len(digests) == 4
+
+
+def test_only_the_upper_blocks_have_adapters(folder):
+    backbone = cut(folder)
+    trained = {name.split("layers.")[1].split(".")[0] for name, weight in backbone.named_parameters() if weight.requires_grad}
+    assert trained == {"2", "3"} and len(backbone.core.layers) == 4 and backbone.depth == 2
+
+
+def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
+    backbone = cut(folder)
+    given = batch(backbone)
+    before, kept = backbone(*given), backbone.embed(given[1])
+    with torch.no_grad():
+        for name, weight in backbone.named_parameters():
+            if "lora_B" in name:
+                weight.add_(0.1)
+    assert not torch.allclose(backbone(*given), before) and torch.equal(backbone.embed(given[1]), kept)
+    near(backbone(*given).detach(), backbone.plain(*given).detach())
+
+
+def test_gradients_are_those_of_the_library(folder):
+    backbone = cut(folder)
+    given = batch(backbone)
+    wanted = torch.randn(5, 3, backbone.width)  # the norm behind the last block makes a sum of squares constant
+    gradients = []
+    for read in (backbone, backbone.plain):
+        backbone.zero_grad()
+        (read(*given) * wanted).sum().backward()
+        gradients.append({name: weight.grad.clone() for name, weight in backbone.named_parameters() if weight.requires_grad})
+    for name, gradient in gradients[0].items():
+        near(gradient, gradients[1][name])
+
+
+@pytest.mark.parametrize(
+    "given, tune, cut_into",
+    [
+        ((-1, -1), "lora", (12, 18)),
+        ((-1, -1), "frozen", (12, 18)),
+        ((0, 0), "lora", (0, 30)),
+        ((-1, 0), "lora", (12, 30)),
+        ((4, -1), "lora", (4, 18)),
+        ((20, -1), "lora", (20, 21)),
+        ((-1, -1), "full", (0, 30)),
+    ],
+)
+def test_the_defaults_are_two_and_three_fifths(given, tune, cut_into):
+    assert cut_at(core_of(30), *given, tune=tune, supported=True) == cut_into
+
+
+def core_of(blocks):
+    """As much of a transformers model as says how many blocks it has."""
+    core = torch.nn.Module()
+    core.layers = torch.nn.ModuleList(torch.nn.Identity() for _ in range(blocks))
+    core.config = Qwen2Config(num_hidden_layers=blocks)
+    return core
+
+
+def test_a_model_that_cannot_be_cut_is_whole_by_default():
+    assert cut_at(core_of(4), -1, -1, tune="lora", supported=False) == (0, 4)
+    for given in ((2, -1), (-1, 3)):
+        with pytest.raises(
+            ValueError, match="backbone.layers: expected 0 and 0, since the blocks of Module are not supported, got"
+        ):
+            cut_at(core_of(4), *given, tune="lora", supported=False)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"text_layers": 4},
+            "expected text_layers below layers, and layers of at most 6, the blocks of this model, got 4 and 4",
+        ),
+        ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
+        ({"tune": "full"}, "backbone.layers: expected 0 and 0, since tune=full trains every block, got 2 and 4"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        cut(folder, **options)
+
+
+def test_what_stands_in_place_of_word_embeddings_is_refused(folder):
+    config = {"text_numbers": "embedded", "model": {}, "text_encoder": {"_target_": "none"}}
+    with pytest.raises(ValueError, match="backbone.text_layers: expected 0, since text_numbers=embedded and text_encoder"):
+        attach(cut(folder), config)
+
+
+def test_the_library_runs_some_blocks_within_a_statement(folder):
+    core = whole(folder).core
+    with only_blocks(core, slice(1, 3)):
+        assert (len(core.layers), core.config.num_hidden_layers) == (2, 2)
+    assert (len(core.layers), core.config.num_hidden_layers) == (LAYERS, LAYERS)
+
+
+def test_a_small_model_of_its_own_is_not_cut():
+    backbone = qwen2(0, width=32, layers=2, heads=2, kv_heads=1, inner=32)
+    assert (backbone.first, backbone.depth, backbone.tied) == (0, 2, True)
+
+
+def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
+    run = tmp_path / "run"
+    words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
+    assert command("train", *LOOP, *words, f"run={run}") == 0
+    policy, _, info = checkpoint.load(run)
+    backbone = policy.model.backbone
+    assert (backbone.first, backbone.depth) == (2, 2) and info["perplexity"] is None
+    assert info["frozen"] == fingerprint(backbone)
+    adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
+    assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")
+    assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_path):
+    words = ["backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0"]
+    assert command("train", *LOOP, *words, f"run={tmp_path / 'run'}") == 0
+    core = checkpoint.load(tmp_path / "run")[0].model.backbone.core
+    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(folder), tmp_path / "run/checkpoint/adapter").eval()
+    bare = AutoModel.from_pretrained(folder)
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        found, before = (model(ids, output_hidden_states=True).hidden_states[4] for model in (adapted, bare))
+        near(core.norm(found), core(ids).last_hidden_state)
+    assert (found - before).abs().max() > 0.01 * before.abs().max(), "the adapter changed nothing"
