@@ -25,14 +25,6 @@ def test_the_tokenizer_is_made_from_the_corpus_byte_for_byte(tmp_path):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_tokens_begin_with_the_given_size():
-    spec = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-1.0, -1.0), high=(1.0, 1.0))
-    tokenizer = TrajectoryTokenizer(spec, 64, scale=2.0)
-    steps = torch.ones(1, 4), torch.randn(1, 4, 3), torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long)
-    size = tokenizer(*steps).square().mean(-1).sqrt()
-    near(size.detach(), np.full((1, 12), 2.0), 1e-3)
-
-
 def test_every_text_is_decoded_to_itself(words):
     own = text.own_tokenizer()
     assert own.decode(own(words)["input_ids"]) == words
@@ -43,6 +35,14 @@ def test_every_byte_can_be_encoded():
     words = "".join(map(chr, [*range(0x100), 0x7FF, 0x800, 0xFFFD, *range(0x10000, 0x110000, 0x8000)]))
     own = text.own_tokenizer()
     assert own.decode(own(words)["input_ids"]) == words
+
+
+def test_tokens_begin_with_the_given_size():
+    spec = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-1.0, -1.0), high=(1.0, 1.0))
+    tokenizer = TrajectoryTokenizer(spec, 64, scale=2.0)
+    steps = torch.ones(1, 4), torch.randn(1, 4, 3), torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long)
+    size = tokenizer(*steps).square().mean(-1).sqrt()
+    near(size.detach(), np.full((1, 12), 2.0), 1e-3)
 
 
 def test_digits_are_tokens_of_their_own():
