@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,53 +17,16 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from decisionllm.backbones.attention import TextAttention, attend
+from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers, only_blocks
-from decisionllm.backbones.layouts import ALL, GPT2, Llama, drop
+from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
 MOST_TEXTS = 100_000  # of which token ids are kept
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class KVCache:
-    """Keys and values that later tokens attend to: per layer (N, G, M, d), the text first, then steps if there is room."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    text_mask: Tensor  # (N, L) True where real
-    text_length: Tensor  # (N,) real tokens: the position of the first step
-
-    def rows(self, index: Tensor) -> "KVCache":
-        """The cache of these rows, a copy."""
-        return self._each(lambda x: _Rows.apply(x, index))  # type: ignore[no-untyped-call]  # of torch
-
-    def shared(self, rows: int) -> "KVCache":
-        """The cache of one text for many rows, a read-only view."""
-        return self._each(lambda x: x.expand(rows, *x.shape[1:]))
-
-    def with_room(self, tokens: int) -> "KVCache":
-        """A copy with room for this many more tokens."""
-        keys, values = ([F.pad(x, (0, 0, 0, tokens)) for x in part] for part in (self.keys, self.values))
-        return KVCache(keys, values, self.text_mask, self.text_length)
-
-    def set_prefix(self, rows: Tensor, texts: "KVCache") -> None:
-        """Give these rows (n,) other texts, of no more tokens than there is room for: the cache of n texts."""
-        L = texts.text_mask.shape[1]
-        for mine, new in zip([*self.keys, *self.values], [*texts.keys, *texts.values], strict=True):
-            mine[rows, :, :L] = new
-        self.text_mask[rows] = F.pad(texts.text_mask, (0, self.text_mask.shape[1] - L))
-        self.text_length[rows] = texts.text_length
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(x.nbytes for x in (*self.keys, *self.values))
-
-    def _each(self, take: Callable[[Tensor], Tensor]) -> "KVCache":
-        return KVCache([*map(take, self.keys)], [*map(take, self.values)], take(self.text_mask), take(self.text_length))
 
 
 class Backbone(nn.Module):
@@ -176,17 +138,12 @@ class Backbone(nn.Module):
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
         texts = self.read_text(text_ids, text_mask) if text_ids.shape[1] else KVCache([], [], text_mask, text_mask.sum(1))
-        cache = texts.shared(len(tokens)) if len(text_ids) == 1 else texts.rows(text_index)
-        n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
-
-        def with_text(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            if not text_ids.shape[1]:
-                return k, v
-            return torch.cat([cache.keys[i], k], 2), torch.cat([cache.values[i], v], 2)
-
+        # Without padding the mask and the positions of one row are those of all.
         padded = text_mask.shape[1] > 0 and not bool(text_mask.all())
-        text_mask, length = (cache.text_mask, cache.text_length) if padded else (cache.text_mask[:1], cache.text_length[:1])
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, n), with_text, output_positions)[0]
+        masked = text_index if padded else text_index[:1]
+        n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
+        visible, positions = _visible(text_mask[masked], slots, n), texts.text_length[masked, None] + slots
+        return self._run(tokens, positions, visible, _itself, output_positions, texts.attention(text_index))[0]
 
     def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
@@ -255,13 +212,13 @@ class Backbone(nn.Module):
         return math.exp(total / count)
 
     def append(
-        self, tokens: Tensor, cache: KVCache, filled: Tensor, rows: Tensor | None = None, *, output_positions: slice = ALL
+        self, tokens: Tensor, cache: SessionCache, filled: Tensor, rows: Tensor | None = None, *, output_positions: slice = ALL
     ) -> Tensor:
         """Read more tokens of some rows of a cache and write them into its room, in place.
 
         Args:
             tokens: (N, n, D), may be padded on the right: the next call overwrites what padding wrote.
-            cache: made `with_room`.
+            cache: of a session.
             filled: (N,) tokens of steps that each row has in the cache.
             rows: (N,) rows of the cache; None: all.
             output_positions: of the n tokens.
@@ -269,12 +226,12 @@ class Backbone(nn.Module):
         Returns:
             Hidden states at the output positions (N, n', D).
         """
-        L, n = cache.text_mask.shape[1], tokens.shape[1]
-        rows = torch.arange(len(cache.text_mask), device=tokens.device) if rows is None else rows
+        n = tokens.shape[1]
+        rows = torch.arange(len(cache.text_index), device=tokens.device) if rows is None else rows
         together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
-        used = L + int(filled.max()) + n  # keys
+        used = int(filled.max()) + n  # keys of steps
         # a CPU multiplies parts of a buffer in place in float32, but copies them in bfloat16
         end = used if tokens.is_cuda or self.dtype == torch.float32 else cache.keys[0].shape[2]
 
@@ -283,13 +240,15 @@ class Backbone(nn.Module):
                 if together:
                     buffer[taken, :, used - n : used] = new
                 else:
-                    buffer[rows[:, None], :, L + slots] = new.transpose(1, 2).to(buffer.dtype)
+                    buffer[rows[:, None], :, slots] = new.transpose(1, 2).to(buffer.dtype)
             return cache.keys[i][taken, :, :end], cache.values[i][taken, :, :end]
 
-        text_mask, length = cache.text_mask[rows], cache.text_length[rows]
+        text_index = cache.text_index[rows]
+        text_mask, length = cache.texts.text_mask[text_index], cache.texts.text_length[text_index]
         if together and bool(text_mask.all()):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
-        return self._run(tokens, length[:, None] + slots, _visible(text_mask, slots, end - L), write, output_positions)[0]
+        visible, positions = _visible(text_mask, slots, end), length[:, None] + slots
+        return self._run(tokens, positions, visible, write, output_positions, cache.texts.attention(text_index))[0]
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.
@@ -314,15 +273,16 @@ class Backbone(nn.Module):
     def _run_alone(self, x: Tensor, output_positions: slice) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """`_run` of tokens that nothing stands before, (U, L, D)."""
         slots = torch.arange(x.shape[1], device=x.device)[None]
-        return self._run(x, slots, _visible(slots[:, :0], slots, x.shape[1]), lambda i, k, v: (k, v), output_positions)
+        return self._run(x, slots, _visible(slots[:, :0], slots, x.shape[1]), _itself, output_positions)
 
     def _run(
-        self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice,
+        texts: TextAttention | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
         visible: (B or 1, n, M) bool. store(i, k, v) may keep the new keys and values of block i, and returns all to attend to.
-        Returns hidden states, and the new keys and values of each block.
+        texts: whose keys stand before these. Returns hidden states, and the new keys and values of each block.
         """
         assert self.layout is not None
         layout, blocks = self.layout, self.layout.blocks(self.core)[self.first :]
@@ -335,7 +295,9 @@ class Backbone(nn.Module):
             q, k, v = layout.project(block, x, rope, out)
             if out == slice(0, 0):
                 return x[:, out], k, v
-            mixed = attend(q, *store(i, k, v), bias[:, :, out], layout.attention_dropout(block) if self.model.training else 0.0)
+            dropout = layout.attention_dropout(block) if self.model.training else 0.0
+            given = q, *store(i, k, v), bias[:, :, out], dropout
+            mixed = attend(*given) if texts is None else texts.attend(i, *given)
             return layout.finish(block, x[:, out], mixed.transpose(1, 2).flatten(2)), k, v
 
         for i, block in enumerate(blocks):
@@ -371,41 +333,13 @@ class Backbone(nn.Module):
         self.sharded = True
 
 
+def _itself(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The `Store` of tokens that attend to each other alone, which keeps nothing."""
+    return k, v
+
+
 def _call(step: Callable[..., Any], *given: Any) -> Any:
     return step(*given)
-
-
-class _Rows(torch.autograd.Function):
-    """x[index] of the first dimension. Torch's own gradient of it takes ten times as long on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
-        ctx.size = x.shape
-        ctx.save_for_backward(index)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        flat = gradient.new_zeros(ctx.size[0], ctx.size[1:].numel())
-        return flat.index_add_(0, index, gradient.flatten(1)).view(ctx.size), None
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)."""
-    if q.is_cuda:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    B, H, n, d = q.shape  # on a CPU plain products are as fast in float32, and three times faster in bfloat16
-    G, M = k.shape[1:3]
-    scores = (q * d**-0.5).reshape(B, G, H // G * n, d) @ k.transpose(-1, -2)
-    exact = torch.promote_types(scores.dtype, torch.float32)  # as the library does; bfloat16 takes twice as long
-    weights = (scores.view(B, H, n, M) + bias).softmax(-1, dtype=exact)
-    if dropout:
-        weights = drop(weights, dropout)
-    mixed: Tensor = weights.to(v.dtype).view(B, G, H // G * n, M) @ v
-    return mixed.view(B, H, n, d)
 
 
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.backbones.forward import KVCache
+from decisionllm.backbones.cache import NONE, KVCache, SessionCache
 from decisionllm.datasets.windows import Steps, collate, cut, window_start
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
 from decisionllm.schema import History
@@ -50,7 +49,7 @@ class Session(EpisodeBuffer):
             len(tasks), policy.model.backbone.width, device=policy.device
         )  # at the last decision of each row
         self.decided = np.full(len(tasks), -1)  # the step of that decision; -1: none
-        self.caches: dict[bool, KVCache] = {}  # of tokens with returns given, and with the null return
+        self.caches: dict[bool, SessionCache] = {}  # of tokens with returns given, and with the null return
 
     def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
         """Take over episodes that have begun; `observe` is next.
@@ -167,28 +166,34 @@ class Session(EpisodeBuffer):
         return hidden[:, -1] if one else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
 
     def _read_texts(self, rows: np.ndarray, return_given: bool) -> None:
-        """Read the texts of these rows, each distinct one once, into the cache."""
-        backbone, device, N = self.policy.model.backbone, self.policy.device, len(self.now)
+        """Give these rows their texts in the cache, which reads those it lacks."""
         if return_given not in self.caches:
-            L, steps = self.text_room, self.policy.model.tokenizer.tokens * self.policy.window
-            nothing = torch.zeros(N, 0, dtype=torch.bool, device=device)
-            blank = backbone.read_text(nothing.long(), nothing).with_room(L + steps)
-            mask = torch.ones(N, L, dtype=torch.bool, device=device)
-            self.caches[return_given] = replace(blank, text_mask=mask, text_length=mask.sum(1))
+            self.caches[return_given] = self._empty_cache()
         if len(rows):
-            distinct = sorted({self.tasks[i] for i in rows})
-            ids, mask = backbone.encode(distinct)
-            texts = backbone.read_text(ids.to(device), mask.to(device))
-            index = torch.tensor([distinct.index(self.tasks[i]) for i in rows], device=device)
-            each = texts.shared(len(rows)) if len(distinct) == 1 else texts.rows(index)
-            self.caches[return_given].set_prefix(torch.from_numpy(rows).to(device), each)
+            index = torch.from_numpy(rows).to(self.policy.device)
+            self.caches[return_given].set_texts(index, [self.tasks[i] for i in rows], self._read_distinct)
+
+    def _read_distinct(self, tasks: Sequence[str]) -> KVCache:
+        """Keys and values of these texts."""
+        backbone, device = self.policy.model.backbone, self.policy.device
+        ids, mask = backbone.encode(tasks)
+        return backbone.read_text(ids.to(device), mask.to(device))
+
+    def _empty_cache(self) -> SessionCache:
+        """A cache of all rows without a text, with room for the tokens of a window."""
+        model, device = self.policy.model, self.policy.device
+        nothing = torch.zeros(1, 0, dtype=torch.bool, device=device)
+        no_texts = model.backbone.read_text(nothing.long(), nothing).resized(0, self.text_room)
+        text_index = torch.full((len(self.now),), NONE, device=device)
+        return no_texts.with_room(text_index, model.tokenizer.tokens * self.policy.window)
 
     @torch.inference_mode()
     def allocate(self) -> Self:
-        """Allocate the caches now, not at the first decision. Returns the session."""
+        """Allocate the caches now, not at the first decision, with place for a text of each row. Returns the session."""
         if self.policy.model.backbone.layout is not None:
             for return_given in (True,) if self.policy.model.max_return is None else (True, False):
                 self._read_texts(np.zeros(0, int), return_given)
+                self.caches[return_given].reserve(len(self.now))
         return self
 
     @property

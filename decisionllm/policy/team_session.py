@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.backbones.forward import KVCache
+from decisionllm.backbones.cache import SessionCache
 from decisionllm.datasets.windows import collate, window_start
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.schema import Batch, Window
@@ -71,7 +71,7 @@ class TeamSession(EpisodeBuffer):
         self.texts = model.backbone.encode(distinct)
         self.text_index = np.array([distinct.index(each) for each in texts])[self.team]
         self.start = -1  # where the cached window begins; -1: nothing is cached
-        self.cache: KVCache | None = None
+        self.cache: SessionCache | None = None
 
     @torch.inference_mode()
     def decide(self, rows: Rows | None = None) -> np.ndarray:
@@ -139,7 +139,7 @@ class TeamSession(EpisodeBuffer):
         if self.cache is None:
             texts = model.backbone.read_text(self.texts[0].to(device), self.texts[1].to(device))
             room = self.policy.window * (2 * int(np.bincount(self.team).max()) + with_returns)
-            self.cache = texts.rows(torch.from_numpy(self.text_index[first]).to(device)).with_room(room)
+            self.cache = texts.with_room(torch.from_numpy(self.text_index[first]).to(device), room)
         at = np.searchsorted(members, rows)
         skipped = torch.from_numpy(known).to(device)
         last = places[at, -1] - skipped

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import fingerprint, pretrained
-from decisionllm.backbones.forward import Backbone, KVCache
+from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.layouts import _FrozenRMS, drop
 from decisionllm.backbones.lora import _Packed, linear
 from decisionllm.policy import checkpoint
@@ -139,7 +139,7 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
         wanted = model(tokens, *texts)
-        cache = model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
+        cache = model.read_text(*texts[:2]).with_room(texts[2], 9)
         filled = torch.tensor([0, 0, 0, 0])
         close(model.append(tokens[:, :3], cache, filled), wanted[:, :3])
         some = torch.tensor([3, 1])
@@ -154,9 +154,9 @@ def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
     model = pretrained(0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen", **WHOLE).eval()
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
-        wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).rows(texts[2]).with_room(9)
+        wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).with_room(texts[2], 9)
         for buffer in (*cache.keys, *cache.values):
-            buffer[:, :, 6:] = 9.0
+            buffer.fill_(9.0)
         close(model.append(tokens[:, :4], cache, torch.zeros(4, dtype=torch.long)), wanted[:, :4], 5e-2)
         close(model.append(tokens[:, 4:], cache, torch.full((4,), 4)), wanted[:, 4:], 5e-2)
 
@@ -170,17 +170,6 @@ def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
     _FrozenRMS.apply(found, weight, 1e-5).backward(gradient)
     torch.nn.functional.rms_norm(wanted, (64,), weight.double(), 1e-5).backward(gradient.double())
     close(found.grad.double(), wanted.grad, 1 / 256)
-
-
-def test_the_cache_of_some_rows_is_a_copy():
-    """But for a text that all share, which is viewed."""
-    cache = KVCache([torch.zeros(3, 1, 2, 4)], [torch.zeros(3, 1, 2, 4)], torch.ones(3, 2).bool(), torch.tensor([2, 2, 2]))
-    some = cache.rows(torch.tensor([2, 0]))
-    some.keys[0].fill_(1)
-    assert cache.keys[0].sum() == 0 and len(some.text_length) == 2
-    roomy = cache.with_room(3)
-    roomy.values[0].fill_(1)
-    assert cache.values[0].sum() == 0 and roomy.values[0].shape[2] == 5
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,35 @@ def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
             now[rows] += 1
 
 
+def test_a_session_keeps_a_text_once_for_all_its_rows():
+    """Forty rows with two texts need the room of two texts, and not of forty."""
+    policy, tasks = make_policy(CONTINUOUS, window=1, stride=1), [TASKS[0], TASKS[1]] * 20
+    session = policy.begin(tasks, 15)
+    session.act(np.zeros((40, 3), np.float32))
+    config = policy.model.backbone.config
+    token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
+    texts, steps = 2 * session.text_room, 40 * policy.model.tokenizer.tokens
+    assert sum(cache.nbytes for cache in session.caches.values()) == token * (texts + steps)
+
+
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "max_return_expectile": 0.9}], ids=str)
+def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
+    """Thirty episodes with texts of their own in three rows: at most a text for each row is held, and each action is right."""
+    policy, room = make_policy(CONTINUOUS, **options), []
+    session = Session(policy, ["", "", ""], 15, text_room=40)
+    for i in range(30):
+        world = World(CONTINUOUS, [f"Walk to the goal within {i} steps, and stay there.", TASKS[0]], (None, None), seed=i)
+        session.restore([world.history(0, 3), world.history(1, 5)], [i % 3, (i + 1) % 3])
+        rows = np.array([i % 3, (i + 1) % 3])
+        session.observe(np.stack([world.observations[0, 3], world.observations[1, 5]]), rows=rows)
+        branch = session.branch(rows, 0)
+        wanted = policy.act([world.history(0, 3), world.history(1, 5)])
+        np.testing.assert_allclose(branch.decide(), wanted, atol=2e-4)
+        np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4)
+        room.append(session.nbytes)
+    assert max(room) <= Session(policy, [""] * 3, 15, text_room=40).allocate().nbytes
+
+
 @pytest.mark.parametrize("family", ["ours", "OPT"])
 def test_a_row_may_be_given_to_another_episode(family, tmp_path):
     policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
