@@ -400,17 +400,20 @@ def retold(store: Store, dataset: dict[str, Any]) -> Store:
     return store if wording is None else wording(store, **_options(dataset))
 
 
-def with_texts(store: Store, text: str, texts: Sequence[str]) -> Store:
+def with_texts(store: Store, text: str, texts: Sequence[str], wordings: Mapping[str, Any] | None = None) -> Store:
     """A store with these texts of its episodes (E,); with text=paraphrased their facts are `info["wordings"]`.
 
     Args:
         store: with canonical texts.
         text: the option.
         texts: of each episode, in their order.
+        wordings: facts of those that have many wordings; None: of all with text=paraphrased, else of none.
     """
     info = {key: value for key, value in store.info.items() if key != "wordings"} | {"text": text}
-    if text == "paraphrased":
-        info["wordings"] = dict(zip(texts, facts_of(store), strict=True))
+    if wordings is None and text == "paraphrased":
+        wordings = dict(zip(texts, facts_of(store), strict=True))
+    if wordings:
+        info["wordings"] = wordings
     number: dict[str, int] = {}
     task = np.array([number.setdefault(each, len(number)) for each in texts], store.task.dtype)
     return replace(store, tasks=tuple(number), task=task, info=info)
