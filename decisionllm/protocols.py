@@ -214,18 +214,21 @@ class Source:
         spec: sizes and action space.
         episodes: one pass over the episodes; it need not fit in memory twice.
         info: name, env, options, seed: JSON values that a result must report.
+        facts: what task texts are made of, {task text: {fact: value}}, see `datasets.store`; JSON values, no part of a result.
     """
 
     spec: Spec
     episodes: Iterable[Episode]
     info: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class DatasetReader(Protocol):
     """A function registered under `@register("dataset", name)`; its keyword-only parameters become `dataset.*` options.
 
     A reader that reads files has a function `files(**options) -> list[Path]` beside it in its module, with the same options: a
-    store is made again when one of these files changes.
+    store is made again when one of these files changes. One whose data do not depend on the option `text` has two more, see
+    `datasets.store`: `data_options(**options)` and `worded(store, **options)`.
     """
 
     def __call__(self, **options: Any) -> Source: ...

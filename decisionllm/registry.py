@@ -117,7 +117,7 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
 
 def _without_references(target: str, thing: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options without those whose value is an unresolved "${...}"; a ValueError if the callable has no default for one."""
-    unresolved = [key for key, value in options.items() if _is_reference(value)]
+    unresolved = [key for key, value in options.items() if is_reference(value)]
     if not unresolved:
         return options
     parameters = signature(thing).parameters
@@ -127,5 +127,6 @@ def _without_references(target: str, thing: Callable[..., Any], options: dict[st
     return {key: value for key, value in options.items() if key not in unresolved}
 
 
-def _is_reference(value: object) -> bool:
+def is_reference(value: object) -> bool:
+    """Whether the value of an option refers to another option, such as "${text}"."""
     return isinstance(value, str) and value.startswith("${") and value.endswith("}")

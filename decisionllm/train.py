@@ -176,7 +176,12 @@ def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, say: 
     shares = mixture.part_shares(stores, c.data.part_weights)
     fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
     stages = continued(c, stores, begun=begun) if c.resume_on else []
-    return stores, shares, stages, {name: open_data(c, store, shares[name], fill, stages) for name, store in stores.items()}
+    return (
+        stores,
+        shares,
+        stages,
+        {name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill, stages) for name, store in stores.items()},
+    )
 
 
 def divided(window: Window, part: int, parts: int) -> Any:

@@ -517,6 +517,18 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tm
     assert measured("one") == measured("goal") != measured("straight")
 
 
+def test_a_run_of_other_texts_is_not_continued_though_its_store_is_the_same(tmp_path, capsys):
+    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, f"run={tmp_path}/run", f"cache_dir={tmp_path}")
+    assert command("train", *maze, "text=goal") == 0
+    assert command("train", *maze, "text=paraphrased") == 1
+    refused = capsys.readouterr().err
+    assert "run holds another run" in refused and "text was 'goal', is 'paraphrased'" in refused
+    other = ("text=shuffled", f"run={tmp_path}/new", f"resume_on={tmp_path}/run", "steps=6")
+    assert command("train", *maze, *other) == 1
+    assert "expected data that begin with the" in capsys.readouterr().err
+    assert len([*(tmp_path / "stores").iterdir()]) == 1
+
+
 def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
     options = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=paraphrased", "team.execution=joint", *LOOP[2:], *NANO)
     assert command("train", *options, f"run={tmp_path}") == 1

@@ -27,7 +27,7 @@ from decisionllm.schema import Episode
 from decisionllm.tokenizers.entities import blocks
 
 CHANGED = "seed_of_changes"  # key of the info of a changed store
-VERSION = 2  # of what `_changed` writes
+VERSION = 3  # of what `_changed` writes
 LABELS = 1 << 40  # random numbers that choose labelled episodes; they are not those of held-out groups or of an episode
 REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
 
@@ -44,13 +44,13 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **app
     Raises:
         ValueError: an option cannot be.
     """
-    clean = stores.prepare(dataset, cache_dir, **append)
+    clean = stores.kept(dataset, cache_dir, **append)
     kept, corrupt = data.get("actions_kept", 1.0), data.get("corrupt", "none")
     one_of("data.corrupt", corrupt, ("none", "observations", "actions", "rewards"))
     if not 0 <= kept <= 1:
         raise ValueError(f"data.actions_kept: expected a share within 0 .. 1, got {kept}")
     if kept == 1 and corrupt == "none":
-        return clean
+        return stores.worded(clean, dataset)
     share, kind, scale = (data[f"corrupt_{name}"] for name in ("share", "kind", "scale"))
     one_of("data.corrupt_kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
@@ -63,7 +63,8 @@ def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **app
         info["corrupt"] = f"{corrupt} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
     key = hashlib.blake2b(json.dumps([VERSION, clean.fingerprint, info], sort_keys=True).encode(), digest_size=6).hexdigest()
     changed = _changed(clean, kept, corrupt, share, kind, scale, data["seed"])
-    return stores.keep(Path(cache_dir).expanduser() / "stores" / f"altered-{key}", Source(clean.spec, changed, info))
+    source = Source(clean.spec, changed, info, dict(clean.facts))
+    return stores.worded(stores.keep(Path(cache_dir).expanduser() / "stores" / f"altered-{key}", source), dataset)
 
 
 def _changed(clean: Store, kept: float, corrupt: str, share: float, kind: str, scale: float, seed: int) -> Iterator[Episode]:

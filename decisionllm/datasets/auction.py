@@ -19,15 +19,18 @@ from decisionllm.config import one_of
 from decisionllm.datasets.formats import auctionnet
 from decisionllm.datasets.formats.auctionnet import Log, format_periods, log_files, parse_periods
 from decisionllm.datasets.formats.auctionnet_days import read_days
+from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
 from decisionllm.envs.auction.days import Day, day_files, play, read
 from decisionllm.envs.auction.market import PUBLISHED, Market, industries
-from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts
+from decisionllm.envs.auction.observation import MIN_REMAINING, ObservationSpec, task_facts, task_text
 from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode, Spec
 
 TEACHERS = ("oracle", "teacher")
+TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled")
+VERSION = 1  # of what `load` says of its campaigns
 
 
 @register("dataset", "auction", text="${text}")
@@ -55,7 +58,7 @@ def load(
         ValueError: an unknown option, or a file that is not a complete log.
         FileNotFoundError: no log at `path`.
     """
-    one_of("dataset.text", text, ("none", "constant", "informative", "paraphrased", "shuffled"))
+    one_of("dataset.text", text, TEXTS)
     spec = ObservationSpec(observation=observation, context_features=context_features, reward=reward, text=text)
     one_of("dataset.behaviour", behaviour, (*BEHAVIOURS, *TEACHERS))
     if relabel and behaviour in TEACHERS:
@@ -70,7 +73,8 @@ def load(
     actions = log.multiplier[:, :, None].astype(np.float32)
     loss_mask = (log.remaining >= MIN_REMAINING) & (log.states[:, :, STATE.index("value now")] > 0)
     ends = np.where(log.done.any(1), log.done.argmax(1) + 1, STEPS)
-    tasks = texts(spec, log.budget, log.target_cpa, log.category, log.period)
+    known = facts(log.budget, log.target_cpa, log.category)
+    tasks = texts(known, log.period, text=text)
 
     episodes = [
         Episode(seen[k, :n], actions[k, :n], paid[k, :n], task=tasks[k], group=int(log.period[k]), loss_mask=loss_mask[k, :n])
@@ -83,8 +87,19 @@ def load(
         "repairs": log.repairs,
     }  # fmt: skip
     if text == "paraphrased":
-        info["wordings"] = facts(tasks, log.budget, log.target_cpa, log.category)
-    return campaigns_source(episodes, zip(*(x.tolist() for x in columns), strict=True), STEPS, info)
+        info["wordings"] = by_task(known)
+    made = campaigns_source(episodes, zip(*(x.tolist() for x in columns), strict=True), STEPS, info)
+    return replace(made, facts=by_task(known))
+
+
+def data_options(*, text: str = "none", **options: Any) -> dict[str, Any]:
+    """See `datasets.store`. No text of the auction changes more than texts."""
+    return {"text": "informative" if text in TEXTS else text, **options}
+
+
+def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+    """See `datasets.store`."""
+    return with_texts(store, text, texts(facts_of(store), store.group, text=text))
 
 
 def campaigns_source(episodes: list[Episode], campaigns: Iterable[Sequence[Any]], horizon: int, info: dict[str, Any]) -> Source:
@@ -247,21 +262,30 @@ def rewards(log: Log, reward: str) -> np.ndarray:
     return log.conversions if reward == "conversions" else log.exposed_value
 
 
-def texts(
-    spec: ObservationSpec, budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray, period: np.ndarray
-) -> list[str]:
-    """The task text of each campaign, (K,) each. text=shuffled exchanges them among the campaigns of a period."""
-    order = np.arange(len(period))
-    if spec.text == "shuffled":
+def texts(facts: Sequence[dict[str, Any]], period: np.ndarray, *, text: str) -> list[str]:
+    """The task text of each campaign. text=shuffled exchanges them among the campaigns of a period.
+
+    Args:
+        facts: (K,) see `task_facts`.
+        period: (K,)
+        text: see ObservationSpec.
+    """
+    spec, order = ObservationSpec(text=text), np.arange(len(period))
+    if text == "shuffled":
         for number in np.unique(period):
             order[period == number] = np.random.default_rng(int(number)).permutation(np.flatnonzero(period == number))
-    campaigns = (x[order] for x in (budget, target_cpa, category))
-    return [spec.task(*campaign) for campaign in zip(*campaigns, strict=True)]
+    told = [facts[k] for k in order.tolist()]
+    return [spec.task(known["budget"], known["cpa"], known["category"]) for known in told]
 
 
-def facts(tasks: Sequence[str], budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> dict[str, dict[str, Any]]:
-    """The facts of campaigns for `wordings`, (K,) each, by task text."""
-    return {task: task_facts(*campaign) for task, *campaign in zip(tasks, budget, target_cpa, category, strict=True)}
+def facts(budget: np.ndarray, target_cpa: np.ndarray, category: np.ndarray) -> list[dict[str, Any]]:
+    """The facts of K campaigns, (K,) each."""
+    return [task_facts(*campaign) for campaign in zip(budget, target_cpa, category, strict=True)]
+
+
+def by_task(facts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The facts of campaigns by their informative texts."""
+    return {task_text(known["budget"], known["cpa"], known["category"]): known for known in facts}
 
 
 def files(*, path: str = "", periods: str = "", behaviour: str = "", **options: Any) -> list[Path]:

@@ -77,7 +77,9 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         single = 0.5 * (c.team.execution == "both")
         draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,
                        order=c.team.order)  # fmt: skip
-    sampler = draw(steps, episodes=chosen, seed=c.seed, weights=weights, discount=d.step_discount)
+    sampler = draw(
+        steps, episodes=chosen, seed=c.seed, weights=weights, discount=of_part(store, "step_discount", d.step_discount)
+    )
     parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     if stages:
         parts = {"/".join(filter(None, (label, age))): part[(part < stages[-1]) == (age == "old")]
@@ -86,43 +88,93 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     if c.log.keep_best and not validators:
         raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
     tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
-    if d.symmetries:
-        sampler = symmetric(sampler, store, c.seed)
+    turned = np.broadcast_to(of_part(store, "symmetries", d.symmetries), len(store.lengths))
+    if turned.any():
+        sampler = symmetric(sampler, store, c.seed, turned)
     if words := wordings(store, c.text_wordings):
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
-        tasks, sampler = words, words.sampler(sampler, store.task, c.seed)
-        validators = {label: words.sampler(each, store.task, 0) for label, each in validators.items()}
+        many = worded(store)
+        tasks, sampler = words, words.sampler(sampler, store.task, c.seed, many)
+        validators = {label: words.sampler(each, store.task, 0, many) for label, each in validators.items()}
     return Data(store, steps, chosen, held_out, sampler, validators, tasks)
 
 
-def symmetric(sampler: Callable[[int], Window], store: Store, seed: int) -> Callable[[int], Window]:
-    """The windows of a sampler, each turned by quarter turns and mirrored at random, a team as one: a pure function of (seed, step).
+def of_part(store: Store, option: str, value: Any) -> Any:
+    """An option of draws: `value`, or (E,) of each episode where a part of the mixture has its own."""
+    known = store.info.get("parts", {})
+    if not any(option in part for part in known.values()):
+        return value
+    each = np.full(len(store.lengths), value)
+    for label, episodes in store.parts.items():
+        each[episodes] = known[label].get(option, value)
+    return each
+
+
+def worded(store: Store) -> np.ndarray:
+    """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the parts that have them."""
+    each = np.ones(len(store.lengths), bool)
+    for label, part in store.info.get("parts", {}).items():
+        each[store.parts[label]] = "wordings" in part["dataset"]
+    return each
+
+
+def symmetric(sampler: Callable[[int], Window], store: Store, seed: int, turned: np.ndarray) -> Callable[[int], Window]:
+    """The windows of a sampler, turned by quarter turns and mirrored at random, a team as one: a pure function of (seed, step).
 
     A world that looks the same in these eight ways has shown the turned trajectory as well.
+
+    Args:
+        sampler: step -> Window.
+        store: of the episodes.
+        seed: of the draws.
+        turned: (E,) bool, the episodes whose windows are turned.
 
     Raises:
         ValueError: the log does not say which numbers are vectors, or its actions are none.
     """
-    first, spec = np.array(store.info.get("vectors", ()), int), store.spec
-    if not len(first):
-        raise ValueError("data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
-                         f"a team log's meta, `vectors` in a store's info), got none for {store.info.get('name', store.path)}")  # fmt: skip
+    spec = store.spec
+    vectors = vectors_of(store, turned)
     if len({*spec.high, *(-x for x in spec.low)}) != 1 or spec.action_dim != 2:
         got = f"{spec.num_actions} discrete ones" if spec.num_actions else f"{spec.low} .. {spec.high}"
         raise ValueError(
             f"data.symmetries: expected actions that are vectors in a plane, of the same limits in all directions, got {got}"
         )
 
-    def turned(step: int) -> Window:
+    def drawn(step: int) -> Window:
         window, rng = sampler(step), np.random.default_rng((seed, step, 2))
-        drawn = rng.integers(len(SYMMETRIES), size=len(window.mask))
-        by = SYMMETRIES[drawn if window.team is None else drawn[window.team]][:, None]
-        for column, pairs in ((window.observations, first[:, None] + np.arange(2)), (window.actions, np.array([[0, 1]]))):
-            column[..., pairs] = column[..., pairs] @ by
+        number = rng.integers(len(SYMMETRIES), size=len(window.mask))
+        by = SYMMETRIES[number if window.team is None else number[window.team]][:, None]
+        for first, among in vectors:
+            rows = np.flatnonzero(among[window.episodes])
+            for column, pairs in ((window.observations, first[:, None] + np.arange(2)), (window.actions, np.array([[0, 1]]))):
+                part = column[rows]
+                part[..., pairs] = part[..., pairs] @ by[rows]
+                column[rows] = part
         return window
 
-    return turned
+    return drawn
+
+
+def vectors_of(store: Store, turned: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The first columns of the vectors in an observation, and (E,) bool, the episodes that have them so: of each part that is turned.
+
+    Raises:
+        ValueError: the log does not say which numbers are vectors.
+    """
+    found = []
+    for label, episodes in store.parts.items():
+        among = np.zeros(len(turned), bool)
+        among[episodes] = turned[episodes]
+        if not among.any():
+            continue
+        info = store.info["parts"][label]["dataset"] if "parts" in store.info else store.info
+        first = np.array(info.get("vectors", ()), int)
+        if not len(first):
+            raise ValueError("data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
+                             f"a team log's meta, `vectors` in a store's info), got none for {info.get('name', store.path)}")  # fmt: skip
+        found.append((first, among))
+    return found
 
 
 def wordings(store: Store, frames: int = 0) -> Wordings | None:

@@ -9,7 +9,7 @@ Regenerated logs are equal in their statistics, not in their bytes, and are name
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets import arrays
 from decisionllm.datasets.formats import d4rl
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, facts_of, with_texts
 from decisionllm.envs.maze2d import Maze, Planner, reward
 from decisionllm.files import AGAIN, absent, atomic, explained
 from decisionllm.protocols import Source
@@ -28,7 +28,7 @@ from decisionllm.schema import Episode, Spec
 
 HORIZON = {"open": 150, "umaze": 300, "medium": 600, "large": 800}
 STEPS = {"open": 1_000_000, "umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
-VERSION = 1  # of what `of_file` says of a file
+VERSION = 2  # of what `load` says of a file and of its tasks
 GOAL_TEXTS = ("goal", "paraphrased", "shuffled")  # these name the goal that an episode walked to
 WIDTHS = {"observations": 4, "actions": 2, "infos/goal": 2}  # numbers in a row
 Log = dict[str, np.ndarray]  # n rows of a run: observations (n, 4), actions (n, 2), ends (n,) bool; rewards (n,), goals (n, 2)
@@ -92,16 +92,18 @@ def load(
         )
     if file:
         blocks = partial(read_hdf5, file)
-        facts = of_file(file, blocks(), simulator, published, maze, dense=dense)
+        info = of_file(file, blocks(), simulator, published, maze, dense=dense)
     else:
         log = generate(simulator, steps or STEPS[maze], seed=seed, time_limit=HORIZON[maze], noise=noise)
-        facts = {"name": f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)}
+        info = {"name": f"{published}@regen-seed{seed}" + f"-{steps}" * bool(steps) + f"-noise{noise:g}" * (noise != 0.5)}
         log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
         blocks = partial(iter, [log])
-    info = facts | {"env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
+    info |= {"env": "maze2d", "maze": maze, "dense": dense, "text": text, "cut": cut, "file": str(file or "")}
     first, last, stop = cut_points(blocks(), cut, longest := piece if cut == "run" else HORIZON[maze], simulator)
     until = np.minimum(last + steps_after_goal, stop)
-    goals, tasks = None, [task_text(maze) if text == "constant" else ""] * len(first)
+    goals = None
+    facts: dict[str, dict[str, Any]] = {}
+    known: list[dict[str, Any]] = [{}] * len(first)  # the facts of each episode
     if by_goal:
         if "goals" not in next(blocks()):
             raise ValueError(f"{file}: text={text} needs the log's goal column (infos/goal), which this file lacks")
@@ -109,11 +111,12 @@ def load(
         goals = np.concatenate([np.rint(block["goals"]).astype(np.int8) for block in blocks()])[rows].astype(int)
         kept = ~(goals[:, None] == absent).all(-1).any(1)
         first, last, until, goals = (x[kept] for x in (first, last, until, goals))
-        tasks = [task_text(maze, goal) for goal in goals]
+        canonical = [task_text(maze, goal) for goal in goals]
+        facts = {task: goal_facts(maze)[task] for task in dict.fromkeys(canonical)}
+        known = [facts[task] for task in canonical]
+    tasks = texts(known, maze=maze, text=text, seed=seed)
     if text == "paraphrased":
-        info["wordings"] = {task: goal_facts(maze)[task] for task in dict.fromkeys(tasks)}
-    if text == "shuffled":
-        tasks = [tasks[i] for i in np.random.default_rng(seed).permutation(len(tasks))]
+        info["wordings"] = facts
 
     def episode(i: int, rows: Log) -> Episode:
         observations, actions = (np.asarray(rows[key], np.float32) for key in ("observations", "actions"))
@@ -122,7 +125,28 @@ def load(
         return Episode(observations, actions, rewards.astype(np.float32), task=tasks[i], group=i, loss_mask=loss_mask)
 
     spec = Spec(observation_dim=4, action_dim=2, horizon=longest + steps_after_goal, low=(-1.0, -1.0), high=(1.0, 1.0))
-    return Source(spec, map(episode, range(len(first)), pieces(blocks(), first, until)), info)
+    return Source(spec, map(episode, range(len(first)), pieces(blocks(), first, until)), info, facts)
+
+
+def data_options(*, text: str = "none", **options: Any) -> dict[str, Any]:
+    """See `datasets.store`. A goal in the text changes the rewards, and which episodes there are; its wording changes nothing else."""
+    canonical = {"constant": "none"} | dict.fromkeys(GOAL_TEXTS, "goal")
+    return {"text": canonical.get(text, text), **options}
+
+
+def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+    """See `datasets.store`."""
+    return with_texts(store, text, texts(facts_of(store), text=text, **options))
+
+
+def texts(facts: Sequence[dict[str, Any]], *, maze: str, text: str = "none", seed: int = 0, **options: Any) -> list[str]:
+    """The task text of each episode, by their facts (E,), see `goal_facts`; the other arguments as in `load`."""
+    if text not in GOAL_TEXTS:
+        return [task_text(maze) if text == "constant" else ""] * len(facts)
+    made = [task_text(maze, (known["row"], known["column"])) for known in facts]
+    if text == "shuffled":
+        return [made[i] for i in np.random.default_rng(seed).permutation(len(made))]
+    return made
 
 
 def of_file(file: Path, blocks: Iterable[Log], simulator: Maze, published: str, maze: str, *, dense: bool) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. A `text` of the part is also
 that of its env. Further keys of the dict: `env`, options of the env that `evaluate` takes for the part, which is the dataset's or the one it
-names: `{env: pettingzoo, ...}`; `head`, a registered head in place of the run's, for an embodiment. Several parts are a list, or
+names: `{env: pettingzoo, ...}`; `head`, a registered head in place of the run's, and `window`, steps in place of the run's, both for an embodiment;
+`symmetries` and `step_discount`, in place of `data.symmetries` and `data.step_discount`. Several parts are a list, or
 {label: part}; the label is the name of a part on the command line.
 """
 
@@ -15,13 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.config import Node, plain
+from decisionllm.config import Node, TrainConfig, plain
 from decisionllm.datasets import altered
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, data_node, retold, with_texts
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice, discover, register
 from decisionllm.schema import Episode, Spec
+
+VERSION = 1  # of what `load` says of its parts
+SAMPLING = ("symmetries", "step_discount", "window")  # options of a part that change how it is drawn, not its data
 
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
@@ -37,7 +41,7 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
     Raises:
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
-    nodes = described(parts, options, text, text_wordings)
+    nodes = mixed(parts, options, text, text_wordings)
     sources: dict[str, Any] = {label: build(part["dataset"]) for label, part in nodes.items()}
     first, spec = next((label, source.spec) for label, source in sources.items())
     for label, source in sources.items():
@@ -57,7 +61,51 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
     info = {"name": name, "env": "mixture", "text": text, "parts": infos}
     if wordings := {task: facts for s in sources.values() for task, facts in s.info.get("wordings", {}).items()}:
         info["wordings"] = wordings
-    return Source(replace(spec, horizon=horizon), episodes(), info)
+    facts = {task: known for source in sources.values() for task, known in source.facts.items()}
+    return Source(replace(spec, horizon=horizon), episodes(), info, facts)
+
+
+def data_options(**options: Any) -> Node:
+    """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws and envs depend on."""
+    kept: Node = {}
+    for label, part in mixed(**options).items():
+        node = part["dataset"]
+        kept[label] = {**(node if is_mixture(node) else data_node(node)), "env": {}}
+    return {"parts": kept}
+
+
+def worded(store: Store, **options: Any) -> Store:
+    """See `datasets.store`: each part with its own texts."""
+    texts = np.empty(len(store.lengths), object)
+    infos: dict[str, Node] = {}
+    wordings: dict[str, Any] = {}
+    for label, node in mixed(**options).items():
+        episodes = store.parts[label]
+        known = store.info["parts"][label]["dataset"]
+        alone = replace(store, info=known, task=store.task[episodes], group=store.group[episodes])
+        part = alone if is_mixture(node["dataset"]) else retold(alone, node["dataset"])
+        texts[episodes] = [part.tasks[i] for i in part.task]
+        infos[label] = node | {"dataset": part.info}
+        wordings |= part.info.get("wordings", {})
+    found = with_texts(store, options.get("text", "none"), texts.tolist(), wordings)
+    return replace(found, info=found.info | {"parts": infos})
+
+
+def is_mixture(node: Node) -> bool:
+    """Whether it is of a mixture. In another mixture, which does not know its parts apart, its data are kept with their texts."""
+    return bool(node["_target_"] == f"{__name__}.load")
+
+
+def mixed(
+    parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
+) -> dict[str, dict[str, Node]]:
+    """The parts of one mixture, see `described`; a ValueError if one has a window of its own."""
+    nodes = described(parts, options, text, text_wordings)
+    for label, part in nodes.items():
+        if "window" in part:
+            remedy = "give it to the part of dataset=embodiments, or window=... to the run"
+            raise ValueError(f"dataset.parts: {label} has a window of its own; those of one space share a batch; {remedy}")
+    return nodes
 
 
 def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
@@ -68,7 +116,7 @@ def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
 def described(
     parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
-    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" where a part has its own.
+    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" and those of SAMPLING that a part has of its own.
 
     Raises:
         ValueError: no part, two of one label, or a name or option that does not exist.
@@ -85,14 +133,27 @@ def described(
     for label, part in named:
         own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
         name, head = own.pop("dataset", label), own.pop("head", "")
+        sampling = {key: own.pop(key) for key in SAMPLING if key in own}
+        check_sampling(f"dataset.parts: {label}", sampling)
         given = dict(own.pop("env", {}))
         known = choice("env", given.pop("env")) if "env" in given else discover()["env"].get(name, {"_target_": "none"})
         env = {**known, **given}
         node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
         around = {**own_texts(node, text, text_wordings), "dataset": node, "env": env}
         resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
-        made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")}
+        made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")} | sampling
     return made
+
+
+def check_sampling(name: str, own: Mapping[str, Any]) -> None:
+    """Raise a ValueError for an option of a part's draws that cannot be. name: of the part."""
+    window, turned, discount = own.get("window", 1), own.get("symmetries", False), own.get("step_discount", 1.0)
+    if not isinstance(window, int) or window < 1:
+        raise ValueError(f"{name}: expected a window of 1 or more steps, got {window!r}")
+    if not isinstance(turned, bool):
+        raise ValueError(f"{name}: expected symmetries true or false, got {turned!r}")
+    if not isinstance(discount, int | float) or not 0 < discount <= 1:
+        raise ValueError(f"{name}: expected step_discount above 0 and at most 1, got {discount!r}")
 
 
 def own_texts(node: Node, text: str, text_wordings: int) -> Node:
@@ -138,8 +199,23 @@ def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
     return described(**{key: value for key, value in dataset.items() if key != "_target_"})
 
 
+def of_embodiment(c: TrainConfig, name: str) -> TrainConfig:
+    """The options of a run as those of one of its embodiments: with its own window and draws.
+
+    Raises:
+        ValueError: its window is below act.stride.
+    """
+    own: dict[str, Any] = {**of_embodiments(c.dataset)[name]}
+    window = own.get("window", c.window)
+    if window < c.act.stride:
+        raise ValueError(f"dataset.parts: {name}: expected a window of act.stride={c.act.stride} steps or more, got {window}")
+    drawn: dict[str, Any] = {key: own[key] for key in ("symmetries", "step_discount") if key in own}
+    return replace(c, window=window, data=replace(c.data, **drawn))
+
+
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
-    """The datasets that a run can be evaluated on one by one: {label: {"embodiment": name, "dataset": info, "env": node}}.
+    """The datasets that a run can be evaluated on one by one: {label: {"embodiment": name, "dataset": info, "env": node}}, with "window"
+    where the embodiment has its own.
 
     Args:
         dataset: config node.
@@ -154,7 +230,7 @@ def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str,
         for label, each in opened[name].info.get("parts", alone).items():
             if label in made:
                 raise ValueError(f"dataset.parts: expected a label of its own for each part, got {label!r} twice")
-            made[label] = {"embodiment": name, **each}
+            made[label] = {"embodiment": name, **each, **{key: part[key] for key in ("window",) if key in part}}
     return made
 
 

@@ -5,6 +5,16 @@ space, horizon), the distinct task texts, the origin, and a fingerprint of every
 
 A store that grows is a new folder with hard links to the files of the one before: further rows go to the ends of these files, and
 each card says how many rows are its own. So both stores are whole, and what is there is not written again.
+
+A task text is made when a store is opened, so that another wording makes no data again. The store holds one canonical text for each
+distinct task and, in its card, the facts that all texts of this task are made of (a goal's cell, a campaign's budget). A reader takes part
+by two functions beside it in its module:
+
+    data_options(**options) -> the options that its data depend on: those given, with the canonical `text`
+    worded(store, **options) -> the store with the texts that `text` asks for, see `with_texts`
+
+Where `text` changes more than texts, `data_options` keeps it apart: rewards of a Maze2D log with a goal in the text are those of this goal.
+The fingerprint is that of the data with the texts that are read, so that two runs with one fingerprint read the same bytes.
 """
 
 import errno
@@ -13,9 +23,9 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
@@ -27,7 +37,7 @@ from filelock import FileLock
 
 from decisionllm.files import atomic, explained
 from decisionllm.protocols import Source
-from decisionllm.registry import build
+from decisionllm.registry import build, is_reference
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
 
 FORMAT = 1
@@ -57,6 +67,7 @@ class Store(StepColumns[np.ndarray]):
     start: np.ndarray | None = None  # (E,) int32
     return_after_exit: np.ndarray | None = None  # (E,) float32
     part: np.ndarray | None = None  # (E,) int32
+    facts: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of the tasks that have some, by canonical text
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -127,8 +138,14 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
         partial.mkdir()
         with ExitStack() as files:
             columns = {
-                name: files.enter_context(Column(partial / f"{name}.npy", x.dtype, old, x)) for name, x in stored.items()
+                name: files.enter_context(Column(partial / f"{name}.npy", x.dtype, old, x))
+                for name, x in stored.items()
+                if name != "task"
             }
+            # The file of an opened store may number other texts than those it was opened with.
+            if "task" in stored:
+                columns["task"] = files.enter_context(Column(partial / "task.npy", stored["task"].dtype))
+                columns["task"].append(stored["task"])
             if not old:
                 columns["offsets"] = files.enter_context(Column(partial / "offsets.npy", np.int64))
                 columns["offsets"].append(np.zeros(1))
@@ -167,6 +184,8 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
         if not end:
             raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
         card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info} | options
+        card["facts"] = {} if old is None else dict(old.facts)
+        card["facts"] |= source.facts
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
         if "action_weight" in arrays and not arrays["action_weight"].any():
@@ -255,7 +274,8 @@ def open_store(path: str | Path) -> Store:
         if [str(found.dtype), list(arrays[name].shape)] != [dtype, shape]:
             raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}")
     spec = Spec.of(card["spec"])
-    return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), info=card["info"], fingerprint=card["fingerprint"], **arrays)
+    known = {"info": card["info"], "facts": card.get("facts", {}), "fingerprint": card["fingerprint"]}
+    return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), **known, **arrays)
 
 
 def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
@@ -327,7 +347,12 @@ def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[st
 def prepare(
     dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False
 ) -> Store:
-    """The store of a dataset, made on first use and found again by the hash of its options; see also `altered.prepare`.
+    """The store of a dataset with the texts of its option `text`; arguments as in `kept`. See also `altered.prepare`."""
+    return worded(kept(dataset, cache_dir, append=append, new_texts=new_texts), dataset)
+
+
+def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False) -> Store:
+    """The store of a dataset with canonical texts, made on first use and found again by the hash of the options of its data.
 
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
@@ -337,6 +362,9 @@ def prepare(
         append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
         new_texts: see `write`.
     """
+    # Of a text that names no facts, nobody sees that a task is new.
+    new_texts |= not append or dataset.get("text") in ("none", "constant")
+    dataset = data_node(dataset)
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
@@ -347,8 +375,65 @@ def prepare(
     source = build(dataset)
     if isinstance(source, Store):
         return source
-    grown = {"new_texts": new_texts or not append, "dataset": dataset}
-    return keep(path, source, lambda: _before(append, path, dataset) if append else None, **grown)
+    return keep(path, source, lambda: _before(append, path, dataset) if append else None, new_texts=new_texts, dataset=dataset)
+
+
+def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
+    """The config node of the data of a dataset: with the canonical text where its reader has one."""
+    data_options = _beside(dataset, "data_options")
+    if data_options is None:
+        return dataset
+    return {"_target_": dataset["_target_"], **data_options(**_options(dataset))}
+
+
+def worded(store: Store, dataset: dict[str, Any]) -> Store:
+    """A store with canonical texts -> the same data with the texts that the option `text` of the dataset asks for."""
+    found = retold(store, dataset)
+    if found.tasks == store.tasks and np.array_equal(found.task, store.task):
+        return found
+    return replace(found, fingerprint=_fingerprint(asdict(found.spec), list(found.tasks), columns_of(found)))
+
+
+def retold(store: Store, dataset: dict[str, Any]) -> Store:
+    """`worded` with the fingerprint of the canonical texts, which costs no reading."""
+    wording = _beside(dataset, "worded")
+    return store if wording is None else wording(store, **_options(dataset))
+
+
+def with_texts(store: Store, text: str, texts: Sequence[str], wordings: Mapping[str, Any] | None = None) -> Store:
+    """A store with these texts of its episodes (E,); with text=paraphrased their facts are `info["wordings"]`.
+
+    Args:
+        store: with canonical texts.
+        text: the option.
+        texts: of each episode, in their order.
+        wordings: facts of those that have many wordings; None: of all with text=paraphrased, else of none.
+    """
+    info = {key: value for key, value in store.info.items() if key != "wordings"} | {"text": text}
+    if wordings is None and text == "paraphrased":
+        wordings = dict(zip(texts, facts_of(store), strict=True))
+    if wordings:
+        info["wordings"] = wordings
+    number: dict[str, int] = {}
+    task = np.array([number.setdefault(each, len(number)) for each in texts], store.task.dtype)
+    return replace(store, tasks=tuple(number), task=task, info=info)
+
+
+def facts_of(store: Store) -> list[dict[str, Any]]:
+    """The facts of each episode of a store with canonical texts, (E,); {} where there are none."""
+    known = [store.facts.get(task, {}) for task in store.tasks]
+    return [known[i] for i in store.task.tolist()]
+
+
+def _beside(dataset: dict[str, Any], name: str) -> Callable[..., Any] | None:
+    """The function of this name in the module of a dataset's reader, or None."""
+    found: Callable[..., Any] | None = vars(import_module(dataset["_target_"].rpartition(".")[0])).get(name)
+    return found
+
+
+def _options(dataset: dict[str, Any]) -> dict[str, Any]:
+    """The options of a config node; one that still refers to another option has its default."""
+    return {key: value for key, value in dataset.items() if key != "_target_" and not is_reference(value)}
 
 
 def keep(path: Path, source: Source, before: Callable[[], Store | None] = lambda: None, **options: Any) -> Store:

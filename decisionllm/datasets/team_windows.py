@@ -37,7 +37,8 @@ class TeamSampler(Sampler):
 
     def __init__(
         self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
-        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None, discount: float = 1.0,
+        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
+        discount: float | np.ndarray = 1.0,
     ) -> None:  # fmt: skip
         one_of("order", order, ("random", "given", "reverse"))
         super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights, discount=discount)

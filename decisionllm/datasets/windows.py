@@ -198,15 +198,17 @@ class Sampler:
         batch_size: B.
         seed: of the draws.
         weights: (E,) relative frequency of the steps of each episode of the log; None: equal.
-        discount: a window begins at step t of its episode with relative frequency discount^t.
+        discount: a window begins at step t of its episode with relative frequency discount^t; of all, or (E,) of each episode of
+            the log.
     """
 
     def __init__(
         self, steps: Steps, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, weights: np.ndarray | None = None,
-        discount: float = 1.0,
+        discount: float | np.ndarray = 1.0,
     ) -> None:  # fmt: skip
-        self.steps, self.T, self.batch_size, self.seed, self.discount = steps, T, batch_size, seed, discount
+        self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.episodes = np.sort(np.asarray(episodes))
+        self.discount = discount[self.episodes] if isinstance(discount, np.ndarray) else discount
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
         self.weights = None if weights is None else weights[self.episodes]
@@ -233,19 +235,26 @@ class Sampler:
 
 
 def draw(
-    rng: np.random.Generator, size: int, before: np.ndarray, weights: np.ndarray | None = None, discount: float = 1.0
+    rng: np.random.Generator,
+    size: int,
+    before: np.ndarray,
+    weights: np.ndarray | None = None,
+    discount: float | np.ndarray = 1.0,
 ) -> np.ndarray:
     """Steps (size,) of episodes that hold before[e]:before[e + 1]: all alike, or by the weights of their episodes (E,), and within an
-    episode step t by discount^t."""
-    if weights is None and discount == 1:
+    episode step t by discount^t, of all or of each (E,)."""
+    even = bool(np.all(discount == 1))
+    if weights is None and even:
         return rng.integers(before[-1], size=size)
     lengths = np.diff(before)
     share = np.cumsum(lengths if weights is None else lengths * weights)
     which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
-    if discount == 1:
+    if even:
         return np.asarray(rng.integers(before[which], before[which + 1]))
-    mass = -np.expm1(lengths[which] * np.log(discount))  # 1 - discount^length
-    step = np.log1p(-mass * rng.random(size)) / np.log(discount)
+    of_episode, uniform = np.broadcast_to(discount, lengths.shape)[which], rng.random(size)
+    rate = np.log(np.where(of_episode < 1, of_episode, 0.5))  # any below 0 where it isn't used
+    mass = -np.expm1(lengths[which] * rate)  # 1 - discount^length
+    step = np.where(of_episode < 1, np.log1p(-mass * uniform) / rate, lengths[which] * uniform)
     return np.asarray(before[which] + np.minimum(step.astype(np.int64), lengths[which] - 1))
 
 

@@ -136,7 +136,8 @@ def turns(tasks: Sequence[str], facts: Mapping[str, Facts], *, held_out: bool, f
 
 
 class Wordings(Sequence[str]):
-    """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast.
+    """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast;
+    -1 - k is the text of task k itself.
 
     A frame that names a fact which a task lacks is not used for it. A task without facts has one text, its own.
 
@@ -179,7 +180,7 @@ class Wordings(Sequence[str]):
         return len(self.tasks) ** 2 * self.most
 
     def __getitem__(self, number: Any) -> Any:
-        return self.text(int(number))
+        return self.text(int(number)) if number >= 0 else self.tasks[-1 - int(number)]
 
     def _text(self, number: int) -> str:
         rest, turn = divmod(number, len(self.tasks))
@@ -201,11 +202,24 @@ class Wordings(Sequence[str]):
         other = (turn * self.counts[task, 1]).astype(int) * self.contrasts[task, frame]
         return np.asarray((task * self.most + frame) * len(self.tasks) + other)
 
-    def sampler(self, sampler: Callable[[int], Window], task: np.ndarray, seed: int) -> Callable[[int], Window]:
-        """The windows of a sampler, a text drawn for each row: a pure function of (seed, step). task: (E,) of each episode."""
+    def sampler(
+        self, sampler: Callable[[int], Window], task: np.ndarray, seed: int, worded: np.ndarray | None = None
+    ) -> Callable[[int], Window]:
+        """The windows of a sampler, a text drawn for each row: a pure function of (seed, step).
+
+        Args:
+            sampler: step -> Window.
+            task: (E,) of each episode.
+            seed: of the draws.
+            worded: (E,) whether the texts of an episode are drawn; the others have that of their task. None: all are.
+        """
 
         def drawn(step: int) -> Window:
             window = sampler(step)
-            return replace(window, text_index=self.draw(task[window.episodes], np.random.default_rng((seed, step, 1))))
+            own = task[window.episodes]
+            number = self.draw(own, np.random.default_rng((seed, step, 1)))
+            if worded is not None:
+                number = np.where(worded[window.episodes], number, -1 - own)
+            return replace(window, text_index=number)
 
         return drawn

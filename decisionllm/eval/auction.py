@@ -17,7 +17,7 @@ from decisionllm.baselines.auctionnet_dt import AuctionNetDT
 from decisionllm.baselines.rules import Constant, TargetCPA, roster
 from decisionllm.baselines.teacher import Curves, best_constant, pooled_online_lp
 from decisionllm.config import listed, one_of, ranges
-from decisionllm.datasets.auction import facts, nearest_returns, texts
+from decisionllm.datasets.auction import by_task, facts, nearest_returns, texts
 from decisionllm.datasets.formats.auctionnet import format_periods
 from decisionllm.datasets.wordings import KINDS, is_held_out, turns
 from decisionllm.envs.auction.campaign import STEPS, Campaigns, score
@@ -109,13 +109,13 @@ class Auction(Env):
         self.budgets = factor * np.array(PUBLISHED["budgets"])[advertiser]
         self.target_cpa = np.array(PUBLISHED["target_cpa"], float)[advertiser]
         self.category = industries(48)[advertiser]
-        campaigns, held_out = (self.budgets, self.target_cpa, self.category), is_held_out(wordings, text)
+        known, held_out = facts(self.budgets, self.target_cpa, self.category), is_held_out(wordings, text)
         # texts are shuffled within a budget and a repeat
-        blocks = (np.split(x, len(self.factors) * times) for x in (*campaigns, period))
-        self.tasks = [task for block in zip(*blocks, strict=True) for task in texts(self.spec, *block)]
+        blocks = np.split(np.arange(len(known)), len(self.factors) * times)
+        self.tasks = [task for rows in blocks for task in texts([known[i] for i in rows], period[rows], text=text)]
         self.kinds: dict[str, str] = {}  # of each held-out text: the kind of its frame
         if text == "paraphrased":
-            chosen = turns(self.tasks, facts(self.tasks, *campaigns), held_out=held_out, frames=frames)
+            chosen = turns(self.tasks, by_task(known), held_out=held_out, frames=frames)
             self.tasks, self.kinds = [words for _, words in chosen], {words: kind for kind, words in chosen if held_out}
         self.protocol += ", held-out wordings" * held_out
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}

@@ -427,7 +427,7 @@ def load_parts(
 
 
 def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run as that of one of its parts: its env, and its text, which another env takes too.
+    """The config of a run as that of one of its parts: its env, its window, and its text, which another env takes too.
 
     Args:
         config: of the run.
@@ -435,7 +435,8 @@ def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[st
         known: what run.json holds of the part.
     """
     text = known["dataset"].get("text", config["text"])
-    return config | {"env": known["env"], "text": text, "part": part}
+    window = known.get("window", config["window"])
+    return config | {"env": known["env"], "text": text, "window": window, "part": part}
 
 
 def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:

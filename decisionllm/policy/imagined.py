@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from decisionllm.datasets.altered import prepare
+from decisionllm.datasets.store import Store, data_node, with_texts
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
@@ -25,7 +26,8 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
 
     Args:
         run: directory of a run that was trained with model.value_discount.
-        text: that of the run, whose task texts the episodes have.
+        text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the wordings of their facts, where the
+            run's dataset has both. Empty: that of the run.
         episodes: how many.
         steps: of each, unless the task ends it.
         noise: standard deviation of the noise on continuous actions, in half ranges; the stored action is the one without noise.
@@ -35,7 +37,7 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
         ValueError: the run has no value, or reads other texts.
     """
     policy, config, info = checkpoint.load(run)
-    check_text(run, text, config)
+    own = check_text(run, text, config)
     if not isinstance(policy, Policy) or policy.model.imagined is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
     imagined: Any = policy.model.imagined
@@ -69,24 +71,47 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     outside = round(float((~known & inside).sum() / inside.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
     given = {
-        "name": name, "env": "imagined", "run": run, "text": text, "noise": noise, "outside_support": outside, "seed": seed,
+        "name": name, "env": "imagined", "run": run, "text": text or own, "noise": noise, "outside_support": outside, "seed": seed,
         "faults": support_faults(outside),
     }  # fmt: skip
-    return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given)
+    facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
+    if text == "paraphrased":
+        given["wordings"] = facts
+    return Source(replace(store.spec, horizon=max(steps, store.spec.horizon)), made, given, facts)
 
 
-def check_text(run: str, text: str, config: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless `text` is what the run reads: its environment would have other texts than the episodes.
+def data_options(*, run: str, text: str = "none", **options: Any) -> dict[str, Any]:
+    """See `datasets.store`. The texts of the data are those of the run; a ValueError for a `text` that can't be made of them."""
+    check_text(run, text, checkpoint.read(run)[0])
+    return {"run": run, "text": "", **options}
+
+
+def worded(store: Store, *, text: str = "none", **options: Any) -> Store:
+    """See `datasets.store`."""
+    return with_texts(store, text or store.info["text"], [store.tasks[i] for i in store.task])
+
+
+def check_text(run: str, text: str, config: Mapping[str, Any]) -> str:
+    """The text that a run reads.
 
     Args:
         run: directory of the run.
-        text: of the dataset.
+        text: of the dataset; empty: that of the run.
         config: of the run.
+
+    Raises:
+        ValueError: `text` is neither what the run reads nor that in other wordings. Its environment would have other texts than the
+            episodes.
     """
-    read = config["dataset"].get("text", config["text"])
-    if text != read:
+    read: str = config["dataset"].get("text", config["text"])
+    known = [read]
+    # Its data are those of text=paraphrased, so that its texts have facts.
+    if data_node(config["dataset"] | {"text": "paraphrased"})["text"] == read:
+        known.append("paraphrased")
+    if text and text not in known:
         wanted = f"{run} reads text={read}, and so must what imitates it"
-        raise ValueError(f"dataset.text={text}: {wanted}; give text={read}")
+        raise ValueError(f"dataset.text={text}: {wanted}; give {' or '.join(f'text={each}' for each in known)}")
+    return read
 
 
 def support_faults(outside: float) -> list[str]:

@@ -65,6 +65,15 @@ def test_a_share_of_one_column_changes(tmp_path, corrupt, node, kind):
     assert again.fingerprint == store.fingerprint
 
 
+def test_a_changed_wording_changes_no_log_again(tmp_path):
+    maze = choice("dataset", "maze2d-umaze", steps=2000)
+    clean, goal = changed(tmp_path, maze | {"text": "goal"}, actions_kept=0.5)
+    named, worded = changed(tmp_path, maze | {"text": "paraphrased"}, actions_kept=0.5)
+    assert clean.path == named.path and goal.path == worded.path and goal.path != clean.path
+    assert "wordings" not in goal.info and goal.info["text"] == "goal"
+    assert worded.info["wordings"].keys() == {*goal.tasks} and worded.info["text"] == "paraphrased"
+
+
 def test_the_scale_bounds_a_random_change(tmp_path):
     clean, store = changed(tmp_path, corrupt="observations", corrupt_share=1.0, corrupt_scale=0.1)
     apart = np.abs(store.observations - clean.observations) / clean.observations.std(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decisionllm.baselines import teacher
 from decisionllm.baselines.rules import behaviour_roster
 from decisionllm.data import card, data
 from decisionllm.datasets.auction import files, load, nearest_returns, observations, relabelled, rewards, save
@@ -592,6 +593,27 @@ def test_the_oracles_campaigns_are_a_log_like_any_other(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected period_7.npz in .*there are periods 3, 5"):
         load(**options | {"periods": "7"})
     same(made, list(load(**options).episodes))
+
+
+def test_a_teacher_is_fitted_once_for_all_wordings(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    export(tmp_path, "", periods="3")
+    fit, fitted = teacher.fit, []
+
+    def counted(curves, **options):
+        fitted.append(options)
+        return fit(curves, **options, rounds=1, campaigns=8, updates=1, gradient_updates=1, gradient_campaigns=4)
+
+    monkeypatch.setattr(teacher, "fit", counted)
+    taught = node("dataset", "auction", path=str(tmp_path / "days"), behaviour="teacher", num_campaigns=5)
+    stores = [prepare(taught | {"text": text}, tmp_path / "home") for text in ("none", "informative", "paraphrased")]
+    assert fitted == [{"seed": 0}] and len({store.path for store in stores}) == 1
+    bare, named, paraphrased = stores
+    assert (
+        bare.tasks == ("",) and len(named.tasks) == 5 and named.tasks == paraphrased.tasks == (*paraphrased.info["wordings"],)
+    )
+    budget, target_cpa, category = (named.info["campaigns"][4][k] for k in (3, 4, 2))
+    assert named.episode(4).task == task_text(budget, target_cpa, category)
 
 
 def test_target_returns_come_from_similar_budgets_and_cpas():

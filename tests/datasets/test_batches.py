@@ -6,9 +6,11 @@ import pytest
 from decisionllm.config import train_config
 from decisionllm.datasets import spread
 from decisionllm.datasets.batches import SYMMETRIES, open_data
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store import prepare, write
 from decisionllm.envs.spread import HORIZON, Spread
-from tests.conftest import episode, make_store
+from decisionllm.protocols import Source
+from decisionllm.schema import Spec
+from tests.conftest import episode, make_store, node
 
 VECTORS = [
     0,
@@ -81,3 +83,57 @@ def test_a_log_without_vectors_and_discrete_actions_are_refused(tmp_path):
     discrete = write(tmp_path / "b", spread.load(groups=5))
     with pytest.raises(ValueError, match="data.symmetries: expected actions that are vectors .* got 5 discrete ones"):
         opened(discrete)
+
+
+def of_parts(tmp_path, **own):
+    """Draws of two parts of vectors in a plane: 40 episodes of 4 steps each. own: further keys of the second part."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        made = [episode([1.0] * 4, A=2, group=g, start=rng.uniform(0.1, 0.9)) for g in range(40)]
+        write(tmp_path / name, Source(PLANE, made, {"name": name, "vectors": [0]}))
+    parts = {name: {"dataset": "store", "path": str(tmp_path / name)} for name in "ab"}
+    parts["b"] |= own
+    dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
+    c = train_config({"dataset": dataset, "backbone": {}, "head": {}, "window": 1, "optim": {"batch_size": 4000}})
+    return open_data(c, prepare(dataset, tmp_path / "home"), [1.0, 1.0])
+
+
+PLANE = Spec(observation_dim=2, action_dim=2, horizon=4, low=(-1.0, -1.0), high=(1.0, 1.0))
+
+
+def test_a_part_has_its_own_discount_of_steps(tmp_path):
+    data = of_parts(tmp_path, step_discount=0.5)
+    window = data.sampler(0)
+    second = data.store.part[window.episodes] == 1
+    plain, early = (np.bincount(window.timesteps[rows, 0], minlength=4) / rows.sum() for rows in (~second, second))
+    assert np.abs(plain - 1 / 4).max() < 0.04
+    assert np.abs(early - np.array([8, 4, 2, 1]) / 15).max() < 0.04
+    assert abs(second.mean() - 0.5) < 0.04, "its share of a batch is the same"
+
+
+def test_a_part_alone_is_turned(tmp_path):
+    plain, turned = of_parts(tmp_path).sampler(0), of_parts(tmp_path, symmetries=True).sampler(0)
+    second = plain.episodes >= 40
+    same = (plain.observations == turned.observations).all((1, 2))
+    assert np.array_equal(plain.episodes, turned.episodes) and same[~second].all()
+    assert abs(same[second].mean() - 1 / 4) < 0.04, "two numbers alike look the same by two of the eight"
+
+
+def test_a_part_of_one_wording_is_not_paraphrased_with_another_one(tmp_path):
+    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
+    parts = {"goal": maze | {"text": "goal"}, "words": maze | {"text": "paraphrased"}}
+    dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
+    c = train_config({"dataset": dataset, "backbone": {}, "head": {}, "optim": {"batch_size": 400}, "data": {"held_out": 0.3}})
+    data = open_data(c, prepare(dataset, tmp_path), [1.0, 1.0])
+    window = data.sampler(0)
+    second = data.store.part[window.episodes] == 1
+    own = own_texts(data, window)
+    assert own[~second].all() and own[second].mean() < 0.5
+    assert own_texts(data, data.validators["goal"](0)).all()
+    assert own_texts(data, data.validators["words"](0)).mean() < 0.5
+
+
+def own_texts(data, window):
+    """Which rows of a window have the text of their task itself (B,)."""
+    tasks = np.array(data.store.tasks)[data.store.task[window.episodes]]
+    return np.array([data.tasks[i] for i in window.text_index]) == tasks

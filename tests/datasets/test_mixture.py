@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from hydra import initialize_config_dir
 
-from decisionllm.config import configs, store_choices
+from decisionllm.config import configs, store_choices, train_config
 from decisionllm.data import card
 from decisionllm.datasets import store, windows
-from decisionllm.datasets.mixture import described, load, of_embodiments
+from decisionllm.datasets.batches import open_data
+from decisionllm.datasets.mixture import described, evaluated, load, of_embodiment, of_embodiments
+from decisionllm.datasets.mixture import stores as of_stores
 from decisionllm.policy import checkpoint
+from decisionllm.policy.checkpoint import of_part
 from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
@@ -194,3 +197,77 @@ def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
         assert compose("train", words)["dataset"]["options"] == {"steps_after_goal": 50, "source": "regenerate"}
         with pytest.raises(ValueError, match="no key 'dataset.optons.source'"):
             compose("train", [*words[:-1], "+dataset.optons.source=regenerate"])
+
+
+def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path):
+    parts = {
+        "short": {"dataset": "synthetic", "episodes": 12, "window": 2},
+        "long": {"dataset": "synthetic-discrete", "episodes": 12, "head": "discrete"},
+    }
+    dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
+    assert {label: part["env"]["_target_"] for label, part in of_embodiments(dataset).items()}.keys() == parts.keys()
+    words = ("dataset=embodiments", f"dataset.parts={parts}".replace("'", ""), *LOOP[2:], *NANO, "data.held_out=0.25")
+    run = tmp_path / "run"
+    assert command("train", *words, f"run={run}", f"cache_dir={tmp_path}/data") == 0
+    options = checkpoint.read(run)[0]
+    c = train_config(options)
+    stores = of_stores(c.dataset, c.cache_dir, options["data"])
+    data = {name: open_data(of_embodiment(c, name), each, [1.0]) for name, each in stores.items()}
+    for draw in ("sampler", "validators"):
+        made = {name: getattr(each, draw) for name, each in data.items()}
+        shapes = {name: (each if draw == "sampler" else each[""])(0).mask.shape for name, each in made.items()}
+        assert shapes == {"short": (8, 2), "long": (8, 5)}
+    loaded = {label: checkpoint.load(run, part=label) for label in parts}
+    assert {label: policy.window for label, (policy, _, _) in loaded.items()} == {"short": 2, "long": 5}
+    assert loaded["short"][1]["window"] == 2, "the config of the part says so"
+
+
+def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
+    parts = {"walks": {"dataset": "mixture", "parts": LABELS, "window": 3}}
+    dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
+    known = evaluated(dataset, of_stores(dataset, tmp_path, {}))
+    assert {label: part["window"] for label, part in known.items()} == {"few": 3, "many": 3}
+    assert of_part({"window": 20, "text": "none"}, "few", known["few"])["window"] == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"window": 3}, "dataset.parts: few has a window of its own; those of one space share a batch"),
+        ({"step_discount": 0}, "dataset.parts: few: expected step_discount above 0 and at most 1, got 0"),
+        ({"symmetries": 2}, "dataset.parts: few: expected symmetries true or false, got 2"),
+    ],
+)
+def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        store.prepare(node("dataset", "mixture", parts=LABELS | {"few": LABELS["few"] | own}, text_wordings=0), tmp_path)
+
+
+@pytest.mark.parametrize("window", [0, 2.5])
+def test_the_window_of_an_embodiment_is_a_whole_number(window):
+    parts = {"few": LABELS["few"] | {"window": window}}
+    with pytest.raises(ValueError, match="dataset.parts: few: expected a window of 1 or more steps, got"):
+        of_embodiments(node("dataset", "embodiments", parts=parts, text_wordings=0))
+
+
+def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
+    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
+    opened = []
+    for own in ({"text": "goal"}, {"text": "paraphrased", "step_discount": 0.5}, {"text": "shuffled", "env": {"text": "goal"}}):
+        chosen = node("dataset", "mixture", parts={"one": maze | own, "two": maze | {"seed": 1}}, text="goal", text_wordings=0)
+        mixed, made = store.prepare(chosen, tmp_path), load(**{k: v for k, v in chosen.items() if k != "_target_"})
+        opened.append(mixed)
+        assert mixed.info == made.info
+        assert mixed.fingerprint == store.write(tmp_path / own["text"], made).fingerprint
+    assert len({mixed.path for mixed in opened}) == 1 and len({mixed.fingerprint for mixed in opened}) == 2
+    assert opened[1].info["parts"]["one"]["step_discount"] == 0.5 and opened[2].info["parts"]["one"]["env"]["text"] == "goal"
+
+
+def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
+    maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
+    inner = {"dataset": "mixture", "parts": {"goal": maze, "bare": maze | {"text": "constant"}}}
+    chosen = node("dataset", "mixture", parts={"in": inner, "out": maze}, text="goal", text_wordings=0)
+    mixed, made = store.prepare(chosen, tmp_path), load(**{k: v for k, v in chosen.items() if k != "_target_"})
+    assert mixed.info == made.info
+    assert [mixed.tasks[i] for i in mixed.task] == [episode.task for episode in made.episodes]
+    assert "Maze2D umaze. Push the ball to the goal and keep it there." in mixed.tasks

@@ -1,5 +1,7 @@
 """The store: what is written comes back, is found again, and anything damaged or out of bounds is refused by name."""
 
+import csv
+import gzip
 import json
 import mmap
 import os
@@ -20,6 +22,7 @@ import pytest
 from decisionllm.datasets import windows
 from decisionllm.datasets.store import Column, open_store, prepare, read, write
 from decisionllm.protocols import Source
+from decisionllm.registry import build
 from decisionllm.schema import Episode, Spec
 from tests.conftest import episode, make_store, node
 
@@ -220,6 +223,75 @@ def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
     assert again.path == one.path and (one.path / "card.json").stat().st_mtime_ns == stamp
     assert other.path != one.path and other.fingerprint != one.fingerprint
     assert len(folders(tmp_path / "stores")) == 2
+
+
+AUCTION = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "trajectories_periods_7_8.csv.gz"
+WORDED = [
+    ("maze2d-umaze", {"steps": 3000, "seed": 1}, ("none", "constant")),
+    ("maze2d-umaze", {"steps": 3000, "seed": 1, "without_goals": "1,3"}, ("goal", "paraphrased", "shuffled")),
+    (
+        "auction",
+        {"path": str(AUCTION), "relabel": 1},
+        ("none", "constant", "informative", "paraphrased", "shuffled"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "texts"), WORDED, ids=["without goals", "with goals", "auction"])
+def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(name, options, texts, tmp_path):
+    cards = []
+    for text in texts:
+        chosen = node("dataset", name, text=text, **options)
+        store, made = prepare(chosen, tmp_path), write(tmp_path / text, build(chosen))
+        cards.append((store.path, (store.path / "card.json").stat().st_mtime_ns))
+        assert [store.episode(e).task for e in range(len(store.lengths))] == [
+            made.episode(e).task for e in range(len(made.lengths))
+        ]
+        assert store.tasks == made.tasks and store.info == made.info
+        assert verify(store).fingerprint == made.fingerprint, "as if it had been written with these texts"
+    assert len({*cards}) == 1 and len(folders(tmp_path / "stores")) == 1
+
+
+def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
+    chosen = node("dataset", "maze2d-umaze", steps=3000)
+    bare, named = (prepare(chosen | {"text": text}, tmp_path) for text in ("none", "goal"))
+    assert bare.path != named.path and bare.rewards.sum() != named.rewards.sum()
+
+
+def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
+    chosen = node("dataset", "maze2d-umaze", steps=3000, text="goal")
+    monkeypatch.setattr("decisionllm.datasets.maze2d.VERSION", 1)
+    before = prepare(chosen, tmp_path)
+    monkeypatch.undo()
+    assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
+
+
+def test_a_store_that_was_opened_with_other_texts_grows_with_them(tmp_path):
+    chosen = node("dataset", "auction", path=str(AUCTION), text="constant")
+    old = prepare(chosen, tmp_path)
+    every = [*map(old.episode, range(len(old.lengths))), replace(old.episode(0), task="Win.")]
+    grown = verify(write(tmp_path / "grown", Source(old.spec, every, old.info), old=old))
+    assert grown.tasks == (*old.tasks, "Win.") and [*grown.task] == [0] * len(old.lengths) + [1]
+    assert verify(prepare(chosen | {"text": "informative"}, tmp_path)).lengths.tolist() == old.lengths.tolist()
+
+
+def test_new_campaigns_are_appended_where_their_text_is_none(tmp_path):
+    with gzip.open(AUCTION, "rt", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    for row in rows:
+        if float(row["deliveryPeriodIndex"]) == 8:  # campaigns that period 7 does not have
+            row["CPAConstraint"] = "123"
+    with (tmp_path / "log.csv").open("w", newline="") as file:
+        written = csv.DictWriter(file, rows[0])
+        written.writeheader()
+        written.writerows(rows)
+    first = node("dataset", "auction", path=str(tmp_path / "log.csv"), periods="7")
+    old, both = prepare(first, tmp_path), first | {"periods": "7-8"}
+    with pytest.raises(ValueError, match="new_texts=true appends it"):
+        prepare(both | {"text": "informative"}, tmp_path, append=str(old.path))
+    grown = prepare(both, tmp_path, append=str(old.path))
+    assert len(grown.lengths) > len(old.lengths) and grown.tasks == ("",)
+    assert grown.facts.keys() > old.facts.keys()
 
 
 def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):

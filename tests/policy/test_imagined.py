@@ -6,6 +6,7 @@ import torch
 
 import decisionllm
 from decisionllm.data import card
+from decisionllm.datasets.maze2d import goal_facts
 from decisionllm.datasets.store import open_store, prepare, write
 from decisionllm.policy.imagined import support_faults
 from decisionllm.protocols import Source
@@ -70,6 +71,22 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
         prepare(chosen | {"text": "none"}, tmp_path)
     with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"):
         policy.begin(["Fly."], 5).act(np.zeros((1, 2), np.float32))
+
+
+def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
+    monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
+    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "model.value_reads_text=true")
+    loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
+    assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
+    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3)
+    named, worded = (prepare(chosen | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased"))
+    assert named.path == worded.path and named.tasks == worded.tasks and named.fingerprint == worded.fingerprint
+    assert named.info["text"] == "goal" and "wordings" not in named.info
+    known = goal_facts("umaze")
+    assert worded.info["wordings"] == {task: known[task] for task in named.tasks} and worded.info["text"] == "paraphrased"
+    for text in ("none", "shuffled"):
+        with pytest.raises(ValueError, match="run reads text=goal, .*; give text=goal or text=paraphrased"):
+            prepare(chosen | {"text": text}, tmp_path / "data")
 
 
 def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
