@@ -106,7 +106,7 @@ def minari_dict(folder: Path) -> None:
         columns = {key: np.stack([seen[key] for seen in observations]) for key in observations[0]}
         never = [False] * len(rewards)
         episodes.append(EpisodeBuffer(None, None, None, columns, np.stack(actions), rewards, never, [*never[1:], True]))
-    minari.create_dataset_from_buffers("mine/reach-v0", episodes, env=env, data_format="hdf5", description="x", author="x",
+    minari.create_dataset_from_buffers("mine/reach-v0", episodes, env=env, eval_env=env, data_format="hdf5", description="x", author="x",
                                        author_email="x", code_permalink="x", algorithm_name="x")  # fmt: skip
 
     data = "dataset=minari dataset.minari_id=mine/reach-v0 text=template 'dataset.task=\"Go to {desired_goal}.\"'"

@@ -159,7 +159,8 @@ def _queries(q: Tensor, G: int) -> Tensor:
 def _weights(scores: Tensor, bias: Tensor, dropout: float, heads: int) -> Tensor:
     """Softmax and dropout of scores (B, G, m, M) of H heads with a bias (B or 1, 1, n, M): (B, G, m, M), float32 or wider."""
     exact = torch.promote_types(scores.dtype, torch.float32)  # as the library does; bfloat16 takes twice as long
-    weights = (scores.view(len(scores), heads, *bias.shape[2:]) + bias).softmax(-1, dtype=exact)
+    B, G, m, M = scores.shape  # not len(), which would fix the number of rows in an exported program
+    weights = (scores.view(B, heads, G * m // heads, M) + bias).softmax(-1, dtype=exact)
     if dropout:
         weights = drop(weights, dropout)
     return weights.view(scores.shape)

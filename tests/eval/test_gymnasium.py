@@ -17,6 +17,7 @@ from decisionllm.datasets.spaces import stack
 from decisionllm.datasets.store import open_store
 from decisionllm.eval.gymnasium import GymnasiumEnv, make, recover
 from decisionllm.eval.rollout import rollout
+from decisionllm.files import DIGESTS
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode, node
@@ -350,6 +351,7 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
     card = json.loads((tmp_path / "run/run.json").read_text())
     assert card["dataset"].pop("observation_parts") == [["pos", 2], ["goal", 1]]
     (tmp_path / "run/run.json").write_text(json.dumps(card))
+    (tmp_path / "run" / DIGESTS).unlink()  # as a run of before
     assert command(*evaluated) == 0
     noted = "the data do not name the parts of an observation, the environment lays them out as goal 1, pos 2"
     assert noted in " ".join(capsys.readouterr().out.split())
