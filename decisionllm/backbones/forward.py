@@ -1,8 +1,9 @@
 """A transformers model that reads embeddings, block by block: shared text prefixes, a KV cache, output positions.
 
-A text is read once for all rows that share it, the last block is computed only at the output positions, and decoding keeps keys
-and values. `Backbone.plain` is the library's own forward on the same embeddings; when a model is loaded both are compared, and
-an architecture whose blocks are not supported is read by `plain`.
+A text is read once for all rows that share it, and its keys and values are multiplied for all of them at once, see `attention`. The
+last block is computed only at the output positions, and decoding keeps keys and values, see `cache`. `Backbone.plain` is the
+library's own forward on the same embeddings; when a model is loaded both are compared, and an architecture whose blocks are not
+supported is read by `plain`.
 """
 
 import math

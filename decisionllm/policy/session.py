@@ -20,7 +20,7 @@ NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.boo
 
 
 class Session(EpisodeBuffer):
-    """N episodes, each with its own KV cache.
+    """N episodes with a KV cache: of each distinct text once, and of the steps of each episode.
 
     Methods with `rows`, (M,) int, act on these episodes alone, so that episodes need not be in lock-step. A row can be given to
     another episode, see `restore`.
@@ -166,7 +166,7 @@ class Session(EpisodeBuffer):
         return hidden[:, -1] if one else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
 
     def _read_texts(self, rows: np.ndarray, return_given: bool) -> None:
-        """Give these rows their texts in the cache, which reads those it lacks."""
+        """Give these rows their texts in the cache, and read those that it lacks."""
         if return_given not in self.caches:
             self.caches[return_given] = self._empty_cache()
         if len(rows):
