@@ -362,9 +362,11 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
         append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
         new_texts: see `write`.
     """
-    # Of a text that names no facts, nobody sees that a task is new.
-    new_texts |= not append or dataset.get("text") in ("none", "constant")
+    own = _options(dataset).get("text", "none")
     dataset = data_node(dataset)
+    # A text that names no facts stays the same where the canonical text of a task is new.
+    unnamed = own in ("none", "constant") and _options(dataset).get("text", own) != own
+    new_texts |= not append or unnamed
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
