@@ -25,6 +25,7 @@ from decisionllm.registry import build, choice, discover, register
 from decisionllm.schema import Episode, Spec
 
 VERSION = 1  # of what `load` says of its parts
+LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
 SAMPLING = ("symmetries", "step_discount", "window")  # options of a part that change how it is drawn, not its data
 
 
@@ -48,6 +49,7 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
         if not same_space(spec, source.spec):
             raise ValueError(f"dataset.parts: expected parts of one space, got {spaces({first: spec, label: source.spec})}; a mixture "
                              "of several spaces is dataset=embodiments, with a head for each")  # fmt: skip
+    layout = one_layout({label: source.info for label, source in sources.items()})
     number: dict[tuple[int, int], int] = defaultdict(count().__next__)  # groups of different parts never share one
 
     def episodes() -> Iterator[Episode]:
@@ -58,11 +60,35 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
     infos = {label: nodes[label] | {"dataset": source.info} for label, source in sources.items()}
     name = f"mixture({', '.join(source.info['name'] for source in sources.values())})"
     horizon = max(source.spec.horizon for source in sources.values())
-    info = {"name": name, "env": "mixture", "text": text, "parts": infos}
+    info = {"name": name, "env": "mixture", "text": text, "parts": infos} | layout
     if wordings := {task: facts for s in sources.values() for task, facts in s.info.get("wordings", {}).items()}:
         info["wordings"] = wordings
     facts = {task: known for source in sources.values() for task, known in source.facts.items()}
     return Source(replace(spec, horizon=horizon), episodes(), info, facts)
+
+
+def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The names of the parts of observations and actions that all datasets of a mixture have.
+
+    Args:
+        infos: of the datasets, by label.
+
+    Returns:
+        `observation_parts` and `action_parts`, as far as a dataset states them.
+
+    Raises:
+        ValueError: two datasets state different ones, so that equal columns would mean different things.
+    """
+    layout: dict[str, Any] = {}
+    for key in LAYOUT:
+        stated = {label: info[key] for label, info in infos.items() if info.get(key)}
+        for label, parts in stated.items():
+            first, wanted = next(iter(stated.items()))
+            if parts != wanted:
+                raise ValueError(f"dataset.parts: expected one layout, got {key} {wanted} of {first} and {parts} of {label}; "
+                                 "lay the columns of both out alike, or take dataset=embodiments")  # fmt: skip
+            layout[key] = wanted
+    return layout
 
 
 def data_options(**options: Any) -> Node:

@@ -9,6 +9,7 @@ from hydra import initialize_config_dir
 from decisionllm.config import configs, store_choices, train_config
 from decisionllm.data import card
 from decisionllm.datasets import store, windows
+from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.mixture import described, evaluated, load, of_embodiment, of_embodiments
 from decisionllm.datasets.mixture import stores as of_stores
@@ -271,3 +272,20 @@ def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
     assert mixed.info == made.info
     assert [mixed.tasks[i] for i in mixed.task] == [episode.task for episode in made.episodes]
     assert "Maze2D umaze. Push the ball to the goal and keep it there." in mixed.tasks
+
+
+def test_parts_of_one_size_and_other_layouts_are_refused(tmp_path):
+    """Three numbers are goal, pos in one log and pos, goal in the other."""
+    log = [episode([1, 1, 1], S=3) for _ in range(4)]
+    for name, layout in (("a", [("goal", 1), ("pos", 2)]), ("b", [("pos", 2), ("goal", 1)]), ("c", None)):
+        from_episodes(log, tmp_path / name, name=name, observation_parts=layout)
+
+    def mixed(*names):
+        target = "decisionllm.datasets.arrays.open_folder"
+        return load(parts={name: {"_target_": target, "path": str(tmp_path / name)} for name in names})
+
+    with pytest.raises(
+        ValueError, match=r"expected one layout, got observation_parts .*'goal', 1.* of a and .*'pos', 2.* of b"
+    ):
+        mixed("a", "b")
+    assert mixed("c", "a").info["observation_parts"] == [["goal", 1], ["pos", 2]], "a log that states none is taken as it is"
