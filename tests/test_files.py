@@ -1,6 +1,7 @@
 """A file or a folder is replaced as a whole, or not at all; bytes that are not those that were written are found."""
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -82,17 +83,42 @@ def test_a_damaged_file_of_a_sealed_folder_is_found(damage, tmp_path):
     check_all(tmp_path / "made")
     damage(tmp_path / "made" / "below" / "b.bin", 599_000)
     check_bytes(tmp_path / "made", "a.bin")
-    with pytest.raises(ValueError, match="its bytes are not those that were written: expected 600000 bytes of CRC-32 .*, got"):
+    with pytest.raises(ValueError, match="its bytes are not those that were written: expected 600000 bytes, sums .*, got"):
         check_bytes(tmp_path / "made", "below/b.bin")
     with pytest.raises(ValueError, match="below/b.bin is damaged or missing"):
         check_all(tmp_path / "made")
 
 
-def test_a_digest_is_the_crc_32_and_the_size(tmp_path):
-    """The check value of CRC-32: that of the nine digits."""
-    (tmp_path / "digits").write_bytes(b"123456789")
+def test_a_digest_is_the_size_and_the_crc_32_of_the_sums(tmp_path):
+    """Two words: their sum is that of the one row, they themselves are the sums of the first two columns."""
+    (tmp_path / "words").write_bytes(b"\x01" + bytes(7) + b"\x02" + bytes(7))
     seal(tmp_path)
-    assert json.loads((tmp_path / DIGESTS).read_text()) == {"digits": "9 bytes of CRC-32 cbf43926"}
+    rows = b"\x03" + bytes(8 * 64 - 1)
+    columns = b"\x01" + bytes(7) + b"\x02" + bytes(8 * 512 - 9)
+    wanted = f"16 bytes, sums {zlib.crc32(rows + columns):08x}"
+    assert json.loads((tmp_path / DIGESTS).read_text()) == {"words": wanted}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {8: b"\x01"},
+        {8: b"\x01", 16: b"\xff" * 8},  # plus one and minus one in a row
+        {8: b"\x01", 4104: b"\xff" * 8},  # in a column
+        {0: b"\x00", 262_144: b"\x05"},  # a word that moved to the next part that is read
+        {299_999: b"\x80"},
+    ],
+)
+def test_changes_whose_sums_cancel_are_found(change, tmp_path):
+    content = bytearray(300_000)
+    content[0] = 5
+    (tmp_path / "a").write_bytes(content)
+    seal(tmp_path)
+    for place, new in change.items():
+        content[place : place + len(new)] = new
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ValueError, match="its bytes are not those that were written"):
+        check_bytes(tmp_path, "a")
 
 
 def test_a_file_without_a_digest_is_not_checked(tmp_path):
@@ -101,7 +127,7 @@ def test_a_file_without_a_digest_is_not_checked(tmp_path):
     check_all(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"b": "1 bytes of CRC-32 71beeff9"}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"b": "1 bytes, sums 71beeff9"}'])
 def test_damaged_digests_are_one_clear_error(content, tmp_path):
     (tmp_path / "a").write_text("a")
     (tmp_path / DIGESTS).write_text(content)
