@@ -17,12 +17,13 @@ from decisionllm.protocols import Source
 from decisionllm.registry import register
 from decisionllm.schema import Episode
 
+VERSION = 1  # of how episodes are made
 OUTSIDE = 0.1  # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
 
 
 @register("dataset", "imagined", text="${text}")
 def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120, noise: float = 0.0, seed: int = 0) -> Source:
-    """Episodes from observations of a run's data on. A step is a training target until the members of the model disagree about one.
+    """Episodes from observations of a run's data on. One ends, truncated, before the first step about which the members of the model disagree.
 
     Args:
         run: directory of a run that was trained with model.value_discount.
@@ -58,17 +59,20 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
         observations = (after * units.observation_scale + units.observation_mean).numpy()
     seen, taken, received, ended, supported = (np.stack(column, 1) for column in zip(*columns, strict=True))  # (E, steps, ...)
     seen, taken, received = (x.astype(np.float32) for x in (seen, taken, received))
-    lengths = np.where(ended.any(1), ended.argmax(1) + 1, steps)
-    known = np.logical_and.accumulate(supported, 1)
+    whole = np.where(ended.any(1), ended.argmax(1) + 1, steps)  # (E,) steps until the task ends an episode
+    agreed_steps = np.logical_and.accumulate(supported, 1).sum(1)
+    lengths = np.minimum(whole, agreed_steps)
     made = [
         Episode(
             seen[i, :n], taken[i, :n], received[i, :n], task=tasks[i], group=i, terminated=bool(ended[i, n - 1]),
-            truncated=not ended[i, n - 1], loss_mask=known[i, :n],
+            truncated=not ended[i, n - 1],
         )
         for i, n in enumerate(lengths.tolist())
+        if n
     ]  # fmt: skip
-    inside = np.arange(steps) < lengths[:, None]
-    outside = round(float((~known & inside).sum() / inside.sum()), 4)
+    if not made:
+        raise ValueError(f"dataset.run={run}: expected a model whose members agree about some first step, got none; train it for longer")
+    outside = round(1 - float(lengths.sum() / whole.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
     given = {
         "name": name, "env": "imagined", "run": run, "text": text or own, "noise": noise, "outside_support": outside, "seed": seed,
@@ -118,7 +122,7 @@ def support_faults(outside: float) -> list[str]:
     """What the card and the training say of this share of steps outside of the support: a sentence, or nothing."""
     if outside <= OUTSIDE:
         return []
-    what = f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's data and no training targets"
+    what = f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's data and were left out"
     return [f"{what}; imagine fewer steps (dataset.steps)"]
 
 
