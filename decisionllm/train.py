@@ -30,7 +30,7 @@ from decisionllm.policy.start import continued, forgotten, new_model, take_up
 from decisionllm.schema import Window
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
-POSITIVE = ("window", "steps", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
+POSITIVE = ("window", "steps", "data.rows_per_text", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
 
 
 @dataclass
@@ -198,6 +198,10 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
         raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
     if not 0 <= c.data.new_share < 1 or (c.data.new_share and not c.resume_on):
         raise ValueError(f"data.new_share: expected 0, or below 1 with resume_on, got {c.data.new_share}")
+    if c.data.rows_per_text > 1 and c.team.execution != "per_agent":
+        raise ValueError(
+            f"data.rows_per_text={c.data.rows_per_text}: expected 1 with team.execution={c.team.execution}, whose teams share a text"
+        )
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
         raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
     if not 1 <= c.act.decide_every <= c.model.action_chunk:

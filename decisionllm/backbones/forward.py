@@ -9,7 +9,6 @@ supported is read by `plain`.
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 
 from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
@@ -77,7 +77,7 @@ class Backbone(nn.Module):
         )
 
     def cut_off(self, text_layers: int) -> None:
-        """Let the lower blocks read texts alone, once: the tokens of a trajectory enter behind them. See `cut.TextLayers`."""
+        """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them. See `cut.TextLayers`."""
         self.first, self.features = text_layers, TextLayers(self.core, self.tokenizer, text_layers)
 
     @property
@@ -149,7 +149,7 @@ class Backbone(nn.Module):
     def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
         out = self._library(tokens, text_ids, text_mask, text_index)
-        hidden: Tensor = out.last_hidden_state[:, text_ids.shape[1] :].to(tokens.dtype)
+        hidden: Tensor = out.last_hidden_state[:, -tokens.shape[1] :].to(tokens.dtype)
         return hidden
 
     def attention_to_text(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
@@ -160,22 +160,51 @@ class Backbone(nn.Module):
             out = self._library(tokens, text_ids, text_mask, text_index, output_attentions=True)
         finally:
             self.core.set_attn_implementation(before)
-        L = text_ids.shape[1]
-        return torch.stack([weights.float().mean(1)[:, L:, :L] for weights in out.attentions])
+        n, L = tokens.shape[1], text_ids.shape[1]
+        return torch.stack([weights.float().mean(1)[:, -n:, :L] for weights in out.attentions])
 
     def _library(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, **options: Any) -> Any:
-        """The output of the library's own forward on texts and tokens."""
+        """The output of the library's own forward on tokens after their texts."""
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
-        x = torch.cat([self.embed(text_ids)[text_index].to(tokens.dtype), tokens], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        given = {"inputs_embeds": x.to(self.dtype), "attention_mask": mask.long(), "position_ids": positions}
-        with only_blocks(self.core, slice(self.first, None)) if self.first else nullcontext():
-            return self.model(**given, use_cache=False, **options)
+        x = tokens.to(self.dtype)
+        if not self.first:
+            texts = self.embed(text_ids)[text_index].to(self.dtype)
+            return self.model(
+                inputs_embeds=torch.cat([texts, x], 1), attention_mask=mask.long(), position_ids=positions, use_cache=False,
+                **options,
+            )  # fmt: skip
+        texts = self.read_text(text_ids, text_mask)
+        past = DynamicCache()
+        for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
+            past.update(k[text_index], v[text_index], i)
+        with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of `past_key_values`, a name that all supported versions have
+            return self.model(
+                inputs_embeds=x, attention_mask=mask.long(), position_ids=positions[:, text_ids.shape[1] :],
+                past_key_values=past, use_cache=True, **options,
+            )  # fmt: skip
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
-        _, keys, values = self._run_alone(self.embed(text_ids), output_positions=slice(0, 0))
+        x = self.embed(text_ids)
+        if self.first:
+            keys, values = self._keys_values(x)
+        else:
+            _, keys, values = self._run_alone(x, output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
+
+    def _keys_values(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of the upper blocks, all of the same states (U, L, D): those that the lower blocks have of texts."""
+        assert self.layout is not None
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        x, rope = self.layout.enter(self.core, x.to(self.dtype), positions)
+        keys, values = [], []
+        for block in self.layout.blocks(self.core)[self.first :]:
+            _, k, v = self.layout.project(block, x, rope, slice(0, 0))
+            keys.append(k)
+            values.append(v)
+        return keys, values
 
     def next_token_loss(self, text_ids: Tensor, text_mask: Tensor) -> Tensor:
         """The loss of a language model on texts, padded on the right: mean negative log-likelihood of the next token.

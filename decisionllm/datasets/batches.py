@@ -73,6 +73,8 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
     shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
     draw: Any = partial(windows.Sampler, **shape)
+    if d.rows_per_text > 1:
+        draw = partial(windows.TextSampler, task=store.task, rows_per_text=d.rows_per_text, **shape)
     if c.team.execution != "per_agent":
         single = 0.5 * (c.team.execution == "both")
         draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,
@@ -95,8 +97,9 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
         many = worded(store)
-        tasks, sampler = words, words.sampler(sampler, store.task, c.seed, many)
-        validators = {label: words.sampler(each, store.task, 0, many) for label, each in validators.items()}
+        reworded = partial(words.sampler, task=store.task, worded=many, texts=-(-c.optim.batch_size // d.rows_per_text))
+        tasks, sampler = words, reworded(sampler, seed=c.seed)
+        validators = {label: reworded(each, seed=0) for label, each in validators.items()}
     return Data(store, steps, chosen, held_out, sampler, validators, tasks)
 
 

@@ -207,11 +207,17 @@ class Sampler:
         discount: float | np.ndarray = 1.0,
     ) -> None:  # fmt: skip
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
-        self.episodes = np.sort(np.asarray(episodes))
-        self.discount = discount[self.episodes] if isinstance(discount, np.ndarray) else discount
-        lengths = (steps.end - steps.first)[self.episodes]
+        self.all_weights, self.all_discounts = weights, discount
+        self._lay_out(np.sort(np.asarray(episodes)))
+
+    def _lay_out(self, episodes: np.ndarray) -> None:
+        """Count the steps of these episodes, in this order, from 0 on."""
+        weights, discount = self.all_weights, self.all_discounts
+        self.episodes = episodes
+        self.discount = discount[episodes] if isinstance(discount, np.ndarray) else discount
+        lengths = (self.steps.end - self.steps.first)[episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
-        self.weights = None if weights is None else weights[self.episodes]
+        self.weights = None if weights is None else weights[episodes]
         self.pitch = max(self.before[-1] // (4 * len(lengths)), 1)  # of the steps whose episodes are looked up before
         self.nearest = np.searchsorted(self.before, np.arange(0, self.before[-1], self.pitch), side="right") - 1
 
@@ -234,21 +240,72 @@ class Sampler:
         return self.episodes[which], drawn - self.before[which]
 
 
+class TextSampler(Sampler):
+    """A `Sampler` of windows of which several share a task, so that few texts are read for many windows.
+
+    Row i of a batch has the task of row i % texts. The tasks of a batch are drawn as those of a `Sampler` are, and so is each row
+    among the steps of its task: any one row is drawn as a `Sampler` draws it.
+
+    Args:
+        steps: of all episodes of the log.
+        episodes: the chosen ones.
+        task: (E,) of each episode of the log.
+        rows_per_text: windows of a batch that share a task.
+        options: of a `Sampler`.
+    """
+
+    def __init__(self, steps: Steps, episodes: np.ndarray, *, task: np.ndarray, rows_per_text: int, **options: Any) -> None:
+        super().__init__(steps, episodes, **options)
+        by_task = np.argsort(task[self.episodes], kind="stable")  # the steps of a task are neighbours
+        self._lay_out(self.episodes[by_task])
+        self.texts = -(-self.batch_size // rows_per_text)
+        chosen = task[self.episodes]
+        changes = np.flatnonzero(np.diff(chosen)) + 1
+        self.first = np.concatenate([[0], changes])  # of the chosen episodes, the first one of each task
+        self.end = np.concatenate([changes, [len(chosen)]])
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        leaders = draw(rng, self.texts, self.before, self.weights, self.discount)
+        which = np.searchsorted(self.before, leaders, side="right") - 1
+        of_task = np.searchsorted(self.first, which, side="right") - 1
+        rows = of_task[np.arange(self.batch_size) % self.texts]
+        return draw(
+            rng, self.batch_size, self.before, self.weights, self.discount, among=(self.first[rows], self.end[rows])
+        )
+
+
 def draw(
     rng: np.random.Generator,
     size: int,
     before: np.ndarray,
     weights: np.ndarray | None = None,
     discount: float | np.ndarray = 1.0,
+    among: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Steps (size,) of episodes that hold before[e]:before[e + 1]: all alike, or by the weights of their episodes (E,), and within an
-    episode step t by discount^t, of all or of each (E,)."""
+    """Draw steps of episodes that hold before[e]:before[e + 1].
+
+    Args:
+        rng: of the draws.
+        size: how many.
+        before: (E+1,) steps before each episode, and all of them.
+        weights: (E,) relative frequency of the steps of each episode; None: all alike.
+        discount: relative frequency discount^t of step t of an episode, of all or of each (E,).
+        among: (size,) twice, the first episode that each is drawn from, and the one after the last; None: from all.
+
+    Returns:
+        (size,) steps.
+    """
     even = bool(np.all(discount == 1))
     if weights is None and even:
-        return rng.integers(before[-1], size=size)
+        if among is None:
+            return rng.integers(before[-1], size=size)
+        return np.asarray(rng.integers(before[among[0]], before[among[1]]))
     lengths = np.diff(before)
-    share = np.cumsum(lengths if weights is None else lengths * weights)
-    which = np.searchsorted(share, rng.random(size) * share[-1], side="right")
+    share = np.concatenate([[0], np.cumsum(lengths if weights is None else lengths * weights)])
+    low, high = (0, share[-1]) if among is None else (share[among[0]], share[among[1]])
+    which = np.searchsorted(share, low + rng.random(size) * (high - low), side="right") - 1
+    if among is not None:  # rounding may reach the episode behind the last one
+        which = np.clip(which, among[0], among[1] - 1)
     if even:
         return np.asarray(rng.integers(before[which], before[which + 1]))
     of_episode, uniform = np.broadcast_to(discount, lengths.shape)[which], rng.random(size)

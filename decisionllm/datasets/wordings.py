@@ -1,8 +1,9 @@
 """Task texts in many wordings: sentence frames with named fields, one YAML file a domain, filled with the facts of a task.
 
 A file in `frames/` has `fields`, the facts that a frame may name; `identify`, sets of fields that each tell one task from all others,
-of which every frame names at least one; `trained`, the frames of training; and `held_out`, frames of evaluation alone, by kind.
-A field `other_x` is the fact x of another task, for contrasts: "not row {other_row}, but row {row}".
+of which every frame names at least one; `trained`, the frames of training; and `held_out`, frames of evaluation alone, by kind. It may
+have `world`, a sentence that stands before each frame which does not name its fields itself: where the task is to be done. Tasks of
+different worlds are never contrasted. A field `other_x` is the fact x of another task, for contrasts: "not row {other_row}, but row {row}".
 """
 
 import string
@@ -21,7 +22,6 @@ from decisionllm.schema import Window
 FOLDER = Path(__file__).parent / "frames"
 KINDS = ("new_frames", "contrast", "unseen_words")  # of held-out frames: seen words, other order or distractors, new words
 OTHER = "other_"
-VARIETY = 8  # frames that the rows of a batch share; more cost time: each distinct text of a batch is read once
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 ORDINALS = ["zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]  # fmt: skip
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, list[str]]:
     with explained(f"{path}: not YAML", yaml.YAMLError):
         given = yaml.safe_load(path.read_text())
     keys = ["fields", "identify", "trained", "held_out"]
-    if not isinstance(given, dict) or sorted(given) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
+    if not isinstance(given, dict) or sorted({*given} - {"world"}) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
         raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")
     known, seen = given["fields"].split(), set()
     found: dict[str, list[str]] = {"trained": given["trained"]} | given["held_out"]
@@ -62,7 +62,16 @@ def read(path: Path) -> dict[str, list[str]]:
         if (same := " ".join(frame.casefold().split())) in seen:
             raise ValueError(f"{where}: is there twice; a held-out frame must not be trained")
         seen.add(same)
-    return found
+    world = given.get("world", "")
+    if unknown := sorted(fields_of(world) - {*known}):
+        raise ValueError(f"{path}: world {world!r}: no field {unknown[0]}; there are {', '.join(known)}")
+    named = {kind: [_in_world(frame, world) for frame in frames] for kind, frames in found.items()}
+    return named | {"world": [world]}
+
+
+def _in_world(frame: str, world: str) -> str:
+    """A frame after the sentence that names its world, unless it names the world itself."""
+    return frame if fields_of(world) <= fields_of(frame) else world + frame
 
 
 @cache
@@ -96,6 +105,13 @@ def number_words(number: float) -> str:
             rest = number % size
             return f"{number_words(number // size)} {name}" + f" {number_words(rest)}" * bool(rest)
     return ONES[number] if number < 20 else TENS[number // 10 - 2] + f"-{ONES[number % 10]}" * bool(number % 10)
+
+
+def _world(facts: Facts) -> tuple[str, str]:
+    """The library of a task, and its sentence of the world where the task is to be done; empty where there is none."""
+    if not facts:
+        return "", ""
+    return facts["library"], render(library(facts["library"])["world"][0], facts)
 
 
 def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
@@ -152,8 +168,8 @@ class Wordings(Sequence[str]):
         if frames < 0:
             raise ValueError(f"text_wordings: expected a number of frames, or 0 for all, got {frames}")
         self.tasks, self.facts = list(tasks), [facts.get(task, {}) for task in tasks]
-        kinds = [(known.get("library"), *sorted(known)) for known in self.facts]
-        same: dict[Any, list[int]] = {}  # the tasks of each library with the same fields
+        kinds = [(_world(known), *sorted(known)) for known in self.facts]
+        same: dict[Any, list[int]] = {}  # the tasks of each world with the same fields
         for i, own in enumerate(kinds):
             same.setdefault(own, []).append(i)
         self.others = [same[own] for own in kinds]
@@ -193,8 +209,8 @@ class Wordings(Sequence[str]):
         return render(sentence, {**own, "task": self.tasks[task]}, other)
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A text of each of these tasks: numbers (B,). They share VARIETY frames, so that a batch has few distinct texts to read."""
-        frame, turn = rng.random((VARIETY, 2))[rng.integers(VARIETY, size=len(task))].T
+        """A text of each of these tasks: numbers (B,)."""
+        frame, turn = rng.random((2, len(task)))
         return self.number(task, (frame * self.counts[task, 0]).astype(int), turn)
 
     def number(self, task: np.ndarray, frame: np.ndarray, turn: np.ndarray) -> np.ndarray:
@@ -203,7 +219,7 @@ class Wordings(Sequence[str]):
         return np.asarray((task * self.most + frame) * len(self.tasks) + other)
 
     def sampler(
-        self, sampler: Callable[[int], Window], task: np.ndarray, seed: int, worded: np.ndarray | None = None
+        self, sampler: Callable[[int], Window], *, task: np.ndarray, seed: int, texts: int, worded: np.ndarray | None = None
     ) -> Callable[[int], Window]:
         """The windows of a sampler, a text drawn for each row: a pure function of (seed, step).
 
@@ -211,13 +227,15 @@ class Wordings(Sequence[str]):
             sampler: step -> Window.
             task: (E,) of each episode.
             seed: of the draws.
+            texts: of a batch; row i has that of row i % texts, whose task is the same, see `windows.TextSampler`.
             worded: (E,) whether the texts of an episode are drawn; the others have that of their task. None: all are.
         """
 
         def drawn(step: int) -> Window:
             window = sampler(step)
             own = task[window.episodes]
-            number = self.draw(own, np.random.default_rng((seed, step, 1)))
+            number = self.draw(own[:texts], np.random.default_rng((seed, step, 1)))
+            number = number[np.arange(len(own)) % texts]
             if worded is not None:
                 number = np.where(worded[window.episodes], number, -1 - own)
             return replace(window, text_index=number)

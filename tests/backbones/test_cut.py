@@ -1,4 +1,4 @@
-"""A model cut into two: its lower blocks read a text once, as the whole model does; the blocks above read text and trajectory."""
+"""A model cut into two: its lower blocks read a text once, as the whole model does; the blocks above attend to these states."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModel, Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from decisionllm.backbones.build import fingerprint, pretrained, qwen2
 from decisionllm.backbones.cut import cut_at, only_blocks
@@ -55,15 +56,32 @@ def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_t
     near(backbone(*given).detach(), backbone.plain(*given).detach())
 
 
-def test_a_text_alone_goes_through_the_model_as_if_it_was_not_cut(folder):
-    """Tokens of a trajectory that are the hidden states of words give what the whole model gives for these words."""
-    model, backbone = whole(folder), cut(folder, layers=LAYERS)
-    ids, mask = model.encode(["one two three four"])
-    out = model.core(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
-    rows, mask = backbone.encode(["one two three four"])
-    hidden = backbone.embed(rows)
-    got = backbone(hidden[:, 2:], rows[:, :2], mask[:, :2], torch.zeros(1, dtype=torch.long))
-    near(got.detach(), out.last_hidden_state[:, 2:].detach())
+def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
+    """Their keys and values by the modules of the library, whose adapters have learned something."""
+    backbone = cut(folder)
+    with torch.no_grad():
+        for name, weight in backbone.named_parameters():
+            if "lora_B" in name:
+                weight.normal_()
+    ids, mask = backbone.encode(["one two three four"])
+    states = backbone.embed(ids)
+    cos, sin = backbone.core.rotary_emb(states, torch.arange(ids.shape[1])[None])
+    found = backbone.read_text(ids, mask)
+    for block, keys, values in zip(backbone.core.layers[2:], found.keys, found.values, strict=True):
+        attention, x = block.self_attn, block.input_layernorm(states)
+        k, v = (project(x).view(1, ids.shape[1], -1, attention.head_dim) for project in (attention.k_proj, attention.v_proj))
+        k = k.transpose(1, 2)
+        near(keys.detach(), apply_rotary_pos_emb(k, k, cos, sin)[1].detach())
+        near(values.detach(), v.transpose(1, 2).detach())
+
+
+def test_attention_to_words_is_that_of_the_upper_blocks(folder):
+    backbone = cut(folder)
+    tokens, ids, mask, index = batch(backbone)
+    weights = backbone.attention_to_text(tokens, ids, mask, index)
+    assert weights.shape == (2, 5, 3, ids.shape[1])
+    assert (weights[:, ~mask[index][:, None].expand(-1, 3, -1)] == 0).all(), "padding has none"
+    assert (weights.sum(-1) > 0).all() and (weights.sum(-1) < 1).all()
 
 
 def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):

@@ -271,3 +271,36 @@ def test_blocks_of_any_size_give_the_same_steps(tmp_path, monkeypatch, return_ho
     parts = list(whole.blocks(np.array([2, 0, 4]), size=4))
     wanted = [row for e in (2, 0, 4) for row in range(whole.first[e], whole.end[e])]
     assert np.concatenate(parts).tolist() == wanted and {len(part) for part in parts[:-1]} == {4}
+
+
+def text_sampler(tmp_path, *, texts, weights=None, discount=1.0):
+    """Samples single steps of four episodes; the tasks are 1, 0, 1, 0, and an observation is ten times its episode and its step."""
+    made = [episode([0.0] * n, start=10 * e, S=1) for e, n in enumerate((1, 2, 3, 4))]
+    steps = windows.of_store(make_store(tmp_path / "s", made))
+    rows = 3000
+    return windows.TextSampler(
+        steps, np.arange(4), task=np.array([1, 0, 1, 0]), rows_per_text=rows // texts, T=1, batch_size=rows, seed=0,
+        weights=weights, discount=discount,
+    )  # fmt: skip
+
+
+def test_windows_of_a_batch_share_a_task(tmp_path):
+    sampler = text_sampler(tmp_path, texts=300)
+    window = sampler(0)
+    task = 1 - window.episodes % 2
+    assert (task == task[np.arange(3000) % 300]).all()
+    seen, counts = np.unique(window.observations[:, 0, 0], return_counts=True)
+    assert seen.tolist() == [0, 10, 11, 20, 21, 22, 30, 31, 32, 33]
+    assert (counts > 200).all() and (counts < 400).all(), "each of the ten steps has a tenth of the rows"
+    assert (sampler(0).observations == window.observations).all()
+    assert (sampler(1).observations != window.observations).any()
+
+
+def test_of_a_task_the_steps_are_drawn_by_weight_and_discount(tmp_path):
+    weights = np.array([1.0, 0.0, 1.0, 1.0])  # no row of episode 1, which shares a task with episode 3
+    window = text_sampler(tmp_path, texts=3000, weights=weights, discount=0.5)(0)
+    seen = window.observations[:, 0, 0]
+    found = {e: (window.episodes == e).mean() for e in range(4)}
+    assert found[1] == 0 and abs(found[0] - 1 / 8) < 0.03 and abs(found[2] - 3 / 8) < 0.03 and abs(found[3] - 4 / 8) < 0.03
+    first, later = (seen == 30).sum(), (seen == 31).sum()
+    assert abs(later / first - 0.5) < 0.1, "step t as often as discount^t"

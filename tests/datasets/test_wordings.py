@@ -11,7 +11,7 @@ from decisionllm.datasets.maze2d import goal_facts, task_text
 from decisionllm.datasets.spread import load as spread_log
 from decisionllm.datasets.team import task_text as team_task
 from decisionllm.datasets.team import team_facts
-from decisionllm.datasets.wordings import FOLDER, KINDS, VARIETY, Wordings, fields_of, library, number_words, read, render
+from decisionllm.datasets.wordings import FOLDER, KINDS, Wordings, fields_of, library, number_words, read, render
 from decisionllm.envs.auction.observation import task_facts
 from decisionllm.envs.auction.observation import task_text as task_text_of_campaign
 from decisionllm.eval.spread import SpreadTeams
@@ -59,6 +59,25 @@ def test_a_file_that_is_no_yaml_and_a_library_that_is_not_there_are_refused(tmp_
         library("chess")
 
 
+def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
+    frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
+    given = {"fields": "row column spot maze", "world": "Maze {maze}. ", "trained": frames}
+    assert read(put(tmp_path / "good.yaml", **given))["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
+    assert read(put(tmp_path / "none.yaml", trained=frames[:1]))["trained"] == frames[:1]
+    with pytest.raises(ValueError, match="world 'Maze {size}. ': no field size; there are row, column, spot, maze"):
+        read(put(tmp_path / "bad.yaml", **given | {"world": "Maze {size}. "}))
+
+
+def test_tasks_of_two_worlds_are_not_contrasted():
+    facts = goal_facts("umaze") | goal_facts("medium")
+    words = Wordings(list(facts), facts)
+    seen = {words[i] for turn in np.arange(20) / 20 for i in words.number(np.zeros(1, int), np.full(1, 2), turn)}
+    assert seen == {
+        f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 1 is the goal."
+        for row, column in ((1, 2), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3))
+    }
+
+
 def test_texts_and_number_words_by_hand():
     facts, other = {"row": 1, "spot": "top left", "budget": 2914.0}, {"row": 3, "spot": "bottom left"}
     assert (
@@ -95,12 +114,12 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     words = Wordings([*facts, "by itself"], facts)
     task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
     assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
-        "Go to row one, column one.", "Could you roll the ball to x = 1.0, y = 3.0, please?"
+        "Maze2D umaze. Go to row one, column one.", "Maze2D umaze. Could you roll the ball to x = 1.0, y = 3.0, please?"
     ]  # fmt: skip
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
     texts = {words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)}
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
-    assert texts == {f"Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others}
+    assert texts == {f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others}
 
 
 def test_the_first_frames_are_used_and_too_many_are_refused():
@@ -171,19 +190,28 @@ def test_the_libraries_are_in_the_wheel():
     assert f"{FOLDER.name}/*.yaml" in settings["package-data"]["decisionllm.datasets"]
 
 
-def test_a_wording_is_drawn_for_each_row_by_seed_and_step_alone(tmp_path):
+def test_a_wording_is_drawn_by_seed_and_step_alone(tmp_path):
     facts = goal_facts("umaze")
     words = Wordings(list(facts), facts)
-    task = np.repeat(np.arange(7), 100)
+    task = np.tile(np.arange(7), 100)
 
     def drawn(seed, step):
-        return words.sampler(lambda step: window(task), np.arange(7), seed)(step).text_index
+        return words.sampler(lambda step: window(task), task=np.arange(7), seed=seed, texts=700)(step).text_index
 
     first = drawn(0, 5)
     assert (first == drawn(0, 5)).all() and (first != drawn(0, 6)).any() and (first != drawn(1, 5)).any()
     texts, known = [words[i] for i in first], meanings(words)
     assert all(known[text] == {goal} for goal, text in zip(task, texts, strict=True))
-    assert 2 * 7 <= len({*texts}) <= VARIETY * 7 and len({words[i] for step in range(200) for i in drawn(0, step)}) > 7 * 60
+    assert len({words[i] for step in range(20) for i in drawn(0, step)}) > 7 * 60
+
+
+def test_rows_of_a_batch_share_a_wording():
+    facts = goal_facts("umaze")
+    words = Wordings(list(facts), facts)
+    task = np.tile([3, 0, 5], 4)
+    drawn = words.sampler(lambda step: window(task), task=np.arange(7), seed=0, texts=3)(0).text_index
+    assert drawn.tolist() == [*drawn[:3]] * 4
+    assert (drawn[:3] // (len(facts) * words.most)).tolist() == [3, 0, 5]
 
 
 def window(episodes):
