@@ -26,7 +26,7 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
-MOST_TEXTS = 100_000  # of which token ids are kept
+MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -88,18 +88,25 @@ class Backbone(nn.Module):
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
         new = [task for task in dict.fromkeys(texts) if task not in self.encoded]
+        if self.encoded and len(self.encoded) + len(new) > MOST_TEXTS:
+            self.forget_texts()
+            new = [*dict.fromkeys(texts)]
         if new:
             tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
             ids, mask = text.encode(tokenizer, new, with_numbers=self.numbers is not None)
             ids = ids if self.features is None else self.features.rows(ids, mask)
             self.encoded |= {task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)}
         ids, mask = text.padded([self.encoded[task] for task in texts])
-        if len(self.encoded) > MOST_TEXTS:
-            self.encoded = {}
         if ids.shape[1] >= self.positions:
             got = f"{ids.shape[1]}: {max(texts, key=len)[:60]!r} ..."
             raise ValueError(f"text: expected fewer than {self.positions} tokens, the positions of this backbone, got {got}")
         return ids, mask
+
+    def forget_texts(self) -> None:
+        """Free what is kept of texts. Ids that `encode` gave before are no longer valid."""
+        self.encoded = {}
+        if self.features is not None:
+            self.features.kept.forget()
 
     def words(self, task: str) -> list[str]:
         """The tokens of a text, as text."""

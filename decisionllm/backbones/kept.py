@@ -1,4 +1,4 @@
-"""Features of texts that are computed once: in a table in memory, and on disk by the text and the weights."""
+"""Features of texts that are computed once: in a table in memory, and on disk by the text and the weights; both of bounded size."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 from decisionllm.files import atomic
 
 AT_ONCE = 32  # texts that are read in one forward
+MOST_FILES = 10_000  # texts of one reader that are kept on disk; where every text is new, further ones would never be read again
 TokenIds = tuple[int, ...]  # of one text
 
 
@@ -30,8 +31,13 @@ class KeptFeatures:
     def __init__(
         self, read: Callable[[Sequence[TokenIds]], list[Tensor]], *, size: int, dtype: torch.dtype, folder: Path
     ) -> None:
-        self.read, self.size, self.folder = read, size, folder
-        self.table = torch.zeros(1, size, dtype=dtype)  # row 0: padding
+        self.read, self.size, self.dtype, self.folder = read, size, dtype, folder
+        self.files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin an empty table. Rows that were given out are no longer valid."""
+        self.table = torch.zeros(1, self.size, dtype=self.dtype)  # row 0: padding
         self.used = 1  # rows of the table
         self.first_rows: dict[TokenIds, int] = {}  # of each text that was read
 
@@ -71,11 +77,19 @@ class KeptFeatures:
         files = [
             self.folder / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.safetensors" for text in texts
         ]
-        lacking = [i for i, file in enumerate(files) if not file.is_file()]
+        found = {i: load_file(file)["features"] for i, file in enumerate(files) if file.is_file()}
+        lacking = [i for i in range(len(texts)) if i not in found]
         starts = range(0, len(lacking), AT_ONCE)
-        for start in track(starts, "reading task texts", transient=True) if len(starts) > 1 else starts:
+        for start in track(starts, "reading task texts", transient=True) if len(starts) > 4 else starts:
             part = lacking[start : start + AT_ONCE]
             for i, features in zip(part, self.read([texts[i] for i in part]), strict=True):
-                with atomic(files[i]) as partial:
-                    save_file({"features": features.contiguous()}, partial)
-        return [load_file(file)["features"] for file in files]
+                found[i] = features
+                self._keep(files[i], features)
+        return [found[i] for i in range(len(texts))]
+
+    def _keep(self, file: Path, features: Tensor) -> None:
+        """Write features into a file, as long as there are not too many."""
+        if self.files < MOST_FILES:
+            self.files += 1
+            with atomic(file) as partial:
+                save_file({"features": features.contiguous()}, partial)

@@ -479,7 +479,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     ("options", "message"),
     [
         ({"text": "goal"}, "dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'"),
-        ({"context_features": "all"}, "context_features: expected one of none, budget_and_cpa, progress, got 'all'"),
+        ({"context_features": "all"}, "context_features: expected one of none, budget_and_cpa, progress, outcomes, got 'all'"),
         ({"reward": "value"}, "reward: expected one of conversions, expected_value, score, got 'value'"),
         ({"observation": "all"}, "observation: expected one of auctionnet, minimal, got 'all'"),
         ({"periods": "a-b"}, "dataset.periods: expected such as 0-6 or 7,8, or nothing for all, got 'a-b'"),
@@ -667,6 +667,8 @@ def test_observations_are_chosen_by_name(tmp_path):
     context = episodes(path, observation="minimal", context_features="budget_and_cpa")[0].observations
     np.testing.assert_array_equal(context, minimal[:, :7])
     np.testing.assert_allclose(context[0, 5:], [math.log(100), 10], rtol=1e-6)
+    outcomes = episodes(path, observation="minimal", context_features="outcomes")[0].observations
+    np.testing.assert_array_equal(outcomes, minimal[:, [0, 1, 2, 3, 4, 8, 9]])
 
 
 def test_a_relabelled_day_has_another_budget(tmp_path):

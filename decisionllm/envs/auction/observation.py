@@ -10,14 +10,19 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.envs.auction.campaign import STATE, STEPS, Campaigns, score
+from decisionllm.envs.auction.campaign import CONTEXT, STATE, STEPS, Campaigns, score
 
 MIN_REMAINING = 0.1  # currency: an advertiser with less left no longer bids
 OBSERVATIONS = {
     "auctionnet": STATE,
     "minimal": ("time left", "budget left", "value now", "volume now", "volume, all"),  # nothing that depends on own past bids
 }
-CONTEXT_FEATURES = {"none": 0, "budget_and_cpa": 2, "progress": 5}  # how many columns of Campaigns.context()
+CONTEXT_FEATURES = {  # which columns of Campaigns.context()
+    "none": slice(0, 0),
+    "budget_and_cpa": slice(0, 2),
+    "progress": slice(0, 5),
+    "outcomes": slice(3, 5),
+}
 REWARDS = ("conversions", "expected_value", "score")
 TEXTS = ("none", "constant", "informative", "paraphrased", "shuffled", "served")
 
@@ -29,7 +34,7 @@ class ObservationSpec:
     Args:
         observation: `auctionnet`, AuctionNet's sixteen state numbers; `minimal`, the five of them that do not depend on own past bids.
         context_features: appended to them: `none`; `budget_and_cpa`, log budget and target CPA; `progress`, also spend / target CPA,
-            conversions and exposed value so far.
+            conversions and exposed value so far; `outcomes`, these two alone, so that nothing but a text says budget and limit.
         reward: `conversions`, as counted; `expected_value`, the sum of the predicted conversion probabilities of exposed ads, with less
             noise; `score`, the increase of AuctionNet's score of the expected conversions, so that exceeding the target CPA is penalised.
         text: `none`; `constant`, the objective without numbers; `informative`, also budget, target CPA and category; `paraphrased`,
@@ -71,12 +76,13 @@ class ObservationSpec:
     @property
     def size(self) -> int:
         """S, the numbers of an observation."""
-        return len(OBSERVATIONS[self.observation]) + CONTEXT_FEATURES[self.context_features]
+        context = range(len(CONTEXT))[CONTEXT_FEATURES[self.context_features]]
+        return len(OBSERVATIONS[self.observation]) + len(context)
 
     def features(self, states: np.ndarray, context: np.ndarray) -> np.ndarray:
         """States (..., 16) in the order of STATE and context (..., 5) in the order of CONTEXT -> observations (..., S) float64."""
         columns = [STATE.index(name) for name in OBSERVATIONS[self.observation]]
-        return np.concatenate([states[..., columns], context[..., : CONTEXT_FEATURES[self.context_features]]], -1)
+        return np.concatenate([states[..., columns], context[..., CONTEXT_FEATURES[self.context_features]]], -1)
 
     def observe(self, campaigns: Campaigns, value: np.ndarray | float, volume: np.ndarray | float) -> np.ndarray:
         """Observations (N, S) before a step whose opportunities have this mean value and number, (N,) each."""

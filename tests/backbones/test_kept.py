@@ -1,0 +1,60 @@
+"""Features that are kept: a bounded table, a bounded number of files."""
+
+import torch
+
+from decisionllm.backbones import forward, kept
+from decisionllm.backbones.kept import KeptFeatures
+from decisionllm.tokenizers.text import padded
+
+
+def reader(folder, seen):
+    """Features of a token are its id twice; the texts that are read are noted."""
+
+    def read(texts):
+        seen.extend(texts)
+        return [torch.tensor(text, dtype=torch.float32)[:, None].expand(-1, 2) for text in texts]
+
+    return KeptFeatures(read, size=2, dtype=torch.float32, folder=folder)
+
+
+def test_rows_stand_for_features_and_a_text_is_read_once(tmp_path):
+    seen = []
+    features = reader(tmp_path / "f", seen)
+    for texts in ([(5, 6), (7,)], [(7,), (8, 9, 10)]):
+        ids, mask = padded(texts)
+        assert torch.equal(features[features.rows(ids, mask)][..., 0].long(), ids)
+    assert seen == [(5, 6), (7,), (8, 9, 10)]
+
+
+def test_too_many_texts_are_no_longer_written_but_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    seen, texts = [], [(1, 2), (3,), (4,)]
+    reader(tmp_path / "f", seen).rows(*padded(texts))
+    assert len(list((tmp_path / "f").iterdir())) == 2
+    again = reader(tmp_path / "f", seen)
+    ids, mask = padded(texts)
+    assert torch.equal(again[again.rows(ids, mask)][..., 0].long(), ids)
+    assert seen == [*texts, (4,)]
+
+
+def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
+    from decisionllm.backbones.build import qwen2
+
+    monkeypatch.setattr(forward, "MOST_TEXTS", 3)
+    backbone, seen = qwen2(0, width=16, layers=1, heads=2, kv_heads=1, inner=16), []
+    monkeypatch.setattr(backbone, "features", Counted(backbone, reader(tmp_path / "f", seen)))
+    for texts in (["a", "b"], ["b", "c"], ["d", "a"]):
+        ids, _ = backbone.encode(texts)
+        assert torch.equal(backbone.features.kept[ids][..., 0].long(), padded([backbone.features.ids(t) for t in texts])[0])
+    assert len(backbone.encoded) == 2, "the three texts before were forgotten"
+    assert backbone.features.kept.used == 1 + sum(len(backbone.features.ids(t)) for t in ("d", "a"))
+
+
+class Counted:
+    """A text encoder whose features are kept in this table."""
+
+    def __init__(self, backbone, features):
+        self.tokenizer, self.kept, self.rows = backbone.tokenizer, features, features.rows
+
+    def ids(self, text):
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
