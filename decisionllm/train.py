@@ -30,7 +30,16 @@ from decisionllm.policy.start import continued, forgotten, new_model, take_up
 from decisionllm.schema import Window
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
-POSITIVE = ("window", "steps", "data.rows_per_text", "optim.batch_size", "optim.accumulate", "optim.lr", "log.every", "log.save_every")
+POSITIVE = (
+    "window",
+    "steps",
+    "data.rows_per_text",
+    "optim.batch_size",
+    "optim.accumulate",
+    "optim.lr",
+    "log.every",
+    "log.save_every",
+)
 
 
 @dataclass

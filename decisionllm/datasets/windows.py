@@ -269,9 +269,7 @@ class TextSampler(Sampler):
         which = np.searchsorted(self.before, leaders, side="right") - 1
         of_task = np.searchsorted(self.first, which, side="right") - 1
         rows = of_task[np.arange(self.batch_size) % self.texts]
-        return draw(
-            rng, self.batch_size, self.before, self.weights, self.discount, among=(self.first[rows], self.end[rows])
-        )
+        return draw(rng, self.batch_size, self.before, self.weights, self.discount, among=(self.first[rows], self.end[rows]))
 
 
 def draw(

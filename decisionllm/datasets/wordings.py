@@ -46,7 +46,11 @@ def read(path: Path) -> dict[str, list[str]]:
     with explained(f"{path}: not YAML", yaml.YAMLError):
         given = yaml.safe_load(path.read_text())
     keys = ["fields", "identify", "trained", "held_out"]
-    if not isinstance(given, dict) or sorted({*given} - {"world"}) != sorted(keys) or sorted(given["held_out"] or ()) != sorted(KINDS):
+    if (
+        not isinstance(given, dict)
+        or sorted({*given} - {"world"}) != sorted(keys)
+        or sorted(given["held_out"] or ()) != sorted(KINDS)
+    ):
         raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")
     known, seen = given["fields"].split(), set()
     found: dict[str, list[str]] = {"trained": given["trained"]} | given["held_out"]

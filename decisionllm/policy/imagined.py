@@ -71,7 +71,9 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
         if n
     ]  # fmt: skip
     if not made:
-        raise ValueError(f"dataset.run={run}: expected a model whose members agree about some first step, got none; train it for longer")
+        raise ValueError(
+            f"dataset.run={run}: expected a model whose members agree about some first step, got none; train it for longer"
+        )
     outside = round(1 - float(lengths.sum() / whole.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
     given = {

@@ -119,7 +119,9 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
     texts = {words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)}
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
-    assert texts == {f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others}
+    assert texts == {
+        f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others
+    }
 
 
 def test_the_first_frames_are_used_and_too_many_are_refused():
