@@ -181,9 +181,9 @@ class Backbone(nn.Module):
                 inputs_embeds=torch.cat([texts, x], 1), attention_mask=mask.long(), position_ids=positions, use_cache=False,
                 **options,
             )  # fmt: skip
-        texts = self.read_text(text_ids, text_mask)
+        read = self.read_text(text_ids, text_mask)
         past = DynamicCache()
-        for i, (k, v) in enumerate(zip(texts.keys, texts.values, strict=True)):
+        for i, (k, v) in enumerate(zip(read.keys, read.values, strict=True)):
             past.update(k[text_index], v[text_index], i)
         with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of `past_key_values`, a name that all supported versions have

@@ -72,9 +72,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     old = stages[0] if stages else 0
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
     shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
-    draw: Any = partial(windows.Sampler, **shape)
-    if d.rows_per_text > 1:
-        draw = partial(windows.TextSampler, task=store.task, rows_per_text=d.rows_per_text, **shape)
+    draw: Any = partial(windows.sampler(d.rows_per_text, store.task), **shape)
     if c.team.execution != "per_agent":
         single = 0.5 * (c.team.execution == "both")
         draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,6 +208,7 @@ class Sampler:
         discount: float | np.ndarray = 1.0,
     ) -> None:  # fmt: skip
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
+        self.texts = batch_size  # of a batch, at most
         self.all_weights, self.all_discounts = weights, discount
         self._lay_out(np.sort(np.asarray(episodes)))
 
@@ -270,6 +272,11 @@ class TextSampler(Sampler):
         of_task = np.searchsorted(self.first, which, side="right") - 1
         rows = of_task[np.arange(self.batch_size) % self.texts]
         return draw(rng, self.batch_size, self.before, self.weights, self.discount, among=(self.first[rows], self.end[rows]))
+
+
+def sampler(rows_per_text: int, task: np.ndarray) -> Callable[..., Sampler]:
+    """What makes samplers of which so many rows share a text: of a `Sampler` or `TextSampler` all but `task` and `rows_per_text`."""
+    return Sampler if rows_per_text == 1 else partial(TextSampler, task=task, rows_per_text=rows_per_text)
 
 
 def draw(

@@ -69,8 +69,8 @@ def read(path: Path) -> dict[str, list[str]]:
     world = given.get("world", "")
     if unknown := sorted(fields_of(world) - {*known}):
         raise ValueError(f"{path}: world {world!r}: no field {unknown[0]}; there are {', '.join(known)}")
-    named = {kind: [_in_world(frame, world) for frame in frames] for kind, frames in found.items()}
-    return named | {"world": [world]}
+    placed = {kind: [_in_world(frame, world) for frame in frames] for kind, frames in found.items()}
+    return placed | {"world": [world]}
 
 
 def _in_world(frame: str, world: str) -> str:

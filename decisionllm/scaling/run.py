@@ -155,11 +155,12 @@ def measure(policy: Policy, config: dict[str, Any], store: Store, count: int) ->
     _, episodes = windows.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    draw: Any = windows.Sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
+    sampler = windows.sampler(data.get("rows_per_text", 1), store.task)
+    draw: Any = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     sums = np.zeros(3)
     if words := wordings(store, config.get("text_wordings", 0)):
-        tasks, draw = words, words.sampler(draw, store.task, 0)
+        tasks, draw = words, words.sampler(draw, task=store.task, seed=0, texts=draw.texts)
     for i in range(-(-count // BATCH)):
         batch = to_batch(draw(i), slice(None), store=store, tasks=tasks, encode=model.backbone.encode, device=policy.device)
         distribution = model.distribution(model.read(batch), batch.action_masks, batch.observations)
