@@ -129,5 +129,5 @@ def support_faults(outside: float) -> list[str]:
 
 
 def files(*, run: str, **options: object) -> list[Path]:
-    """The weights of the run."""
-    return [checkpoint.checkpoint_folder(run) / "model.safetensors"]
+    """The weights of the run, and its options, by which it acts."""
+    return [checkpoint.checkpoint_folder(run) / "model.safetensors", Path(run) / "config.yaml"]
