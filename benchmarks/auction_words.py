@@ -1,4 +1,4 @@
-"""What a bidder makes of words: each campaign told its own words and those of another advertiser, campaign by campaign.
+"""What a bidder makes of words: each campaign given its own text and that of another advertiser, campaign by campaign.
 
 `python -m benchmarks.auction_words runs/auction/words-* --days data/later:200-203` replays the days with half, all and one and a half of
 the budgets, in trained and in held-out wordings, and appends a row for each budget to auction_words.jsonl: the mean scores over the runs, and
@@ -46,7 +46,7 @@ def main() -> None:
     versions = checkpoint.versions()
     for wordings in ("trained", "held_out"):
         own, conditions, name = scores(given.runs, **options, wordings=wordings)
-        another, _, _ = scores(given.runs, **options, wordings=wordings, told="another")
+        another, _, _ = scores(given.runs, **options, wordings=wordings, text_of="another")
         for protocol, members in conditions.items():
             apart = (own - another)[members]
             low, high = interval(apart)

@@ -18,7 +18,7 @@ import numpy as np
 
 from decisionllm.config import Node, TrainConfig, plain
 from decisionllm.datasets import altered
-from decisionllm.datasets.store import Store, data_node, retold, with_texts
+from decisionllm.datasets.store import Store, data_node, prepare, retold, with_texts
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice, discover, register
@@ -43,7 +43,26 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
     nodes = mixed(parts, options, text, text_wordings)
-    sources: dict[str, Any] = {label: build(part["dataset"]) for label, part in nodes.items()}
+    return joined(nodes, {label: build(part["dataset"]) for label, part in nodes.items()}, text)
+
+
+def from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
+    """`load`, whose parts are taken from their own stores, made on first use: what is slow to make is made once."""
+    nodes = mixed(text=text, **options)
+    return joined(nodes, {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}, text)
+
+
+def joined(nodes: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any], text: str) -> Source:
+    """The parts of a mixture as one.
+
+    Args:
+        nodes: of the parts, see `mixed`.
+        sources: a Source or Store for each.
+        text: of all parts.
+
+    Raises:
+        ValueError: spaces or layouts that differ.
+    """
     first, spec = next((label, source.spec) for label, source in sources.items())
     for label, source in sources.items():
         if not same_space(spec, source.spec):

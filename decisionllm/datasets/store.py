@@ -357,7 +357,7 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
             hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
-            stores of an older reader are made again.
+            stores of an older reader are made again. Where it has `from_stores`, this reads from other stores in place of the reader.
         cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
         append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
         new_texts: see `write`.
@@ -374,7 +374,8 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    source = build(dataset)
+    from_stores = _beside(dataset, "from_stores")
+    source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
     if isinstance(source, Store):
         return source
     return keep(path, source, lambda: _before(append, path, dataset) if append else None, new_texts=new_texts, dataset=dataset)

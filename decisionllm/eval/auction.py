@@ -62,7 +62,7 @@ class Auction(Env):
         context_features: as in the dataset.
         reward: as in the dataset.
         wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
-        told: `own`, or `another`: each campaign is told the words of another advertiser of its day, to see what words change.
+        text_of: `own`, or `another`: each campaign has the text of another advertiser of its day, to see what words change.
         frames: how many frames were trained on, see `text_wordings`; 0: all.
 
     Raises:
@@ -76,10 +76,10 @@ class Auction(Env):
         self, num_episodes: int, *, protocol: str = "replay", periods: str = "7-8", budgets: Any = "1", path: str = "",
         positions: str = "", repeats: int = 0, draws: str = "bernoulli", opportunities: int = 500000, text: str = "none",
         observation: str = "auctionnet", context_features: str = "none", reward: str = "conversions",
-        wordings: str = "trained", told: str = "own", frames: int = 0, table_days: str = "",
+        wordings: str = "trained", text_of: str = "own", frames: int = 0, table_days: str = "",
     ) -> None:  # fmt: skip
         one_of("env.protocol", protocol, ("replay", "market"))
-        one_of("env.told", told, ("own", "another"))
+        one_of("env.text_of", text_of, ("own", "another"))
         one_of("env.draws", draws, ("bernoulli", "expected"))
         for name, count, least in (("opportunities", opportunities, 1), ("repeats", repeats, 0)):
             if count < least:
@@ -120,11 +120,11 @@ class Auction(Env):
             chosen = turns(self.tasks, by_task(known), held_out=held_out, frames=frames)
             self.tasks, self.kinds = [words for _, words in chosen], {words: kind for kind, words in chosen if held_out}
         self.protocol += ", held-out wordings" * held_out
-        if told == "another":
+        if text_of == "another":
             if len(advertisers) < 2:
-                raise ValueError(f"env.told=another: expected two positions or more, got env.positions={positions}")
-            self.tasks = told_another(self.tasks, len(advertisers))
-            self.protocol += ", told another's words"
+                raise ValueError(f"env.text_of=another: expected two positions or more, got env.positions={positions}")
+            self.tasks = texts_of_another(self.tasks, len(advertisers))
+            self.protocol += ", words of another"
         self.published = {f"{name} (AuctionNet's {protocol})": value for name, value in PEERS[protocol].items()}
         simulation: Any = PriceReplay if self.replayed else MarketSimulation
         self.simulate = partial(simulation, self.entries, roster=roster, path=path, total=opportunities)
@@ -269,7 +269,7 @@ class Auction(Env):
         return ScriptedPlayer(bid, tasks)
 
 
-def told_another(tasks: Sequence[str], advertisers: int) -> list[str]:
+def texts_of_another(tasks: Sequence[str], advertisers: int) -> list[str]:
     """Each campaign's text exchanged for that of another advertiser on the same day, half of the advertisers away.
 
     Args:

@@ -2,6 +2,8 @@
 
 import json
 
+import shutil
+
 import numpy as np
 import pytest
 from hydra import initialize_config_dir
@@ -289,3 +291,17 @@ def test_parts_of_one_size_and_other_layouts_are_refused(tmp_path):
     ):
         mixed("a", "b")
     assert mixed("c", "a").info["observation_parts"] == [["goal", 1], ["pos", 2]], "a log that states none is taken as it is"
+
+
+def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
+    data = node("dataset", "mixture", parts=["maze2d-umaze", "maze2d-open"], options={"steps": 3000, "source": "regenerate"}, text="goal")
+    made = prepare(data, tmp_path / "a")
+    assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, "one of each part, and the mixture"
+    for store in (tmp_path / "a" / "stores").glob("mixture-*"):
+        shutil.rmtree(store)
+    monkeypatch.setattr("decisionllm.datasets.maze2d.generate", None)  # a call would fail
+    again = prepare(data, tmp_path / "a")
+    monkeypatch.undo()
+    monkeypatch.delattr("decisionllm.datasets.mixture.from_stores")
+    alone = prepare(data, tmp_path / "b")
+    assert made.fingerprint == again.fingerprint == alone.fingerprint

@@ -472,12 +472,12 @@ def test_campaigns_in_many_wordings_and_scores_by_kind_of_held_out_frame():
         Auction(1, text="informative", wordings="held_out", **SMALL)
 
 
-def test_campaigns_are_told_the_words_of_another_advertiser_of_their_day():
+def test_campaigns_have_the_text_of_another_advertiser_of_their_day():
     options = {"text": "informative", "periods": "7-8", "positions": "0,1,2,3", "budgets": "0.5,1", "opportunities": 4800}
-    own, other = (Auction(1, **options, told=told) for told in ("own", "another"))
+    own, other = (Auction(1, **options, text_of=each) for each in ("own", "another"))
     assert other.tasks == [own.tasks[4 * (i // 4) + (i + 2) % 4] for i in range(16)]
-    assert (own.budgets == other.budgets).all() and other.protocol.endswith(", told another's words")
-    with pytest.raises(ValueError, match="env.told=another: expected two positions or more, got env.positions=3"):
-        Auction(1, **options | {"positions": "3"}, told="another")
-    with pytest.raises(ValueError, match="env.told: expected one of own, another, got 'none'"):
-        Auction(1, **options, told="none")
+    assert (own.budgets == other.budgets).all() and other.protocol.endswith(", words of another")
+    with pytest.raises(ValueError, match="env.text_of=another: expected two positions or more, got env.positions=3"):
+        Auction(1, **options | {"positions": "3"}, text_of="another")
+    with pytest.raises(ValueError, match="env.text_of: expected one of own, another, got 'none'"):
+        Auction(1, **options, text_of="none")
