@@ -18,7 +18,9 @@ from decisionllm.datasets.windows import Sampler, collate
 
 ROWS, TEXTS = 512, 64
 LORA = {"lora_rank": 32, "lora_alpha": 64}
-TASKS = [f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please." for i in range(TEXTS)]
+TASKS = [
+    f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please." for i in range(TEXTS)
+]
 
 
 def model_of(**options):

@@ -71,7 +71,14 @@ def prepare(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, a
     """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered while it is read.
 
     alike: every step uses the same parameters; then DDP learns from the first one which these are.
+
+    Raises:
+        ValueError: FSDP2 would shard a model whose lower blocks read texts alone. Sharded, all processes must read a block at the same
+            time, and each process reads the texts of its own rows, when they are new.
     """
+    if accelerator.is_fsdp2 and model.backbone.first:
+        remedy = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
+        raise ValueError(f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.first}; {remedy}")
     if not accelerator.is_fsdp2:
         accelerator.ddp_handler = DistributedDataParallelKwargs(static_graph=alike, find_unused_parameters=not alike)
         wrapped: tuple[Any, Any] = accelerator.prepare(model, optimizer)

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -167,3 +168,12 @@ def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         distributed.check("no")
+
+
+def test_a_cut_backbone_is_not_sharded():
+    """Each process reads the texts of its own rows, alone; sharded blocks are read by all together."""
+    accelerator = SimpleNamespace(is_fsdp2=True)
+    model = SimpleNamespace(backbone=SimpleNamespace(first=12))
+    wanted = "backbone.text_layers: expected 0 with FSDP2, got 12; take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp"
+    with pytest.raises(ValueError, match=wanted):
+        distributed.prepare(accelerator, model, None, alike=True)

@@ -1,7 +1,6 @@
 """Mixtures: parts keep their episodes, texts and groups, each has its share of a batch, and one run is evaluated on all of them."""
 
 import json
-
 import shutil
 
 import numpy as np
@@ -294,14 +293,20 @@ def test_parts_of_one_size_and_other_layouts_are_refused(tmp_path):
 
 
 def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
-    data = node("dataset", "mixture", parts=["maze2d-umaze", "maze2d-open"], options={"steps": 3000, "source": "regenerate"}, text="goal")
-    made = prepare(data, tmp_path / "a")
+    data = node(
+        "dataset",
+        "mixture",
+        parts=["maze2d-umaze", "maze2d-open"],
+        options={"steps": 3000, "source": "regenerate"},
+        text="goal",
+    )
+    made = store.prepare(data, tmp_path / "a")
     assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, "one of each part, and the mixture"
-    for store in (tmp_path / "a" / "stores").glob("mixture-*"):
-        shutil.rmtree(store)
+    for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
+        shutil.rmtree(folder)
     monkeypatch.setattr("decisionllm.datasets.maze2d.generate", None)  # a call would fail
-    again = prepare(data, tmp_path / "a")
+    again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
     monkeypatch.delattr("decisionllm.datasets.mixture.from_stores")
-    alone = prepare(data, tmp_path / "b")
+    alone = store.prepare(data, tmp_path / "b")
     assert made.fingerprint == again.fingerprint == alone.fingerprint
