@@ -76,7 +76,7 @@ def joined(nodes: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any], t
             each = source.episodes if isinstance(source, Source) else map(source.episode, range(len(source.lengths)))
             yield from (replace(e, part=i, group=number[i, e.group]) for e in each)
 
-    infos = {label: nodes[label] | {"dataset": source.info} for label, source in sources.items()}
+    infos = {label: dict(nodes[label]) | {"dataset": source.info} for label, source in sources.items()}
     name = f"mixture({', '.join(source.info['name'] for source in sources.values())})"
     horizon = max(source.spec.horizon for source in sources.values())
     info = {"name": name, "env": "mixture", "text": text, "parts": infos} | layout
