@@ -81,8 +81,8 @@ class Reach(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
 
 def register_reach() -> None:
     """Let `gymnasium.make` find it, with a time limit."""
-    if "Reach-v0" not in gymnasium.registry:
-        gymnasium.register("Reach-v0", entry_point=f"{__name__}:Reach", max_episode_steps=10)
+    if "JourneyReach-v0" not in gymnasium.registry:
+        gymnasium.register("JourneyReach-v0", entry_point=f"{__name__}:Reach", max_episode_steps=10)
 
 
 def minari_dict(folder: Path) -> None:
@@ -92,7 +92,7 @@ def minari_dict(folder: Path) -> None:
 
     register_reach()
     os.environ["MINARI_DATASETS_PATH"] = str(folder / "minari")
-    env = gymnasium.make("Reach-v0")
+    env = gymnasium.make("JourneyReach-v0")
     episodes = []
     for seed in range(40):
         observations, actions, rewards, over = [env.reset(seed=seed)[0]], [], [], False
@@ -110,7 +110,7 @@ def minari_dict(folder: Path) -> None:
                                        author_email="x", code_permalink="x", algorithm_name="x")  # fmt: skip
 
     data = "dataset=minari dataset.minari_id=mine/reach-v0 text=template 'dataset.task=\"Go to {desired_goal}.\"'"
-    environment = "env=gymnasium env.id=Reach-v0 'env.task=\"Go to {desired_goal}.\"'"
+    environment = "env=gymnasium env.id=JourneyReach-v0 'env.task=\"Go to {desired_goal}.\"'"
     command(f"train {data} {environment} run={folder}/run {FEW}")
     command(f"evaluate run={folder}/run episodes=5 report=false")
     parts = json.loads((folder / "run/run.json").read_text())["dataset"]["observation_parts"]

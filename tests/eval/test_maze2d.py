@@ -140,7 +140,7 @@ def test_a_random_goal_needs_its_text_alone(options):
 def test_paraphrased_texts_name_the_goal_in_trained_or_in_held_out_frames():
     trained = Maze2D(62, maze="umaze", text="paraphrased")
     assert trained.protocol == "goal-text" and len(set(trained.tasks)) == 60 and trained.tasks[60:] == trained.tasks[:2]
-    assert trained.tasks[:2] == [task_text("umaze", (1, 1)), "Go to row one, column one."]
+    assert trained.tasks[:2] == [task_text("umaze", (1, 1)), "Maze2D umaze. Go to row one, column one."]
     few = Maze2D(4, maze="umaze", text="paraphrased", frames=2)
     assert few.tasks == trained.tasks[:2] * 2
     held_out = Maze2D(20, maze="umaze", text="paraphrased", wordings="held_out", frames=2)
