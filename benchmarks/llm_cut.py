@@ -12,25 +12,15 @@ import numpy as np
 import torch
 
 from benchmarks import measure
-from benchmarks.dt_step import log, make, our_loss, trainer
-from benchmarks.llm_step_tiny import peer_loss
+from benchmarks.dt_step import log, our_loss, trainer
+from benchmarks.llm_step_tiny import adapted, peer_loss
 from decisionllm.datasets.windows import Sampler, collate
 
 ROWS, TEXTS = 512, 64
-LORA = {"lora_rank": 32, "lora_alpha": 64}
+model_of = partial(adapted, "smollm2", lora_rank=32, lora_alpha=64)
 TASKS = [
     f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please." for i in range(TEXTS)
 ]
-
-
-def model_of(**options):
-    """SmolLM2 with adapters that are not zero."""
-    model = make("smollm2", **LORA, **options)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.02)
-    return model.train()
 
 
 def batches(model, rows=ROWS):

@@ -4,31 +4,21 @@ Needs the packages of backbone=smollm2. 7 texts of 45 tokens; windows of 20 step
 is fed as its users feed it: the text's embeddings repeated in front of every row. Embedding, head, loss and optimiser are the same.
 """
 
-import copy
 from functools import partial
 
 import numpy as np
 import torch
 
 from benchmarks import decide_llm, measure
-from benchmarks.dt_step import log, make, our_loss, trainer
-from benchmarks.llm_step_tiny import peer_loss
+from benchmarks.dt_step import log, our_loss, trainer
+from benchmarks.llm_step_tiny import pair, peer_loss
 from decisionllm.datasets.windows import Sampler, collate
 from decisionllm.tokenizers import text
 
 WORDS = " ".join(["Go through the open door to the room with the red lamp and stop there"] * 3).split()
 TASKS = [" ".join([*WORDS[i:], *WORDS[:i]]) for i in range(7)]  # 45 tokens each
+WHOLE = {"text_layers": 0, "layers": 0}  # all blocks read text and trajectory
 STEP = partial(our_loss, dtype=torch.bfloat16), partial(peer_loss, dtype=torch.bfloat16)
-
-
-def pair(**options):
-    """The same model twice, with adapters that are not zero."""
-    model = make("smollm2", text_layers=0, layers=0, **options)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(0, 0.02)
-    return model.train(), copy.deepcopy(model).train()
 
 
 def batches(model, *, T, B):
@@ -41,12 +31,12 @@ def batches(model, *, T, B):
 
 def gates():
     """The same gradients in float32, the same loss in bfloat16 within two percent."""
-    ours, peer = pair(dtype="float32")
+    ours, peer = pair("smollm2", dtype="float32", **WHOLE)
     batch = batches(ours, T=3, B=8)(0)
     for loss in (our_loss(ours, batch), peer_loss(peer, batch)):
         loss.backward()
     gradients = [[p.grad for p in model.parameters() if p.requires_grad] for model in (ours, peer)]
-    models = pair()
+    models = pair("smollm2", **WHOLE)
     with torch.no_grad():
         half = [float(loss(model, batch)) for loss, model in zip(STEP, models, strict=True)]
     found = measure.gate("gradients", measure.largest_difference(*gradients), 1e-4)
@@ -55,11 +45,11 @@ def gates():
 
 def cases():
     for T, B, limit in ((20, 32, None), (1, 256, 1800.0)):
-        models = pair()
+        models = pair("smollm2", **WHOLE)
         batch_of = batches(models[0], T=T, B=B)
         ours, peer = (trainer(model, loss, batch_of) for model, loss in zip(models, STEP, strict=True))
         yield measure.Case(f"training, {B} rows of {T} steps", ours, peer, target=3, limit=limit)
-    day = decide_llm.Day(steps=20, dtype=torch.bfloat16, backbone="smollm2", text_layers=0, layers=0)
+    day = decide_llm.Day(steps=20, dtype=torch.bfloat16, backbone="smollm2", **WHOLE)
     yield measure.Case("decisions of 48 agents", day.ours, lambda: [day.peer(t) for t in (4, 14)], 20, 2, target=3, limit=150.0)
 
 

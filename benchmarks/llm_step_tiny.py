@@ -19,14 +19,20 @@ from decisionllm.tokenizers import text
 TASK = "0123456789" * 6 + "0123"  # 64 tokens: digits stand apart
 
 
-def pair(backbone="tiny", **options):
-    """The same model twice. An adapter begins as zero, whose gradients would hide mistakes: these begin elsewhere."""
+def adapted(backbone="tiny", **options):
+    """A model in training. An adapter begins as zero, whose gradients would hide mistakes: these begin elsewhere."""
     model = make(backbone, **options)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.normal_(0, 0.02)
-    return model.train(), copy.deepcopy(model).train()
+    return model.train()
+
+
+def pair(backbone="tiny", **options):
+    """The same model twice."""
+    model = adapted(backbone, **options)
+    return model, copy.deepcopy(model)
 
 
 def repeated_text(model, batch):

@@ -20,7 +20,6 @@ from decisionllm.datasets.maze2d import task_text
 from decisionllm.datasets.wordings import spread
 from decisionllm.envs.maze2d import GOAL_RADIUS
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import checkpoint
 from decisionllm.registry import build, choice
 
 BALLS, SEED = 8, 7
@@ -33,10 +32,9 @@ def sentence(facts, goal, kind):
     return next(text for one, text in spread(facts, held_out=True)[task_text("umaze", cell)] if one == kind)
 
 
-def ways(run, text):
-    """Where the balls of a run go: positions (BALLS, steps, 2), rows and columns."""
-    policy = decisionllm.load(run)
-    reads = checkpoint.read(run)[0]["text"] != "none"
+def ways(policy, text):
+    """Where the balls of a policy go: positions (BALLS, steps, 2), rows and columns."""
+    reads = policy.config["text"] != "none"
     env = build(choice("env", "maze2d-umaze", text="none"), BALLS)
     env.tasks = [text if reads else ""] * BALLS
     episodes = rollout(partial(policy.begin, horizon=env.horizon), env, seed=SEED)
@@ -48,6 +46,7 @@ def main():
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    policies = [decisionllm.load(run) for run in given.runs]
     env = build(choice("env", "maze2d-umaze", text="paraphrased"), 1)
     figure = Figure(figsize=(3.2 * len(given.runs), 3.2 * len(GOALS)), layout="constrained")
     axes = figure.subplots(len(GOALS), len(given.runs), squeeze=False)
@@ -55,8 +54,8 @@ def main():
     for line, (goal, kind) in zip(axes, GOALS.items(), strict=True):
         text = sentence(env.facts, goal, kind)
         place = [int(x) for x in goal.split(",")]
-        for axis, run in zip(line, given.runs, strict=True):
-            places = ways(run, text)
+        for axis, policy in zip(line, policies, strict=True):
+            places = ways(policy, text)
             arrived = np.linalg.norm(places[:, -1] - place, axis=1) <= GOAL_RADIUS
             axis.imshow(env.maze.walls, cmap="Greys", vmax=2, extent=(-0.7, columns - 0.7, rows - 0.7, -0.7))
             axis.add_patch(Circle((place[1], place[0]), GOAL_RADIUS, color="tab:green", alpha=0.4))

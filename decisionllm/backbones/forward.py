@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache
 
 from decisionllm.backbones.attention import TextAttention, attend
 from decisionllm.backbones.cache import KVCache, SessionCache
@@ -175,22 +174,25 @@ class Backbone(nn.Module):
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         x = tokens.to(self.dtype)
-        if not self.first:
-            texts = self.embed(text_ids)[text_index].to(self.dtype)
-            return self.model(
-                inputs_embeds=torch.cat([texts, x], 1), attention_mask=mask.long(), position_ids=positions, use_cache=False,
-                **options,
-            )  # fmt: skip
+        given = {"attention_mask": mask.long()} | options
+        if self.first:
+            past = self._library_cache(text_ids, text_mask, text_index)
+            given |= {"position_ids": positions[:, text_ids.shape[1] :], "past_key_values": past, "use_cache": True}
+            with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of `past_key_values`, a name that all supported versions have
+                return self.model(inputs_embeds=x, **given)
+        texts = self.embed(text_ids)[text_index].to(self.dtype)
+        return self.model(inputs_embeds=torch.cat([texts, x], 1), position_ids=positions, use_cache=False, **given)
+
+    def _library_cache(self, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Any:
+        """Keys and values of the text of each row, as the library keeps them."""
+        from transformers import DynamicCache
+
         read = self.read_text(text_ids, text_mask)
         past = DynamicCache()
         for i, (k, v) in enumerate(zip(read.keys, read.values, strict=True)):
             past.update(k[text_index], v[text_index], i)
-        with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of `past_key_values`, a name that all supported versions have
-            return self.model(
-                inputs_embeds=x, attention_mask=mask.long(), position_ids=positions[:, text_ids.shape[1] :],
-                past_key_values=past, use_cache=True, **options,
-            )  # fmt: skip
+        return past
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
         """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""

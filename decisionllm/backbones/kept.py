@@ -11,9 +11,8 @@ from torch import Tensor
 from decisionllm.files import atomic
 
 AT_ONCE = 32  # texts that are read in one forward
-MOST_FILES = (
-    10_000  # texts of one reader that are kept on disk; where every text is new, further ones would never be read again
-)
+# Texts of one reader that are kept on disk. Where every text is new, further ones would never be read again.
+MOST_FILES = 10_000
 TokenIds = tuple[int, ...]  # of one text
 
 

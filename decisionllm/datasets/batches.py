@@ -71,19 +71,12 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
     old = stages[0] if stages else 0
     weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
-    shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
-    draw: Any = partial(windows.sampler(d.rows_per_text, store.task), **shape)
-    if c.team.execution != "per_agent":
-        single = 0.5 * (c.team.execution == "both")
-        draw = partial(team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents,
-                       order=c.team.order)  # fmt: skip
+    draw = maker(c, store)
     sampler = draw(
         steps, episodes=chosen, seed=c.seed, weights=weights, discount=of_part(store, "step_discount", d.step_discount)
     )
-    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
-    if stages:
-        parts = {"/".join(filter(None, (label, age))): part[(part < stages[-1]) == (age == "old")]
-                 for age in ("old", "new") for label, part in parts.items()}  # fmt: skip
+    texts = sampler.texts
+    parts = held_out_parts(store, held_out, stages)
     validators = {label: draw(measured, episodes=part, seed=0, weights=None) for label, part in parts.items() if len(part)}
     if c.log.keep_best and not validators:
         raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
@@ -95,10 +88,33 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         if c.team.execution != "per_agent":
             raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
         many = worded(store)
-        reworded = partial(words.sampler, task=store.task, worded=many, texts=-(-c.optim.batch_size // d.rows_per_text))
+        reworded = partial(words.sampler, task=store.task, worded=many, texts=texts)
         tasks, sampler = words, reworded(sampler, seed=c.seed)
         validators = {label: reworded(each, seed=0) for label, each in validators.items()}
     return Data(store, steps, chosen, held_out, sampler, validators, tasks)
+
+
+def maker(c: TrainConfig, store: Store) -> Any:
+    """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes, or of teams."""
+    shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
+    if c.team.execution == "per_agent":
+        return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
+    single = 0.5 * (c.team.execution == "both")
+    return partial(
+        team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents, order=c.team.order
+    )
+
+
+def held_out_parts(store: Store, held_out: np.ndarray, stages: Sequence[int]) -> dict[str, np.ndarray]:
+    """The held-out episodes of each part of a mixture; with stages also apart by whether they came before the last one."""
+    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
+    if not stages:
+        return parts
+    found = {}
+    for age in ("old", "new"):
+        for label, part in parts.items():
+            found["/".join(filter(None, (label, age)))] = part[(part < stages[-1]) == (age == "old")]
+    return found
 
 
 def of_part(store: Store, option: str, value: Any) -> Any:

@@ -209,19 +209,17 @@ class Sampler:
     ) -> None:  # fmt: skip
         self.steps, self.T, self.batch_size, self.seed = steps, T, batch_size, seed
         self.texts = batch_size  # of a batch, at most
-        self.all_weights, self.all_discounts = weights, discount
-        self._lay_out(np.sort(np.asarray(episodes)))
-
-    def _lay_out(self, episodes: np.ndarray) -> None:
-        """Count the steps of these episodes, in this order, from 0 on."""
-        weights, discount = self.all_weights, self.all_discounts
-        self.episodes = episodes
-        self.discount = discount[episodes] if isinstance(discount, np.ndarray) else discount
-        lengths = (self.steps.end - self.steps.first)[episodes]
+        self.episodes = self.arranged(np.asarray(episodes))
+        self.discount = discount[self.episodes] if isinstance(discount, np.ndarray) else discount
+        lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
-        self.weights = None if weights is None else weights[episodes]
+        self.weights = None if weights is None else weights[self.episodes]
         self.pitch = max(self.before[-1] // (4 * len(lengths)), 1)  # of the steps whose episodes are looked up before
         self.nearest = np.searchsorted(self.before, np.arange(0, self.before[-1], self.pitch), side="right") - 1
+
+    def arranged(self, episodes: np.ndarray) -> np.ndarray:
+        """These episodes in the order in which their steps are counted."""
+        return np.sort(episodes)
 
     def __call__(self, step: int) -> Window:
         return self.at(self.draw(np.random.default_rng((self.seed, step))))
@@ -257,14 +255,18 @@ class TextSampler(Sampler):
     """
 
     def __init__(self, steps: Steps, episodes: np.ndarray, *, task: np.ndarray, rows_per_text: int, **options: Any) -> None:
+        self.task = task
         super().__init__(steps, episodes, **options)
-        by_task = np.argsort(task[self.episodes], kind="stable")  # the steps of a task are neighbours
-        self._lay_out(self.episodes[by_task])
         self.texts = -(-self.batch_size // rows_per_text)
         chosen = task[self.episodes]
         changes = np.flatnonzero(np.diff(chosen)) + 1
         self.first = np.concatenate([[0], changes])  # of the chosen episodes, the first one of each task
         self.end = np.concatenate([changes, [len(chosen)]])
+
+    def arranged(self, episodes: np.ndarray) -> np.ndarray:
+        """By task, so that the steps of a task are neighbours."""
+        episodes = super().arranged(episodes)
+        return np.asarray(episodes[np.argsort(self.task[episodes], kind="stable")])
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         leaders = draw(rng, self.texts, self.before, self.weights, self.discount)
