@@ -52,7 +52,6 @@ class ModelOptions:
     hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
     action_chunk: int = 1  # actions predicted at each step: that of the step and those of the next steps, see act.decide_every
-    dynamics: bool = False  # also learn a dynamics model, which act.planning_horizon needs
     value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none
     value_reads_text: bool = False  # it tells the task texts of the data apart
     gradient_checkpointing: bool = False  # the backward pass computes each block again: less memory, a third more time
@@ -61,7 +60,7 @@ class ModelOptions:
     @property
     def later_steps(self) -> int:
         """Steps after a window, which the model predicts and does not read."""
-        return max(self.action_chunk - 1, int(self.dynamics))
+        return self.action_chunk - 1
 
 
 @dataclass
@@ -106,9 +105,8 @@ class ActOptions:
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
     decode: str = "mode"  # mean, sample, unclipped
     decide_every: int = 1  # steps from one decision to the next; its actions are taken until then (needs model.action_chunk)
-    planning_horizon: int = 0  # steps to imagine before each action (needs model.dynamics)
-    planning_margin: float = 0.6  # a plan replaces the policy's action only if its reward is this many deviations a step higher
-    planning_value: float = 0.0  # with model.value_discount: plans of less value, of 0 .. 1, leave it to the policy
+    planning_horizon: int = 0  # steps to imagine before each action (needs model.value_discount)
+    planning_value: float = 0.0  # where the best plan has less value, of 0 .. 1, the policy acts without a plan
 
 
 @dataclass

@@ -151,7 +151,8 @@ class StepColumns(Generic[Array]):
 
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
-OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None)
+# Windows hold no rewards: a model reads them as returns-to-go.
+OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None and f.name != "rewards")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]
         job: the words of this job, such as ["seed=0", "optim.lr=0.001"].
 
     Returns:
-        `runs/umaze/goal-0-lr-0.001` for run=runs/umaze/goal-${seed} and a sweep over seed and optim.lr.
+        `runs/umaze/value-0-lr-0.001` for run=runs/umaze/value-${seed} and a sweep over seed and optim.lr.
     """
     values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
     known = {*references(config, "run"), *NAMED_ANYWAY}

@@ -215,7 +215,6 @@ def test_in_python_an_option_left_out_has_its_default():
         "decode": "mean",
         "decide_every": None,
         "planning_horizon": None,
-        "planning_margin": None,
         "planning_value": None,
     }
     with pytest.raises(ValueError, match="no key 'episode' in the config; did you mean episodes"):

@@ -125,7 +125,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy, config = (
         make_policy(store.spec, timesteps="none"),
-        {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0, "dynamics": False}, "window": 1},
+        {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1},
     )
     found, (_, held_out) = scaling_run.measure(policy, config, store, 2**14), windows.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
@@ -172,7 +172,7 @@ def test_a_head_without_a_floor_is_refused(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     policy = make_policy(store.spec)
     del policy.model.head.loss_floor
-    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0, "dynamics": False}, "window": 1}
+    config = {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1}
     with pytest.raises(AttributeError, match="loss_floor"):
         scaling_run.measure(policy, config, store, 1)
 

@@ -43,7 +43,7 @@ def same_bits(a, b):
         NANO,
         DT,
         (*DT, "backbone.tune=lora"),
-        (*NANO, "backbone.tune=lora", "head=bins", "model.dynamics=true"),
+        (*NANO, "backbone.tune=lora", "head=bins"),
         (*NANO, "model.condition_on=none", "model.advantage_weighting=0.3"),
     ],
     ids=" ".join,

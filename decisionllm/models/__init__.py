@@ -1,1 +1,1 @@
-"""The model: normaliser, tokenizer, backbone, heads and dynamics put together."""
+"""The model: normaliser, tokenizer, backbone, heads and values of plans put together."""

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from decisionllm.backbones.forward import Backbone
 from decisionllm.config import ModelOptions, TeamOptions, one_of
 from decisionllm.models.advantage import AdvantageWeights, expectile_loss
-from decisionllm.models.dynamics import Dynamics
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.imagined import ImaginedValue
 from decisionllm.models.normalizer import Normalizer
@@ -50,15 +49,13 @@ class DecisionLLM(nn.Module):
         if o.advantage_weighting and returns:
             raise ValueError("model.advantage_weighting: expected model.condition_on=none, got return_to_go; where the return is an input, "
                              "all actions of an input have one advantage")  # fmt: skip
-        if team.execution != "per_agent" and (expectile or o.dynamics):
-            raise ValueError(f"team.execution={team.execution}: model.max_return_expectile and model.dynamics need per_agent")
+        if team.execution != "per_agent" and expectile:
+            raise ValueError(f"team.execution={team.execution}: model.max_return_expectile needs per_agent")
         if o.action_chunk < 1 or (
-            o.action_chunk > 1 and (o.dynamics or o.value_discount or o.advantage_weighting or team.execution != "per_agent")
+            o.action_chunk > 1 and (o.value_discount or o.advantage_weighting or team.execution != "per_agent")
         ):
-            raise ValueError(f"model.action_chunk={o.action_chunk}: expected 1 or more; above 1 without model.dynamics, model.value_discount "
+            raise ValueError(f"model.action_chunk={o.action_chunk}: expected 1 or more; above 1 without model.value_discount "
                              "and model.advantage_weighting, with team.execution=per_agent")  # fmt: skip
-        if o.hide_observations and o.dynamics:
-            raise ValueError("model.hide_observations: expected model.dynamics=false; dynamics predict all of an observation")
         width = backbone.width
         self.spec, self.backbone = spec, backbone
         backbone.checkpoint_gradients(o.gradient_checkpointing)
@@ -72,7 +69,6 @@ class DecisionLLM(nn.Module):
             raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
         self.later_steps = o.later_steps
         self.later = nn.ModuleList([nn.Linear(width, width) for _ in range(1, o.action_chunk)])  # see `later_hidden`
-        self.dynamics = Dynamics(width, spec) if o.dynamics else None
         self.imagined = ImaginedValue(spec, o.value_discount, texts=o.value_reads_text) if o.value_discount else None
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
@@ -143,8 +139,7 @@ class DecisionLLM(nn.Module):
             Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, times their action_weight
             and, with advantage_weighting, their advantage's weight; that adds `value`: asymmetric squared error of the return-to-go at
             these steps. `max_return`, with an expectile: the same of the maximum return, on rows with the null return token. `later`,
-            with an action_chunk: negative log-likelihood of the actions after the next one. `change`
-            and `reward`, with dynamics: unexplained share of the variance, where the action is known. `language`, with a
+            with an action_chunk: negative log-likelihood of the actions after the next one. `language`, with a
             language_loss: its weight times the next-token loss on the task texts, nats. Source: LaMo (arXiv 2310.20587).
         """
         known = batch.steps(slice(-self.later_steps)) if self.later_steps else batch
@@ -165,13 +160,6 @@ class DecisionLLM(nn.Module):
             terms["max_return"] = masked_mean(expectile_loss(errors, self.max_return_expectile), null_return)
         if self.later:
             terms["later"] = self._later_loss(batch, hidden)
-        if self.dynamics is not None and known.rewards is not None:
-            recorded = known.mask if known.action_weight is None else known.mask & (known.action_weight > 0)
-            change, reward = self.dynamics(hidden, units.observations(known.observations), actions)
-            true_change = (batch.observations[:, 1:] - known.observations - units.change_mean) / units.change_scale
-            terms["change"] = masked_mean((change - true_change).square().mean(-1), batch.mask[:, 1:] & recorded)
-            true_reward = (known.rewards - units.reward_mean) / units.reward_scale
-            terms["reward"] = masked_mean((reward - true_reward).square(), recorded)
         if self.language_loss:
             terms["language"] = self.language_loss * self.backbone.next_token_loss(batch.text_ids, batch.text_mask)
         return terms
@@ -201,13 +189,6 @@ class DecisionLLM(nn.Module):
         """Hidden states of rows with the null return token (..., D) -> maximum return-to-go (...), raw units."""
         assert self.max_return is not None
         return self.normalizer.raw_returns_to_go(self.max_return(hidden)[..., 0])
-
-    def imagine(self, hidden: Tensor, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict what actions bring, in raw units: (N, D), (N, S), (N, A) -> next observations (N, S), rewards (N,)."""
-        assert self.dynamics is not None
-        units = self.normalizer
-        change, reward = self.dynamics(hidden, units.observations(observations), units.actions(actions))
-        return observations + units.change_mean + change * units.change_scale, reward * units.reward_scale + units.reward_mean
 
     def distribution(self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None) -> Distribution:
         """Distribution over the next action.

@@ -37,7 +37,6 @@ class Normalizer(nn.Module):
         self.return_mean, self.return_scale = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
         self.return_range = nn.Buffer(torch.tensor([-torch.inf, torch.inf]))
         self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))  # of an observation in a step
-        self.reward_mean, self.reward_scale = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
         self.low, self.high = nn.Buffer(torch.tensor(spec.low or [0.0] * A)), nn.Buffer(torch.tensor(spec.high or [1.0] * A))
 
     @torch.no_grad()
@@ -68,15 +67,12 @@ class Normalizer(nn.Module):
         self.return_range[1].clamp_(min=float(returns_to_go.max()))
 
     @torch.no_grad()
-    def fit_dynamics(self, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fit to blocks of changes of the observation from one step to the next (m, S) and of rewards (n,), raw units."""
-        changes, rewards = Moments(), Moments()
-        for change, reward in blocks:
+    def fit_changes(self, blocks: Iterable[np.ndarray]) -> None:
+        """Fit to blocks of changes of the observation from one step to the next (m, S), raw units."""
+        changes = Moments()
+        for change in blocks:
             changes.add(change)
-            rewards.add(reward)
         _standardize(self.change_mean, self.change_scale, changes)
-        self.reward_mean.fill_(float(rewards.mean))
-        self.reward_scale.fill_(float(rewards.deviation) or 1.0)
 
     def observations(self, x: Tensor) -> Tensor:
         """Raw observations (..., S) in the model's units."""

@@ -24,14 +24,13 @@ class EpisodeBuffer(Player):
         N: episodes.
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
-        room: further steps, for plans.
 
     Raises:
         ValueError: the model cannot read that many steps.
     """
 
-    def __init__(self, policy: Any, N: int, horizon: int, target_returns: Any = None, room: int = 0) -> None:
-        spec, H = policy.spec, horizon + room
+    def __init__(self, policy: Any, N: int, horizon: int, target_returns: Any = None) -> None:
+        spec, H = policy.spec, horizon
         policy.check_horizon(horizon)
         self.policy, self.horizon = policy, horizon
         self.targets = policy.resolve_targets(  # NaN: the predicted maximum return

@@ -18,7 +18,7 @@ from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
 from decisionllm.policy.one_step import Decide, columns, recorded
-from decisionllm.policy.session import Session, plan
+from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.schema import Batch, History, Spec
 
@@ -38,8 +38,8 @@ class Policy:
             which was added to the log's actions before they were clipped to their limits: the actions before.
         decide_every: steps from one decision to the next, k: at step t the policy takes the action that it predicted for t at the last
             step that is a multiple of k. 1: it decides at every step.
-        planning_horizon: steps to imagine before each action, see `session.plan`; 0: no planning.
-        planning_margin, planning_value: see `session.plan`.
+        planning_horizon: steps to imagine before each action, see `plan`; 0: no planning.
+        planning_value: see `plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
         order: in which the agents of a group decide: `random`, `given` or `reverse`.
         device: of the model.
@@ -62,7 +62,6 @@ class Policy:
     order: str = "random"
     device: str = "cpu"
     generator: torch.Generator | None = None
-    planning_margin: float = 0.6
     planning_value: float = 0.0
     decide_every: int = 1
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -84,8 +83,8 @@ class Policy:
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
-            if model.dynamics is None and model.imagined is None:
-                raise ValueError("act.planning_horizon: needs a model trained with model.dynamics=true or model.value_discount")
+            if model.imagined is None:
+                raise ValueError("act.planning_horizon: needs a model trained with model.value_discount")
             candidates = candidate_actions(model.spec).to(self.device)
             self.candidate_actions: np.ndarray = model.normalizer.raw_actions(candidates).cpu().numpy()
         if self.target_return is None and self.return_conditioned and model.max_return is None:
@@ -131,13 +130,7 @@ class Policy:
             hidden = self.model.later_hidden(hidden, torch.from_numpy(late))
         masks = self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
-        if not self.planning_horizon:
-            return self.choose(hidden, masks, observations), returns
-        longest = max(len(h.observations) for h in histories)
-        targets = self.resolve_targets([h.target_return for h in histories])
-        session = Session(self, [h.task for h in histories], longest, targets).restore(histories)
-        session.observe(observations, action_masks=None if masks is None else masks.cpu().numpy())
-        return plan(session, hidden, slice(None)), returns
+        return self.plan(hidden, masks, observations, [h.task for h in histories]), returns
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
         """Hidden states at the last observations (N, D), and the return-to-go that each is conditioned on (N,)."""
@@ -221,6 +214,33 @@ class Policy:
         current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
         actions = self.model.choose(hidden, masks, current, decode=self.decode, generator=self.generator)
         return actions.cpu().numpy()
+
+    def plan(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+        """Choose the candidate action whose imagined rewards and value after them are highest.
+
+        The policy's own action is taken without a planning horizon, and where no plan has `planning_value` or its end is unlike the
+        data: far from any reward a value is less certain than what a policy has learned.
+
+        Args:
+            hidden: (N, D) at the current observations.
+            masks: (N, C) allowed actions, or None.
+            observations: (N, S) current ones, raw units.
+            tasks: N task texts.
+
+        Returns:
+            (N, A) actions, raw units.
+        """
+        own = self.choose(hidden, masks, observations)
+        if not self.planning_horizon:
+            return own
+        imagined = self.model.imagined
+        assert imagined is not None
+        standard = self.model.normalizer.observations(torch.from_numpy(observations).to(self.device))
+        values = imagined.plan(imagined.states(standard, tasks), self.planning_horizon)
+        if masks is not None:
+            values = torch.where(masks, values, -1.0)
+        best, choice = (x.cpu().numpy() for x in values.max(1))
+        return np.where(best[:, None] < self.planning_value, own, self.candidate_actions[choice])
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
         """Target returns (N,) float64; None is the policy's own, and NaN in the result the predicted maximum return."""

@@ -1,7 +1,6 @@
-"""Episodes under way, with the keys and values of what a policy read; planning of their next actions in a learned model."""
+"""Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -38,7 +37,7 @@ class Session(EpisodeBuffer):
     def __init__(
         self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None, *, text_room: int = 0
     ) -> None:
-        super().__init__(policy, len(tasks), horizon, target_returns, policy.planning_horizon)
+        super().__init__(policy, len(tasks), horizon, target_returns)
         self.tasks = list(tasks)
         self.predicted_returns = np.zeros(self.rewards.shape, np.float32)  # maximum return-to-go at each step, where predicted
         self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of each row's last decision
@@ -87,9 +86,8 @@ class Session(EpisodeBuffer):
         """Actions (M, A) for the current observations of these rows, raw units."""
         each = np.arange(len(self.now))[rows]
         hidden = self.read(rows) if self.policy.decide_every == 1 else self._read_at_decisions(each)
-        if self.policy.planning_horizon:
-            return plan(self, hidden, rows)
-        return self.policy.choose(hidden, self.allowed(each), self.observations[each, self.now[each]])
+        current = self.observations[each, self.now[each]]
+        return self.policy.plan(hidden, self.allowed(each), current, [self.tasks[i] for i in each])
 
     @torch.inference_mode()
     def read(self, rows: Rows = ALL) -> Tensor:
@@ -212,79 +210,3 @@ class Session(EpisodeBuffer):
         index = torch.from_numpy(rows).to(self.policy.device)
         self.hidden = self.hidden[index]
         self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
-
-    def branch(self, rows: np.ndarray, room: int) -> "Session":
-        """A copy of these episodes (M,) int that may last this many steps longer; the session stays as it is."""
-        other = copy(self)
-        other.select(rows)
-        other.horizon += room
-        return other
-
-
-def plan(session: Session, hidden: Tensor, rows: Rows) -> np.ndarray:
-    """Choose the first action of the imagined trajectory with the highest predicted reward.
-
-    The first trajectory continues with the policy's own actions; each other one holds a candidate action. A plan replaces the
-    policy's action only if its predicted reward is higher by `planning_margin` standard deviations of a reward per step.
-
-    Args:
-        session: that has observed the current step; it stays as it is.
-        hidden: (N, D) at the current observations.
-        rows: the N episodes.
-
-    Returns:
-        (N, A) actions, raw units.
-    """
-    policy, model, each = session.policy, session.policy.model, np.arange(len(session.now))[rows]
-    if model.imagined is not None:
-        return plan_to_value(session, hidden, each)
-    N, C, steps = len(hidden), 1 + len(policy.candidate_actions), policy.planning_horizon
-    if model.tokenizer.timesteps is not None:
-        steps = min(steps, model.spec.horizon - 1 - int(session.now[each].max()))
-    masks = session.allowed(each)
-    own = policy.choose(hidden, masks, session.observations[each, session.now[each]])
-    imagined = session.branch(np.repeat(each, C), policy.planning_horizon)
-    hidden = hidden.repeat_interleave(C, 0)
-    actions = np.tile(np.concatenate([own[:1], policy.candidate_actions]), (N, 1))
-    actions[::C] = own
-    observations = torch.from_numpy(imagined.observations[np.arange(N * C), imagined.now]).to(policy.device)
-    total = rewards = torch.zeros(N * C, device=policy.device)
-    for step in range(steps):
-        if step:  # the observation after the last step is not read
-            imagined.record_action(actions)
-            imagined.observe(observations.cpu().numpy(), rewards.cpu().numpy())
-            hidden = imagined.read()
-            actions[::C] = policy.choose(hidden[::C], None, observations[::C].cpu().numpy())
-        observations, rewards = model.imagine(hidden, observations, torch.from_numpy(actions).to(policy.device))
-        total = total + rewards
-    total = total.view(N, C)
-    if masks is not None:
-        total[:, 1:].masked_fill_(~masks, -np.inf)
-    better = total.amax(1) > total[:, 0] + policy.planning_margin * steps * model.normalizer.reward_scale
-    best = actions.reshape(N, C, -1)[np.arange(N), total.argmax(1).cpu().numpy()]
-    return np.where(better.cpu().numpy()[:, None], best, own)
-
-
-def plan_to_value(session: Session, hidden: Tensor, each: np.ndarray) -> np.ndarray:
-    """Choose the candidate action whose imagined rewards and value after them are highest; the policy's own where none is known, or
-    none has `planning_value`. Far from any reward a value is less certain than what a policy has learned.
-
-    Args:
-        session: that has observed the current step; it stays as it is.
-        hidden: (N, D) at the current observations.
-        each: (N,) the episodes.
-
-    Returns:
-        (N, A) actions, raw units.
-    """
-    policy, model = session.policy, session.policy.model
-    observations, masks = session.observations[each, session.now[each]], session.allowed(each)
-    assert model.imagined is not None
-    standard = model.normalizer.observations(torch.from_numpy(observations).to(policy.device))
-    states = model.imagined.states(standard, [session.tasks[i] for i in each])
-    values = model.imagined.plan(states, policy.planning_horizon)
-    if masks is not None:
-        values = torch.where(masks, values, -1.0)
-    own = policy.choose(hidden, masks, observations)
-    best, choice = (x.cpu().numpy() for x in values.max(1))
-    return np.where(best[:, None] < policy.planning_value, own, policy.candidate_actions[choice])

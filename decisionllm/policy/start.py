@@ -33,7 +33,7 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
     model = checkpoint.make_model(options, specs.get("", specs))
     started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
     for name, member in members(model).items():
-        fit_normalizer(member, data[name], dynamics=c.model.dynamics or c.model.value_discount > 0, started=name in started)
+        fit_normalizer(member, data[name], changes=c.model.value_discount > 0, started=name in started)
         if member.imagined is not None and not begun and name not in started:
             fit_value(member, data[name], c)
     if model.backbone.features is not None:
@@ -69,32 +69,35 @@ def take_up(
         if c.refit_units:
             model.normalizer.load_state_dict(fitted)
         else:
-            fit_normalizer(model, data[""], dynamics=False, started=True)
+            fit_normalizer(model, data[""], changes=False, started=True)
     if main:
         resumed = {"resumed": {"stages": stages, "step": checkpoint.trained_steps(c.resume_on)}} if stages else {}
         checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
                             perplexity=perplexity(model.backbone), **resumed)  # fmt: skip
 
 
-def fit_normalizer(model: Any, data: Data, *, dynamics: bool, started: bool = False) -> None:
-    """Fit the model's units to the training steps; a model started from a run keeps the units of its weights."""
+def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = False) -> None:
+    """Fit the model's units to the training steps; a model started from a run keeps the units of its weights.
+
+    changes: also those of the change of an observation in a step.
+    """
     store, steps, normalizer = data.store, data.steps, model.normalizer
 
     def blocks() -> Iterator[np.ndarray]:
         return steps.blocks(data.episodes, NUMBERS // store.spec.observation_dim)
 
-    def changes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def differences() -> Iterator[np.ndarray]:
         for rows in blocks():
             pairs = rows[~np.isin(rows + 1, steps.end[data.episodes])]  # rows with a next one
-            yield store.observations[pairs + 1] - store.observations[pairs], store.rewards[rows]
+            yield store.observations[pairs + 1] - store.observations[pairs]
 
     if started:
         for rows in blocks():
             normalizer.widen(steps.returns_to_go[rows])
         return
     normalizer.fit((store.observations[rows], steps.returns_to_go[rows]) for rows in blocks())
-    if dynamics:
-        normalizer.fit_dynamics(changes())
+    if changes:
+        normalizer.fit_changes(differences())
 
 
 def fit_value(model: Any, data: Data, c: TrainConfig) -> None:

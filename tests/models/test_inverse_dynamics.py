@@ -100,10 +100,7 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
     assert np.array_equal(window.loss_mask, window.action_weight > 0) and not window.loss_mask.all()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"], ["dataset=synthetic", "model.dynamics=true"]],
-)
+@pytest.mark.parametrize("words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]])
 def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
     assert (
         command(

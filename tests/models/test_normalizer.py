@@ -24,7 +24,7 @@ def test_units_fitted_to_blocks_are_those_of_all_rows():
     for normalizer, size in zip(fitted, (900, 7), strict=True):
         blocks = [slice(a, a + size) for a in range(0, 900, size)]
         normalizer.fit((x[rows], togo[rows]) for rows in blocks)
-        normalizer.fit_dynamics((np.diff(x, axis=0)[rows], togo[rows]) for rows in blocks)
+        normalizer.fit_changes(np.diff(x, axis=0)[rows] for rows in blocks)
     for (name, one), (_, other) in zip(*(normalizer.state_dict().items() for normalizer in fitted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=name)
     assert fitted[0].observation_scale[0] == np.float32(x[:, 0].std(dtype=np.float64))

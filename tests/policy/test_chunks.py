@@ -95,8 +95,8 @@ def test_a_policy_predicts_no_further_than_it_was_trained_to(decide_every):
         make_policy(CONTINUOUS, action_chunk=2, decide_every=decide_every)
 
 
-@pytest.mark.parametrize("options", [{"action_chunk": 0}, {"action_chunk": 2, "dynamics": True},
+@pytest.mark.parametrize("options", [{"action_chunk": 0}, {"action_chunk": 2, "value_discount": 0.9},
                                      {"action_chunk": 2, "execution": "joint"}], ids=str)  # fmt: skip
 def test_chunks_that_nothing_could_execute_are_refused(options):
-    with pytest.raises(ValueError, match="model.action_chunk=.: expected 1 or more; above 1 without model.dynamics"):
+    with pytest.raises(ValueError, match="model.action_chunk=.: expected 1 or more; above 1 without model.value_discount"):
         make_policy(CONTINUOUS, **options)

@@ -10,8 +10,8 @@ from decisionllm.datasets.maze2d import goal_facts
 from decisionllm.datasets.store import open_store, prepare, write
 from decisionllm.policy.imagined import support_faults
 from decisionllm.protocols import Source
-from decisionllm.schema import Spec
-from tests.conftest import LOOP, NANO, command, episode, node
+from decisionllm.schema import History, Spec
+from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
 CORRUPT = ("data.corrupt=observations", "data.corrupt_share=1")
 SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
@@ -51,6 +51,29 @@ def test_below_planning_value_the_policy_acts_itself(run):
     np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
     np.testing.assert_allclose(acted[1], plain[1])
     assert np.abs(plain[0] - acted[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("allowed", range(4))
+def test_a_plan_takes_allowed_actions_only(allowed):
+    """In a session and from a history; the policy's own action and the best plan may be other ones."""
+    moves = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
+    policy, masks = make_policy(moves, head="discrete", value_discount=0.9, planning_horizon=3), np.arange(4)[None] == allowed
+    values = torch.full((1, 4), 0.1)
+    values[0, (allowed + 1) % 4] = 0.5
+    policy.model.imagined.plan = lambda states, steps: values
+    session = policy.begin([""], 10)
+    session.observe(np.zeros((1, 1), np.float32), action_masks=masks)
+    assert session.decide() == allowed
+    begun = History(np.zeros((1, 1), np.float32), np.zeros((0, 1)), np.zeros(0), action_masks=masks)
+    assert policy.act([begun]) == allowed
+
+
+def test_a_plan_needs_a_value_and_few_dimensions():
+    with pytest.raises(ValueError, match="act.planning_horizon: needs a model trained with model.value_discount"):
+        make_policy(Spec(observation_dim=3, action_dim=1, horizon=15, low=(-1.0,), high=(1.0,)), planning_horizon=3)
+    wide = Spec(observation_dim=3, action_dim=3, horizon=15, low=(-1.0,) * 3, high=(1.0,) * 3)
+    with pytest.raises(ValueError, match="at most two action dimensions, or discrete actions, got 3"):
+        make_policy(wide, planning_horizon=3, value_discount=0.9)
 
 
 def test_one_value_for_many_texts(monkeypatch, tmp_path):

@@ -376,9 +376,7 @@ def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
         session.restore([world.history(0, 3), world.history(1, 5)], [i % 3, (i + 1) % 3])
         rows = np.array([i % 3, (i + 1) % 3])
         session.observe(np.stack([world.observations[0, 3], world.observations[1, 5]]), rows=rows)
-        branch = session.branch(rows, 0)
         wanted = policy.act([world.history(0, 3), world.history(1, 5)])
-        np.testing.assert_allclose(branch.decide(), wanted, atol=2e-4)
         np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4)
         room.append(session.nbytes)
     assert max(room) <= Session(policy, [""] * 3, 15, text_room=40).allocate().nbytes

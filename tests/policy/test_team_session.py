@@ -413,7 +413,7 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(ValueError, match="team.execution: expected one of per_agent, joint, got 'both'"):
         policy_of(joint(), execution="both")
-    with pytest.raises(ValueError, match="team.execution=joint: model.max_return_expectile and model.dynamics need per_agent"):
+    with pytest.raises(ValueError, match="team.execution=joint: model.max_return_expectile needs per_agent"):
         joint(max_return_expectile=0.9)
     with pytest.raises(ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"):
         joint(hide_actions=2)
