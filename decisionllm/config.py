@@ -51,16 +51,10 @@ class ModelOptions:
     language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
     hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
-    action_chunk: int = 1  # actions predicted at each step: that of the step and those of the next steps, see act.decide_every
     value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none
     value_reads_text: bool = False  # it tells the task texts of the data apart
     gradient_checkpointing: bool = False  # the backward pass computes each block again: less memory, a third more time
     value_steps: int = 1500  # of training of each part of it, 4096 transitions each
-
-    @property
-    def later_steps(self) -> int:
-        """Steps after a window, which the model predicts and does not read."""
-        return self.action_chunk - 1
 
 
 @dataclass
@@ -104,7 +98,6 @@ class ActOptions:
     target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
     decode: str = "mode"  # mean, sample, unclipped
-    decide_every: int = 1  # steps from one decision to the next; its actions are taken until then (needs model.action_chunk)
     planning_horizon: int = 0  # steps to imagine before each action (needs model.value_discount)
     planning_value: float = 0.0  # where the best plan has less value, of 0 .. 1, the policy acts without a plan
 

@@ -121,7 +121,6 @@ def check(policy: Any) -> None:
         (bool(model.spec.entity_schema), "observations without entities", "an entity schema"),
         (policy.decode == "sample", "act.decode=mode or mean", "sample"),
         (bool(policy.planning_horizon), "act.planning_horizon=0", policy.planning_horizon),
-        (policy.decide_every > 1, "act.decide_every=1", policy.decide_every),
         (backbone.features is not None, "text_encoder=none", "a text encoder"),
         (backbone.numbers is not None, "text_numbers=digits", "embedded"),
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", type(backbone.core).__name__),

@@ -203,17 +203,6 @@ class History:
     def __post_init__(self) -> None:
         check_record(self)
 
-    def until(self, t: int) -> Self:
-        """The episode up to its observation at step t."""
-        masks = None if self.action_masks is None else self.action_masks[: t + 1]
-        return replace(
-            self,
-            observations=self.observations[: t + 1],
-            actions=self.actions[:t],
-            rewards=self.rewards[:t],
-            action_masks=masks,
-        )
-
 
 @dataclass(frozen=True)
 class WindowColumns(StepColumns[Array]):
@@ -248,13 +237,6 @@ class Batch(WindowColumns["torch.Tensor"]):
     text_ids: torch.Tensor = shaped("U L")  # L = 0: no text
     text_mask: torch.Tensor = shaped("U L")
     text_index: torch.Tensor = shaped("B")  # the text of each row
-
-    def steps(self, chosen: slice) -> Self:
-        """The batch with these steps of its windows alone."""
-        kind: Any = type(self)
-        per_step = [name for name, letters, _ in _shapes(kind) if [letter for letter, _ in letters[:2]] == ["B", "T"]]
-        parts: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[:, chosen] for name in per_step}
-        return replace(self, **parts)
 
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""

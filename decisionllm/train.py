@@ -213,10 +213,6 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
         )
     if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
         raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
-    if not 1 <= c.act.decide_every <= c.model.action_chunk:
-        raise ValueError(
-            f"act.decide_every: expected 1 .. {c.model.action_chunk} (model.action_chunk), got {c.act.decide_every}"
-        )
     for key in POSITIVE:
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")

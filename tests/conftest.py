@@ -135,7 +135,7 @@ def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=
     return model.eval()
 
 
-def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", return_horizon=0, planning_horizon=0, decide_every=1, **options):  # fmt: skip
+def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", return_horizon=0, planning_horizon=0, **options):  # fmt: skip
     return Policy(
         make_model(spec, **options),
         window,
@@ -144,7 +144,6 @@ def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", r
         return_horizon=return_horizon,
         decode=decode,
         planning_horizon=planning_horizon,
-        decide_every=decide_every,
     )
 
 

@@ -213,7 +213,6 @@ def test_in_python_an_option_left_out_has_its_default():
     assert options["act"] == {
         "stride": None,
         "decode": "mean",
-        "decide_every": None,
         "planning_horizon": None,
         "planning_value": None,
     }

@@ -106,7 +106,6 @@ def test_a_damaged_export_is_refused(name, made, tmp_path):
         ({"decode": "sample"}, "act.decode=mode or mean, got sample"),
         ({"execution": "joint"}, "a policy of a single agent, got team.execution=joint"),
         ({"planning_horizon": 2, "value_discount": 0.9}, "act.planning_horizon=0, got 2"),
-        ({"action_chunk": 2, "decide_every": 2}, "act.decide_every=1, got 2"),
     ],
     ids=str,
 )

@@ -96,7 +96,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
 
 def maker(c: TrainConfig, store: Store) -> Any:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes, or of teams."""
-    shape: dict[str, Any] = {"T": c.window + c.model.later_steps, "batch_size": c.optim.batch_size}
+    shape: dict[str, Any] = {"T": c.window, "batch_size": c.optim.batch_size}
     if c.team.execution == "per_agent":
         return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
     single = 0.5 * (c.team.execution == "both")

@@ -51,11 +51,6 @@ class DecisionLLM(nn.Module):
                              "all actions of an input have one advantage")  # fmt: skip
         if team.execution != "per_agent" and expectile:
             raise ValueError(f"team.execution={team.execution}: model.max_return_expectile needs per_agent")
-        if o.action_chunk < 1 or (
-            o.action_chunk > 1 and (o.value_discount or o.advantage_weighting or team.execution != "per_agent")
-        ):
-            raise ValueError(f"model.action_chunk={o.action_chunk}: expected 1 or more; above 1 without model.value_discount "
-                             "and model.advantage_weighting, with team.execution=per_agent")  # fmt: skip
         width = backbone.width
         self.spec, self.backbone = spec, backbone
         backbone.checkpoint_gradients(o.gradient_checkpointing)
@@ -67,8 +62,6 @@ class DecisionLLM(nn.Module):
         self.head: Head = build(head, width, spec)
         if not isinstance(self.head, Head):
             raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
-        self.later_steps = o.later_steps
-        self.later = nn.ModuleList([nn.Linear(width, width) for _ in range(1, o.action_chunk)])  # see `later_hidden`
         self.imagined = ImaginedValue(spec, o.value_discount, texts=o.value_reads_text) if o.value_discount else None
         self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
@@ -133,57 +126,33 @@ class DecisionLLM(nn.Module):
         """The terms of the loss.
 
         Args:
-            batch: raw units; longer than the window by its later steps, see `ModelOptions.later_steps`.
+            batch: raw units.
 
         Returns:
             Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, times their action_weight
             and, with advantage_weighting, their advantage's weight; that adds `value`: asymmetric squared error of the return-to-go at
-            these steps. `max_return`, with an expectile: the same of the maximum return, on rows with the null return token. `later`,
-            with an action_chunk: negative log-likelihood of the actions after the next one. `language`, with a
-            language_loss: its weight times the next-token loss on the task texts, nats. Source: LaMo (arXiv 2310.20587).
+            these steps. `max_return`, with an expectile: the same of the maximum return, on rows with the null return token.
+            `language`, with a language_loss: its weight times the next-token loss on the task texts, nats. Source: LaMo
+            (arXiv 2310.20587).
         """
-        known = batch.steps(slice(-self.later_steps)) if self.later_steps else batch
-        return_given = None if self.max_return is None else torch.arange(len(known.mask), device=known.mask.device) % 2 == 0
-        hidden, actions = self.read(known, return_given), self.normalizer.actions(known.actions)
-        distribution = self.distribution(hidden, known.action_masks, known.observations)
+        return_given = None if self.max_return is None else torch.arange(len(batch.mask), device=batch.mask.device) % 2 == 0
+        hidden, actions = self.read(batch, return_given), self.normalizer.actions(batch.actions)
+        distribution = self.distribution(hidden, batch.action_masks, batch.observations)
         losses, units, terms = -distribution.log_prob(actions), self.normalizer, dict[str, Tensor]()
-        if known.action_weight is not None:
-            losses = known.action_weight * losses
-        if self.advantage is not None and known.loss_mask is not None:
-            advantages = units.returns_to_go(known.returns_to_go) - self.advantage.value(hidden, known.timesteps)
-            losses = losses * self.advantage(advantages, known.loss_mask)
-            terms["value"] = masked_mean(expectile_loss(advantages, self.advantage.expectile), known.loss_mask)
-        terms = {"nll": masked_mean(losses, known.loss_mask)} | terms
+        if batch.action_weight is not None:
+            losses = batch.action_weight * losses
+        if self.advantage is not None and batch.loss_mask is not None:
+            advantages = units.returns_to_go(batch.returns_to_go) - self.advantage.value(hidden, batch.timesteps)
+            losses = losses * self.advantage(advantages, batch.loss_mask)
+            terms["value"] = masked_mean(expectile_loss(advantages, self.advantage.expectile), batch.loss_mask)
+        terms = {"nll": masked_mean(losses, batch.loss_mask)} | terms
         if self.max_return is not None and return_given is not None:
-            errors = units.returns_to_go(known.returns_to_go) - self.max_return(hidden)[..., 0]
-            null_return = known.mask & ~return_given[:, None]
+            errors = units.returns_to_go(batch.returns_to_go) - self.max_return(hidden)[..., 0]
+            null_return = batch.mask & ~return_given[:, None]
             terms["max_return"] = masked_mean(expectile_loss(errors, self.max_return_expectile), null_return)
-        if self.later:
-            terms["later"] = self._later_loss(batch, hidden)
         if self.language_loss:
             terms["language"] = self.language_loss * self.backbone.next_token_loss(batch.text_ids, batch.text_mask)
         return terms
-
-    def later_hidden(self, hidden: Tensor, steps: Tensor) -> Tensor:
-        """Hidden states that give the actions of later steps by the same head.
-
-        Args:
-            hidden: (N, D) at the observations of a decision.
-            steps: (N,) steps after it, 0 .. action_chunk - 1.
-        """
-        each = torch.stack([hidden, *(later(hidden) for later in self.later)])
-        return each[steps.to(hidden.device), torch.arange(len(hidden), device=hidden.device)]
-
-    def _later_loss(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Mean negative log-likelihood of the actions at the steps after each observation: hidden states (B, T, D) -> scalar, nats."""
-        losses, known = [], []
-        for k, later in enumerate(self.later, 1):
-            step = batch.steps(slice(k, k + hidden.shape[1]))
-            distribution = self.distribution(later(hidden), step.action_masks, step.observations)
-            loss = -distribution.log_prob(self.normalizer.actions(step.actions))
-            losses.append(loss if step.action_weight is None else step.action_weight * loss)
-            known.append(step.loss_mask)
-        return masked_mean(torch.stack(losses), torch.stack(known))
 
     def predict_max_return(self, hidden: Tensor) -> Tensor:
         """Hidden states of rows with the null return token (..., D) -> maximum return-to-go (...), raw units."""

@@ -442,7 +442,7 @@ def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[st
 def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
-    options = {key: act[key] for key in ("stride", "decode", "decide_every", "planning_horizon", "planning_value")}
+    options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_value")}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)

@@ -36,8 +36,6 @@ class Policy:
             episode, and received rewards are subtracted.
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
             which was added to the log's actions before they were clipped to their limits: the actions before.
-        decide_every: steps from one decision to the next, k: at step t the policy takes the action that it predicted for t at the last
-            step that is a multiple of k. 1: it decides at every step.
         planning_horizon: steps to imagine before each action, see `plan`; 0: no planning.
         planning_value: see `plan`.
         execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
@@ -63,7 +61,6 @@ class Policy:
     device: str = "cpu"
     generator: torch.Generator | None = None
     planning_value: float = 0.0
-    decide_every: int = 1
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
     recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`
@@ -77,9 +74,6 @@ class Policy:
             raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
-        if not 1 <= self.decide_every <= 1 + len(model.later):
-            wanted = f"1 .. {1 + len(model.later)} (model.action_chunk of the training)"
-            raise ValueError(f"act.decide_every: expected {wanted}, got {self.decide_every}")
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
@@ -124,10 +118,7 @@ class Policy:
             if (decide := self.recorded.get(not predicted.any())) is not None:
                 action, togo = decide(*columns(batch))
                 return action.numpy(), togo.numpy()
-        late = np.array([len(h.actions) % self.decide_every for h in histories])  # steps since the last decision
-        hidden, returns = self.read([h.until(len(h.actions) - k) if k else h for h, k in zip(histories, late, strict=True)])
-        if late.any():
-            hidden = self.model.later_hidden(hidden, torch.from_numpy(late))
+        hidden, returns = self.read(histories)
         masks = self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
         return self.plan(hidden, masks, observations, [h.task for h in histories]), returns
@@ -152,7 +143,7 @@ class Policy:
         observations, actions = np.zeros((1, self.spec.observation_dim), np.float32), np.zeros((0, self.spec.action_dim))
         first = History(observations, actions, np.zeros(0))
         self.act([first])
-        if self.window == 1 and self.decide_every == 1 and not self.planning_horizon:
+        if self.window == 1 and not self.planning_horizon:
             self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
 
     def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:

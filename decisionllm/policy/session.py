@@ -44,10 +44,6 @@ class Session(EpisodeBuffer):
         self.text_room = max(text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1])  # tokens
         self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
-        self.hidden = torch.zeros(
-            len(tasks), policy.model.backbone.width, device=policy.device
-        )  # at the last decision of each row
-        self.decided = np.full(len(tasks), -1)  # the step of that decision; -1: none
         self.caches: dict[bool, SessionCache] = {}  # of tokens with returns given, and with the null return
 
     def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
@@ -62,7 +58,7 @@ class Session(EpisodeBuffer):
         """
         for i, h in zip(range(len(self.now)) if rows is None else rows, histories, strict=True):
             if rows is not None:
-                self.tasks[i], self.start[i], self.decided[i] = h.task, -1, -1
+                self.tasks[i], self.start[i] = h.task, -1
                 self.targets[i] = self.policy.resolve_targets([h.target_return])[0]
                 self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
                 if self.masks is not None:
@@ -85,7 +81,7 @@ class Session(EpisodeBuffer):
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (M, A) for the current observations of these rows, raw units."""
         each = np.arange(len(self.now))[rows]
-        hidden = self.read(rows) if self.policy.decide_every == 1 else self._read_at_decisions(each)
+        hidden = self.read(rows)
         current = self.observations[each, self.now[each]]
         return self.policy.plan(hidden, self.allowed(each), current, [self.tasks[i] for i in each])
 
@@ -115,18 +111,6 @@ class Session(EpisodeBuffer):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
         self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
         return hidden
-
-    def _read_at_decisions(self, rows: np.ndarray) -> Tensor:
-        """Hidden states (M, D) for the current actions of these rows (M,), read at their last decisions; see `Policy.decide_every`."""
-        late = self.now[rows] % self.policy.decide_every
-        if len(now := rows[late == 0]):
-            self.hidden[now] = self.read(now)
-        lost = (late > 0) & (self.decided[rows] != self.now[rows] - late)  # of an episode that was taken over
-        if len(again := rows[lost]):
-            pasts = [h.until(t) for h, t in zip(self.histories(again), self.now[again] - late[lost], strict=True)]
-            self.hidden[again], self.conditioned_on[again] = self.policy.read(pasts)
-        self.decided[rows] = self.now[rows] - late
-        return self.policy.model.later_hidden(self.hidden[rows], torch.from_numpy(late))
 
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
@@ -206,7 +190,6 @@ class Session(EpisodeBuffer):
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
         self.predicted_returns, self.conditioned_on = self.predicted_returns[rows], self.conditioned_on[rows]
-        self.start, self.last_read, self.decided = self.start[rows], self.last_read[rows], self.decided[rows]
+        self.start, self.last_read = self.start[rows], self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
-        self.hidden = self.hidden[index]
         self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}

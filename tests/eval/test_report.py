@@ -212,7 +212,7 @@ def test_an_option_that_follows_the_seed_is_part_of_the_seed():
     ]
     found = {(r["policy"], r["score"]) for r in report.summarise(grid)}
     assert found == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
-    sweep = [row(s, s, options={"window": s + 5, "model.action_chunk": s + 1}) for s in (0, 1)]
+    sweep = [row(s, s, options={"window": s + 5, "steps": s + 1}) for s in (0, 1)]
     assert len(report.summarise(sweep)) == 2, "a sweep beside the seed is none"
 
 
