@@ -20,7 +20,6 @@ class DataOptions:
 
     fraction: float = 1.0  # data volume: share of the groups that is kept
     min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
-    return_weighting_temperature: float = 0.0  # sample good episodes more often: weight exp(return / temperature); 0: uniform
     step_discount: float = 1.0  # below 1: draw early steps more often, step t with relative frequency step_discount^t
     rows_per_text: int = 1  # windows of a batch that share a text: where texts differ, fewer of them are read
     symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane

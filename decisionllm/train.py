@@ -201,8 +201,6 @@ def divided(window: Window, part: int, parts: int) -> Any:
 def check(c: TrainConfig, options: dict[str, Any]) -> None:
     """Raise a ValueError for a number that cannot be. options: flat."""
     one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
-    if c.data.return_weighting_temperature < 0:
-        raise ValueError(f"data.return_weighting_temperature: expected 0 or more, got {c.data.return_weighting_temperature}")
     if not 0 < c.data.step_discount <= 1:
         raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
     if not 0 <= c.data.new_share < 1 or (c.data.new_share and not c.resume_on):

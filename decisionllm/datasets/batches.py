@@ -70,7 +70,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
     if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(chosen)):
         raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
     old = stages[0] if stages else 0
-    weights = windows.part_weights(store, steps, chosen, shares, d.return_weighting_temperature, old=old, new_share=d.new_share)
+    weights = windows.part_weights(store, steps, chosen, shares, old=old, new_share=d.new_share)
     draw = maker(c, store)
     sampler = draw(
         steps, episodes=chosen, seed=c.seed, weights=weights, discount=of_part(store, "step_discount", d.step_discount)

@@ -322,26 +322,15 @@ def draw(
     return np.asarray(before[which] + np.minimum(step.astype(np.int64), lengths[which] - 1))
 
 
-def return_weights(returns: np.ndarray, temperature: float) -> np.ndarray:
-    """Sampling weights exp(return / temperature) of returns (E,) scaled to 0 .. 1: (E,), at most 1.
-
-    Source: Hong et al., Harnessing Mixed Offline RL Datasets via Trajectory Weighting, ICLR 2023.
-    """
-    returns = np.asarray(returns, np.float64)
-    return np.asarray(np.exp((returns - returns.max()) / (temperature * (np.ptp(returns) or 1.0))))
-
-
 def part_weights(
-    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], temperature: float = 0.0, *, old: int = 0,
-    new_share: float = 0.0,
-) -> np.ndarray | None:  # fmt: skip
+    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], *, old: int = 0, new_share: float = 0.0
+) -> np.ndarray | None:
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
     Args:
         store, steps: of the log.
         episodes: the chosen ones.
         shares: of the parts of a mixture in a batch, whatever their sizes.
-        temperature: of `return_weights` within each part; 0: uniform.
         old, new_share: above 0, the share of the episodes behind the first `old` ones, in each part.
 
     Raises:
@@ -354,17 +343,16 @@ def part_weights(
             for part, share in parts
             for age, of_age in ((part < old, 1 - new_share), (part >= old, new_share))
         ]
-    if len(parts) == 1 and not temperature:
+    if len(parts) == 1:
         return None
     weights = np.zeros(len(store.lengths))
     for part, share in parts:
-        weights[part] = return_weights(store.returns[part], temperature) if temperature else 1.0
-        if len(parts) > 1:
-            chosen = np.intersect1d(part, episodes)
-            if not (total := (weights * (steps.end - steps.first))[chosen].sum()):
-                wanted = "episodes of at least so many steps in every part of the mixture, old and new ones"
-                raise ValueError(f"model.return_horizon, data.new_share: expected {wanted}")
-            weights[part] *= share / total
+        chosen = np.intersect1d(part, episodes)
+        total = (steps.end - steps.first)[chosen].sum()
+        if not total:
+            wanted = "episodes of at least so many steps in every part of the mixture, old and new ones"
+            raise ValueError(f"model.return_horizon, data.new_share: expected {wanted}")
+        weights[part] = share / total
     return weights
 
 
