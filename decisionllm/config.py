@@ -47,7 +47,6 @@ class ModelOptions:
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
     max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
     advantage_weighting: float = 0.0  # weight actions by exp(advantage / temperature), in standard deviations; 0: all alike
-    language_loss: float = 0.0  # weight of the next-token loss on task texts, which keeps the language; 0: none
     hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
     value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none

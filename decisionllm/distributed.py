@@ -90,14 +90,9 @@ def prepare(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, a
     return model, optimizer
 
 
-def unshard(model: Any) -> None:
-    """Gather the weights of a sharded model that are in no block, such as word embeddings, to read them outside its forward."""
-    if isinstance(model, FSDPModule):
-        model.unshard()
-
-
 def reshard(model: Any) -> None:
-    """Divide them again, which a forward without a backward pass leaves gathered."""
+    """Divide the weights of a sharded model that are in no block, such as word embeddings; a forward without a backward pass leaves
+    them gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()
 

@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from decisionllm.backbones.readers import perplexity
 from decisionllm.config import Node, listed, merged, of_run, with_defaults
 from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
@@ -84,11 +83,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             if config["baselines"] and dataset + changed not in drawn:
                 scripted = env.baselines(config["seed"])
                 contenders += [Contender(name, None, begin, True) for name, begin in scripted.items()]
-            words = None  # perplexity of plain sentences, where it has a meaning, see `readers.perplexity`
-            if before := info.get("perplexity"):
-                words = {"before": before, "after": perplexity(policy.model.backbone)}
-                console.print("{}: perplexity of plain sentences {before:.1f} before, {after:.1f} after".format(run, **words))
-            shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon, "perplexity": words,
+            shared = {"run": str(run), "decode": policy.decode, "planning_horizon": policy.planning_horizon,
                       "execution": policy.execution, "fingerprint": info["fingerprint"], "versions": versions}  # fmt: skip
             shared |= {} if "policy" in run_config else env.probe(policy)
             where = {"env_seed": config["seed"]} | ({"changed": changed} if changed else {})

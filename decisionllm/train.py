@@ -17,7 +17,6 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
 from decisionllm import distributed
-from decisionllm.backbones.readers import perplexity
 from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, train_config
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
@@ -163,9 +162,6 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
             for weights in filter(None, (member.advantage for member in members(inner).values())):
                 weights.update(accelerator.reduce)
             loop.step, loop.count = loop.step + 1, loop.count + 1
-    if before := checkpoint.read(run)[1].get("perplexity"):
-        distributed.unshard(inner)
-        say(f"perplexity of plain sentences: {before:.1f} before, {perplexity(inner.backbone):.1f} after")
     if stages and main:
         say(forgotten(run))
     if progress < 1:
@@ -209,8 +205,6 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
         raise ValueError(
             f"data.rows_per_text={c.data.rows_per_text}: expected 1 with team.execution={c.team.execution}, whose teams share a text"
         )
-    if c.model.language_loss < 0 or (c.model.language_loss and c.text == "none"):
-        raise ValueError(f"model.language_loss={c.model.language_loss}: expected 0 or more, and task texts, got text={c.text}")
     for key in POSITIVE:
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")

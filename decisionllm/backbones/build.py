@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from decisionllm.backbones import markov
 from decisionllm.backbones.cut import cut_at, keep_blocks
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.gguf import converted, packaged
@@ -33,10 +32,9 @@ HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
 @register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)  # the shape of Qwen2.5-0.5B
 def qwen2(
     seed: int, *, width: int, layers: int, heads: int, kv_heads: int, inner: int, dropout: float = 0.0,
-    weights: str = "random", markov_steps: int = 1000,
     tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
-    """Qwen2 with random weights drawn from `seed`, or these pretrained on a Markov chain; the text tokenizer of the package."""
+    """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     config = Qwen2Config(
@@ -44,13 +42,12 @@ def qwen2(
         num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
         tie_word_embeddings=True,
     )  # fmt: skip
-    return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 @register("backbone", "dt")
 def gpt2(
     seed: int, *, width: int = 128, layers: int = 3, heads: int = 1, dropout: float = 0.1,
-    weights: str = "random", markov_steps: int = 1000,
     tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
 ) -> Backbone:  # fmt: skip
     """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from `seed`."""
@@ -60,12 +57,12 @@ def gpt2(
         vocab_size=len(own_tokenizer()), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
         resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return tuned(drawn(config, seed, weights, markov_steps), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
 
 
 @register("backbone", "pretrained")
 def pretrained(
-    seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "float32",
+    seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", dtype: str = "float32",
     quantize: str = "none", tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
     text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
@@ -76,8 +73,7 @@ def pretrained(
         folder: a local model folder, a GGUF file, or a run directory whose backbone was trained whole.
         hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as it is.
         weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
-            the seed; `shuffled`, the pretrained numbers permuted within each tensor; `markov`, random ones trained on a Markov chain.
-        markov_steps: of that training, see `markov.pretrain`.
+            the seed; `shuffled`, the pretrained numbers permuted within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
         quantize: `4bit` or `8bit` keeps pretrained weights in so many bits, on a GPU, by bitsandbytes; `none`.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
@@ -91,7 +87,7 @@ def pretrained(
     """
     if bool(folder) == bool(hub_id):
         raise ValueError("backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>")
-    one_of("backbone.weights", weights, ("pretrained", "random", "shuffled", "markov"))
+    one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
     bits = quantized(quantize, weights, tune, dtype)
     local, path = bool(folder), Path(folder).expanduser()
@@ -103,7 +99,7 @@ def pretrained(
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
     source = str(path) if local else hub_id
-    read = partial(of_transformers, seed=seed, weights=weights, markov_steps=markov_steps, dtype=DTYPES[dtype], bits=bits)
+    read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype], bits=bits)
     try:
         if run:
             model, tokenizer = of_run(path, weights)
@@ -120,12 +116,10 @@ def pretrained(
         text_layers, layers = max(text_layers, 0), max(layers, 0)
     supported = Backbone(model, tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
-    whole = layers == model.config.num_hidden_layers
     keep_blocks(model, layers)
     backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, text_layers=text_layers)
-    backbone.whole = whole
     if weights == "shuffled":  # now, since in bfloat16 such weights round by more than a comparison of layouts allows
-        markov.shuffle(backbone.core, seed)
+        shuffle(backbone.core, seed)
     if text_layers:
         backbone.cut_off(text_layers)
     return backbone
@@ -133,7 +127,7 @@ def pretrained(
 
 @register("backbone", "smollm2")
 def smollm2(
-    seed: int, *, weights: str = "pretrained", markov_steps: int = 1000, dtype: str = "bfloat16", quantize: str = "none",
+    seed: int, *, weights: str = "pretrained", dtype: str = "bfloat16", quantize: str = "none",
     tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
     text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
@@ -159,24 +153,24 @@ def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any
 
 
 def of_transformers(
-    source: str, *, local_files_only: bool, seed: int, weights: str, markov_steps: int, dtype: torch.dtype, bits: dict[str, Any]
+    source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype, bits: dict[str, Any]
 ) -> tuple[Any, Any]:
     """The language model of a folder or of the hub, and its tokenizer.
 
     Args:
         source: path of a folder, or name on the hub.
         local_files_only: take a folder or the cache of the hub, and no network.
-        seed, weights, markov_steps: see `pretrained`.
+        seed, weights: see `pretrained`.
         dtype: of the weights.
         bits: see `quantized`.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only)
-    if weights in ("random", "markov"):
+    if weights == "random":
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
-        return drawn(config, seed, weights, markov_steps), tokenizer
+        return drawn(config, seed), tokenizer
     return AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only, **bits), tokenizer
 
 
@@ -226,17 +220,21 @@ def of_run(path: Path, weights: str) -> tuple[Any, Any]:
     return backbone.model, backbone.tokenizer
 
 
-def drawn(config: Any, seed: int, weights: str = "random", markov_steps: int = 0) -> Any:
-    """A transformers model with weights drawn from the seed, or trained on a Markov chain; the global random state stays as it is."""
+def drawn(config: Any, seed: int) -> Any:
+    """A transformers model with weights drawn from the seed; the global random state stays as it is."""
     from transformers import AutoModel
 
-    one_of("backbone.weights", weights, ("random", "markov"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModel.from_config(config)
-    if weights == "markov":
-        markov.pretrain(model, seed=seed, steps=markov_steps)
-    return model
+        return AutoModel.from_config(config)
+
+
+def shuffle(model: Any, seed: int) -> None:
+    """Permute the numbers within each weight tensor but adapters, in place: same distribution of numbers, nothing learned."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in (w for name, w in sorted(model.named_parameters()) if "lora_" not in name):
+            weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
 
 
 def tuned(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from decisionllm.backbones.attention import TextAttention, attend
@@ -47,7 +46,6 @@ class Backbone(nn.Module):
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or the lower blocks, see `cut_off`.
         self.features: Any = None
         self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
-        self.whole = True  # no block was left out
         self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
@@ -64,16 +62,6 @@ class Backbone(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
-
-    @property
-    def tied(self) -> bool:
-        """Whether the output map of the language model is its word embedding, all of its blocks are there and supported."""
-        return (
-            self.whole
-            and not self.first
-            and self.layout is not None
-            and bool(getattr(self.config, "tie_word_embeddings", False))
-        )
 
     def cut_off(self, text_layers: int) -> None:
         """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them. See `cut.TextLayers`."""
@@ -200,7 +188,9 @@ class Backbone(nn.Module):
         if self.first:
             keys, values = self._keys_values(x)
         else:
-            _, keys, values = self._run_alone(x, output_positions=slice(0, 0))
+            slots = torch.arange(x.shape[1], device=x.device)[None]
+            visible = _visible(slots[:, :0], slots, x.shape[1])  # nothing stands before a text
+            _, keys, values = self._run(x, slots, visible, _itself, output_positions=slice(0, 0))
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def _keys_values(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -214,41 +204,6 @@ class Backbone(nn.Module):
             keys.append(k)
             values.append(v)
         return keys, values
-
-    def next_token_loss(self, text_ids: Tensor, text_mask: Tensor) -> Tensor:
-        """The loss of a language model on texts, padded on the right: mean negative log-likelihood of the next token.
-
-        Args:
-            text_ids: (U, L).
-            text_mask: (U, L) True where real. The first token of a text is given, not predicted.
-
-        Returns:
-            Scalar, nats a token; 0 where no text has two tokens.
-
-        Raises:
-            ValueError: the output map is not the word embedding, or the architecture is not supported.
-        """
-        if not self.tied:
-            raise ValueError(f"{type(self.core).__name__}: a language loss needs a supported architecture whose output map is its "
-                             "word embedding (tie_word_embeddings), such as backbone=smollm2")  # fmt: skip
-        words, given, real = self.core.get_input_embeddings(), text_ids[:, :-1], text_mask[:, 1:]
-        hidden = self._run_alone(words(given), ALL)[0][real]
-        loss = F.cross_entropy(F.linear(hidden, words.weight).float(), text_ids[:, 1:][real], reduction="sum")
-        return loss / real.sum().clamp(min=1)
-
-    @torch.no_grad()
-    def perplexity(self, texts: Sequence[str]) -> float:
-        """exp of the mean nats a token over all tokens of these texts but the first of each; see `next_token_loss`."""
-        training, total, count = self.model.training, 0.0, 0
-        self.model.eval()
-        for i in range(0, len(texts), 16):
-            ids, mask = (x.to(self.core.device) for x in text.encode(self.tokenizer, texts[i : i + 16]))
-            tokens = int(mask[:, 1:].sum())
-            total, count = total + float(self.next_token_loss(ids, mask)) * tokens, count + tokens
-        self.model.train(training)
-        if not count:
-            raise ValueError(f"perplexity: expected texts of two tokens or more, got {len(texts)} shorter ones")
-        return math.exp(total / count)
 
     def append(
         self, tokens: Tensor, cache: SessionCache, filled: Tensor, rows: Tensor | None = None, *, output_positions: slice = ALL
@@ -308,11 +263,6 @@ class Backbone(nn.Module):
         visible = _visible(torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1])
         hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
-
-    def _run_alone(self, x: Tensor, output_positions: slice) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """`_run` of tokens that nothing stands before, (U, L, D)."""
-        slots = torch.arange(x.shape[1], device=x.device)[None]
-        return self._run(x, slots, _visible(slots[:, :0], slots, x.shape[1]), _itself, output_positions)
 
     def _run(
         self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice,

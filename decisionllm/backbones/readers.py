@@ -1,8 +1,7 @@
-"""Text encoders: what a backbone reads of a task text beside its own word embeddings, and how well it still reads English."""
+"""Text encoders: what a backbone reads of a task text beside its own word embeddings."""
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +14,13 @@ from decisionllm.config import one_of
 from decisionllm.files import cache_dir
 from decisionllm.registry import build, register
 from decisionllm.tokenizers.numbers import NumberEmbedding
-from decisionllm.tokenizers.text import own_tokenizer, padded
+from decisionllm.tokenizers.text import padded
 
 
 def attach(backbone: Backbone, config: dict[str, Any]) -> None:
     """Give a backbone the text encoder and the number embedding that a run's config names."""
     numbers, encoder = config.get("text_numbers", "digits"), config.get("text_encoder", {"_target_": "none"})
     one_of("text_numbers", numbers, ("digits", "embedded"))
-    if config["model"].get("language_loss") and (numbers == "embedded" or encoder["_target_"] != "none"):
-        raise ValueError("model.language_loss: is of the backbone's own words; expected text_numbers=digits and text_encoder=none, "
-                         f"got {numbers} and {encoder['_target_']}")  # fmt: skip
     if backbone.first and (numbers == "embedded" or encoder["_target_"] != "none"):
         raise ValueError(f"backbone.text_layers: expected 0, since text_numbers=embedded and text_encoder=features stand in place of word "
                          f"embeddings, got {backbone.first}")  # fmt: skip
@@ -33,21 +29,6 @@ def attach(backbone: Backbone, config: dict[str, Any]) -> None:
     if numbers == "embedded":
         backbone.numbers = NumberEmbedding(backbone.width)
     backbone.encoded = {}
-
-
-def perplexity(backbone: Backbone) -> float | None:
-    """Perplexity of plain English sentences that ship with the package, as if the backbone read no trajectories.
-
-    None where it has no meaning: for the tokenizer of the package, which knows few words, or an architecture without a language loss.
-    """
-    if backbone.tokenizer is own_tokenizer() or not backbone.tied:
-        return None
-    return backbone.perplexity(sentences())
-
-
-def sentences() -> list[str]:
-    """Plain English sentences, of which no task speaks."""
-    return (Path(__file__).parent / "sentences.txt").read_text().splitlines()
 
 
 @register("text_encoder", "features")

@@ -63,7 +63,6 @@ class DecisionLLM(nn.Module):
         if not isinstance(self.head, Head):
             raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
         self.imagined = ImaginedValue(spec, o.value_discount, texts=o.value_reads_text) if o.value_discount else None
-        self.language_loss = o.language_loss
         self.max_return, self.max_return_expectile = nn.Linear(width, 1) if expectile else None, expectile
         self.advantage = None if not o.advantage_weighting else AdvantageWeights(
             width, spec.horizon, temperature=o.advantage_weighting, expectile=o.max_return_expectile or 0.5
@@ -132,8 +131,6 @@ class DecisionLLM(nn.Module):
             Means over steps, scalars. `nll`: negative log-likelihood in nats of the actions with loss_mask, times their action_weight
             and, with advantage_weighting, their advantage's weight; that adds `value`: asymmetric squared error of the return-to-go at
             these steps. `max_return`, with an expectile: the same of the maximum return, on rows with the null return token.
-            `language`, with a language_loss: its weight times the next-token loss on the task texts, nats. Source: LaMo
-            (arXiv 2310.20587).
         """
         return_given = None if self.max_return is None else torch.arange(len(batch.mask), device=batch.mask.device) % 2 == 0
         hidden, actions = self.read(batch, return_given), self.normalizer.actions(batch.actions)
@@ -150,8 +147,6 @@ class DecisionLLM(nn.Module):
             errors = units.returns_to_go(batch.returns_to_go) - self.max_return(hidden)[..., 0]
             null_return = batch.mask & ~return_given[:, None]
             terms["max_return"] = masked_mean(expectile_loss(errors, self.max_return_expectile), null_return)
-        if self.language_loss:
-            terms["language"] = self.language_loss * self.backbone.next_token_loss(batch.text_ids, batch.text_mask)
         return terms
 
     def predict_max_return(self, hidden: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.backbones.readers import perplexity
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
@@ -72,8 +71,7 @@ def take_up(
             fit_normalizer(model, data[""], changes=False, started=True)
     if main:
         resumed = {"resumed": {"stages": stages, "step": checkpoint.trained_steps(c.resume_on)}} if stages else {}
-        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone),
-                            perplexity=perplexity(model.backbone), **resumed)  # fmt: skip
+        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone), **resumed)
 
 
 def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = False) -> None:

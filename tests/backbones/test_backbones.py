@@ -381,7 +381,7 @@ def test_the_comparison_at_load_keeps_the_training_mode(tmp_path):
         (
             {"hub_id": "a/b", "weights": "some"},
             ValueError,
-            "backbone.weights: expected one of pretrained, random, shuffled, markov, got 'some'",
+            "backbone.weights: expected one of pretrained, random, shuffled, got 'some'",
         ),
         (
             {"hub_id": "a/b", "dtype": "int3"},

@@ -1,4 +1,4 @@
-"""Language models of the hub: taken from its cache, or from the network after one request that answers."""
+"""Language models of the hub, taken from its cache, or from the network after one request that answers; shuffled weights."""
 
 import os
 import subprocess
@@ -7,8 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+import torch
 
-from tests.backbones.test_backbones import write
+from decisionllm.backbones.build import pretrained
+from tests.backbones.test_backbones import weights, write
 from tests.conftest import PATIENCE
 
 
@@ -57,3 +59,22 @@ def test_a_copy_in_the_cache_of_the_hub_needs_no_network(hub, tmp_path):
     (folder / "refs" / "main").write_text("0a1b")
     done = of_hub("me/tiny", address, tmp_path)
     assert done.stdout.strip() == "32" and requested == [], done.stderr
+
+
+def test_the_weights_of_a_folder_are_shuffled(tmp_path):
+    """Shuffled within each tensor, as the seed says, whatever is tuned; adapters are left alone."""
+    folder = str(write(tmp_path))
+    kept, one, same, other = (
+        pretrained(seed, folder=folder, weights=source, tune="frozen", text_layers=0, layers=0).core
+        for seed, source in ((0, "pretrained"), (0, "shuffled"), (0, "shuffled"), (1, "shuffled"))
+    )
+    kept, one, same, other = map(weights, (kept, one, same, other))
+    for name, weight in kept.items():
+        assert torch.equal(weight.flatten().sort().values, one[name].flatten().sort().values)
+        assert torch.equal(one[name], same[name])
+    assert not any(torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (kept, other))
+    whole = {"text_layers": 0, "layers": 0}
+    adapted = weights(pretrained(0, folder=folder, weights="shuffled", **whole).core)
+    plain = weights(pretrained(0, folder=folder, **whole).core)
+    assert torch.equal(adapted["layers.0.mlp.up_proj.base_layer.weight"], one["layers.0.mlp.up_proj.weight"])
+    assert all(torch.equal(weight, adapted[name]) for name, weight in plain.items() if "lora_" in name)

@@ -195,7 +195,7 @@ def test_the_library_runs_some_blocks_within_a_statement(folder):
 
 def test_a_small_model_of_its_own_is_not_cut():
     backbone = qwen2(0, width=32, layers=2, heads=2, kv_heads=1, inner=32)
-    assert (backbone.first, backbone.depth, backbone.tied) == (0, 2, True)
+    assert (backbone.first, backbone.depth) == (0, 2)
 
 
 def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
@@ -204,7 +204,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     assert command("train", *LOOP, *words, f"run={run}") == 0
     policy, _, info = checkpoint.load(run)
     backbone = policy.model.backbone
-    assert (backbone.first, backbone.depth) == (2, 2) and info["perplexity"] is None
+    assert (backbone.first, backbone.depth) == (2, 2)
     assert info["frozen"] == fingerprint(backbone)
     adapter = json.loads((run / "checkpoint/adapter/adapter_config.json").read_text())
     assert adapter["target_modules"].startswith(r"(.*\.)?layers\.(2|3)\.")

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.backbones.build import fingerprint, pretrained
-from decisionllm.backbones.readers import FrozenFeatures, attach, perplexity, sentences
+from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.readers import FrozenFeatures, attach
 from decisionllm.files import cache_dir
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import small_backbone, write
-from tests.conftest import LOOP, NANO, command, make_model, near
-from tests.models.test_decision_llm import make_batch
+from tests.conftest import LOOP, NANO, command, near
 
 pytestmark = pytest.mark.numeric
 
@@ -149,50 +148,6 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path, tex
     assert ("backbone.features.mean" in names) == (text_encoder == "features") and "backbone.numbers.out.0.weight" in names
     assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9
-
-
-def test_the_language_loss_is_a_term_of_the_loss():
-    spec = Spec(observation_dim=3, action_dim=2, horizon=20, low=(-2.0, 0.0), high=(2.0, 1.0))
-    model, plain = make_model(spec, language_loss=0.5), make_model(spec)
-    batch = make_batch(spec, [3, 4], 4, TEXTS[:2], [0, 1])
-    terms = model(batch)
-    wanted = 0.5 * model.backbone.next_token_loss(batch.text_ids, batch.text_mask)
-    assert set(terms) == {"nll", "language"} and set(plain(batch)) == {"nll"}
-    near(terms["language"].detach(), wanted.detach())
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["text=none", "model.language_loss=0.1"], "expected 0 or more, and task texts, got text=none"),
-        (["text=goal", "model.language_loss=0.1", "text_numbers=embedded"], "expected text_numbers=digits"),
-        (["model.language_loss=-1"], "expected 0 or more"),
-    ],
-)
-def test_a_language_loss_that_cannot_be_is_refused(capsys, tmp_path, options, message):
-    assert command("train", *NANO, *LOOP, *options, f"run={tmp_path / 'run'}") == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_perplexity_before_and_after_stands_in_results(folder, tmp_path, capsys):
-    run = tmp_path / "run"
-    tie = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (folder / "config.json").write_text(json.dumps(tie))
-    whole = ["backbone.text_layers=0", "backbone.layers=0"]
-    adapted = ["backbone=pretrained", f"backbone.folder={folder}", *whole, "text=goal", "model.language_loss=0.1"]
-    assert command("train", *LOOP, *adapted, f"run={run}") == 0
-    before = checkpoint.read(run)[1]["perplexity"]
-    assert before == pytest.approx(pretrained(0, folder=str(folder), text_layers=0, layers=0).perplexity(sentences()))
-    assert "perplexity of plain sentences:" in capsys.readouterr().out
-    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false") == 0
-    row = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
-    after = perplexity(checkpoint.load(run)[0].model.backbone)
-    assert row["perplexity"] == {"before": before, "after": after} and after != before
-
-
-def test_perplexity_has_no_meaning_for_the_tokenizer_of_the_package():
-    assert perplexity(small_backbone("qwen2")) is None
 
 
 def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
