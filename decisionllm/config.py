@@ -116,7 +116,6 @@ class TrainConfig:
     refit_units: bool = False  # with resume_on: fit the units of observations, returns and actions to the larger data
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
-    text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
     text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})  # features: of a frozen language model
     window: int = 20  # T, steps of history
     steps: int = 2000

@@ -122,7 +122,6 @@ def check(policy: Any) -> None:
         (policy.decode == "sample", "act.decode=mode or mean", "sample"),
         (bool(policy.planning_horizon), "act.planning_horizon=0", policy.planning_horizon),
         (backbone.features is not None, "text_encoder=none", "a text encoder"),
-        (backbone.numbers is not None, "text_numbers=digits", "embedded"),
         (backbone.layout is None, "a backbone like Llama, Qwen or GPT-2", type(backbone.core).__name__),
     ):
         if wrong:

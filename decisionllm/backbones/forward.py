@@ -21,7 +21,6 @@ from decisionllm.backbones.cache import KVCache, SessionCache
 from decisionllm.backbones.cut import TextLayers, only_blocks
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.tokenizers import text
-from decisionllm.tokenizers.numbers import values
 
 # Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
@@ -46,7 +45,6 @@ class Backbone(nn.Module):
         # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or the lower blocks, see `cut_off`.
         self.features: Any = None
         self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
-        self.numbers: Any = None  # the embedding of `[NUM]` tokens
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
         self.config = self.core.config
@@ -80,7 +78,7 @@ class Backbone(nn.Module):
             new = [*dict.fromkeys(texts)]
         if new:
             tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
-            ids, mask = text.encode(tokenizer, new, with_numbers=self.numbers is not None)
+            ids, mask = text.encode(tokenizer, new)
             ids = ids if self.features is None else self.features.rows(ids, mask)
             self.encoded |= {task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)}
         ids, mask = text.padded([self.encoded[task] for task in texts])
@@ -98,16 +96,13 @@ class Backbone(nn.Module):
     def words(self, task: str) -> list[str]:
         """The tokens of a text, as text."""
         tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
-        ids, _ = text.encode(tokenizer, [task], with_numbers=self.numbers is not None)
-        return [tokenizer.decode([i]) if i >= 0 else "[NUM]" for i in ids[0].tolist()]
+        ids, _ = text.encode(tokenizer, [task])
+        return [tokenizer.decode([i]) for i in ids[0].tolist()]
 
     def embed(self, text_ids: Tensor) -> Tensor:
         """Token ids of texts, see `encode`, -> embeddings (U, L, D)."""
         words = self.core.get_input_embeddings() if self.features is None else self.features
-        if self.numbers is None:
-            return words(text_ids)  # type: ignore[no-any-return]  # of transformers
-        x = words(text_ids.clamp(min=0))
-        return torch.where(text_ids[..., None] < 0, self.numbers(values(text_ids)).to(x.dtype), x)
+        return words(text_ids)  # type: ignore[no-any-return]  # of transformers
 
     def forward(
         self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *, output_positions: slice = ALL

@@ -43,16 +43,16 @@ class KeptFeatures:
         self.first_rows: dict[TokenIds, int] = {}  # of each text that was read
 
     def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table (U, L); a `[NUM]` (below 0) stays as it is, padding is 0.
+        """Token ids of texts (U, L) as rows of the table (U, L); padding is 0.
 
         mask: (U, L) True where real.
         """
-        texts = [tuple(row[real & (row >= 0)].tolist()) for row, real in zip(ids, mask, strict=True)]
+        texts = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
         self._add([text for text in dict.fromkeys(texts) if text and text not in self.first_rows])
         rows = ids.clone()
         for row, real, text in zip(rows, mask, texts, strict=True):
             if text:
-                row[real & (row >= 0)] = self.first_rows[text] + torch.arange(len(text))
+                row[real] = self.first_rows[text] + torch.arange(len(text))
         return rows
 
     def __getitem__(self, rows: Tensor) -> Tensor:

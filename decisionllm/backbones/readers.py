@@ -10,24 +10,20 @@ from torch import Tensor, nn
 from decisionllm.backbones.build import fingerprint, pretrained, smollm2
 from decisionllm.backbones.forward import Backbone
 from decisionllm.backbones.kept import KeptFeatures, TokenIds
-from decisionllm.config import one_of
 from decisionllm.files import cache_dir
 from decisionllm.registry import build, register
-from decisionllm.tokenizers.numbers import NumberEmbedding
 from decisionllm.tokenizers.text import padded
 
 
 def attach(backbone: Backbone, config: dict[str, Any]) -> None:
-    """Give a backbone the text encoder and the number embedding that a run's config names."""
-    numbers, encoder = config.get("text_numbers", "digits"), config.get("text_encoder", {"_target_": "none"})
-    one_of("text_numbers", numbers, ("digits", "embedded"))
-    if backbone.first and (numbers == "embedded" or encoder["_target_"] != "none"):
-        raise ValueError(f"backbone.text_layers: expected 0, since text_numbers=embedded and text_encoder=features stand in place of word "
-                         f"embeddings, got {backbone.first}")  # fmt: skip
-    if encoder["_target_"] != "none":
-        backbone.features = build(encoder, backbone.width, config["seed"])
-    if numbers == "embedded":
-        backbone.numbers = NumberEmbedding(backbone.width)
+    """Give a backbone the text encoder that a run's config names."""
+    encoder = config.get("text_encoder", {"_target_": "none"})
+    if encoder["_target_"] == "none":
+        return
+    if backbone.first:
+        reason = "text_encoder=features stands in place of word embeddings"
+        raise ValueError(f"backbone.text_layers: expected 0, since {reason}, got {backbone.first}")
+    backbone.features = build(encoder, backbone.width, config["seed"])
     backbone.encoded = {}
 
 
@@ -70,13 +66,13 @@ class FrozenFeatures(nn.Module):
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`. Units once fitted stay, as those
         of the run that a run starts from, since the map was trained on them."""
-        known = self.kept[ids[mask & (ids > 0)]].float()
+        known = self.kept[ids[mask]].float()
         if len(known) and not self.mean.any():
             self.mean.copy_(known.mean(0))
             self.scale.copy_(known.std(0).clamp(min=1e-3))
 
     def rows(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Token ids of texts (U, L) as rows of the table (U, L); a `[NUM]` (below 0) stays as it is, padding is 0."""
+        """Token ids of texts (U, L) as rows of the table (U, L); padding is 0."""
         return self.kept.rows(ids, mask)
 
     def forward(self, rows: Tensor) -> Any:

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decisionllm.tokenizers.numbers import insert
-
 HERE = Path(__file__).parent
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
 
@@ -35,23 +33,17 @@ def own_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
-def encode(tokenizer: Any, texts: Sequence[str], *, with_numbers: bool = False) -> tuple[Tensor, Tensor]:
+def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Token ids of texts, padded on the right.
 
     Args:
         tokenizer: of a backbone.
         texts: U texts.
-        with_numbers: a `[NUM]` token follows each number, see `numbers.insert`.
 
     Returns:
         ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all texts are empty.
     """
-    if with_numbers:
-        read = (tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts)
-        ids = [insert(x["input_ids"], x["offset_mapping"], text) for x, text in zip(read, texts, strict=True)]
-    else:
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return padded(ids)
+    return padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
 
 def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Text encoders: features of a frozen language model for each token, read once, kept on disk; `[NUM]` tokens beside them."""
+"""Text encoders: features of a frozen language model for each token, read once, kept on disk."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decisionllm.backbones.build import fingerprint
-from decisionllm.backbones.readers import FrozenFeatures, attach
+from decisionllm.backbones.readers import FrozenFeatures
 from decisionllm.files import cache_dir
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
@@ -92,25 +92,6 @@ def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
         reader(folder, layer=3)
 
 
-def test_number_tokens_are_embedded_beside_words_and_features(folder, tmp_path):
-    node = {"_target_": "decisionllm.backbones.readers.FrozenFeatures", "folder": str(folder), "layer": 1}
-    for encoder in ({"_target_": "none"}, node):
-        backbone = small_backbone("qwen2")
-        plain = backbone.encode(["row 2, row 3"])[0].shape[1]
-        config = {"text_numbers": "embedded", "text_encoder": encoder, "seed": 0, "model": {}}
-        attach(backbone, config)
-        ids, mask = backbone.encode(["row 2, row 3"])
-        assert ids.shape[1] == plain + 2 and mask.all()
-        x = backbone.embed(ids)
-        near(x[ids < 0].detach(), backbone.numbers(torch.tensor([2.0, 3.0])).detach())
-        assert x.isfinite().all()
-
-
-def test_an_unknown_reading_of_numbers_is_refused():
-    with pytest.raises(ValueError, match="text_numbers: expected one of digits, embedded, got 'words'"):
-        attach(small_backbone("qwen2"), {"text_numbers": "words", "model": {}})
-
-
 def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
     backbone = small_backbone("qwen2", tune="frozen")
     before = fingerprint(backbone)
@@ -128,11 +109,8 @@ def test_a_text_longer_than_the_positions_is_refused():
         backbone(torch.zeros(1, 7, backbone.width), ids, mask, torch.zeros(1, dtype=torch.long))
 
 
-@pytest.mark.parametrize("text_encoder", ["none", "features"])
-def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path, text_encoder):
-    run, reading = tmp_path / "run", [f"text_encoder={text_encoder}", "text_numbers=embedded"]
-    if text_encoder == "features":
-        reading += [f"text_encoder.folder={folder}", "text_encoder.layer=1"]
+def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
+    run, reading = tmp_path / "run", ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
     command("train", *NANO, *LOOP, *reading, f"run={run}")
     one, config, info = checkpoint.load(run)
     other, _, _ = checkpoint.load(run)
@@ -145,7 +123,7 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path, tex
     session.observe(shape[-1:])
     near(session.decide(), one.act([history]), 1e-4, scale=2)
     names = checkpoint.content(run / "checkpoint" / "model.safetensors")
-    assert ("backbone.features.mean" in names) == (text_encoder == "features") and "backbone.numbers.out.0.weight" in names
+    assert "backbone.features.mean" in names
     assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9
 
