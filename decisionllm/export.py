@@ -52,16 +52,12 @@ def language_model(run: Path, path: Path) -> None:
 
     Raises:
         FileExistsError: the path is there already.
-        ValueError: a baseline, or weights in 4 or 8 bits, or the run is damaged.
+        ValueError: a baseline, or the run is damaged.
     """
     path = absent(path)
     config, info = checkpoint.read(run)
     if "policy" in config:
         raise ValueError(BASELINE)
-    bits = config["backbone"].get("quantize", "none")
-    if bits != "none":
-        raise ValueError(f"export: expected backbone.quantize=none, got {bits}: an adapter cannot be added to rounded weights; "
-                         "train on backbone.dtype=bfloat16")  # fmt: skip
     backbone = checkpoint.load_model(run, config, info).backbone
     with sealed(path) as partial:
         apart = save_merged(backbone, partial)

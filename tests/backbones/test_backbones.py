@@ -477,16 +477,3 @@ def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
     with torch.autocast("cpu", torch.bfloat16):
         model(*inputs(model.width)).float().square().sum().backward()
     assert all(w.grad.dtype == torch.float32 for w in adapters) and any(w.grad.any() for w in adapters)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"quantize": "2bit"}, "backbone.quantize: expected one of none, 4bit, 8bit, got '2bit'"),
-    ({"quantize": "4bit", "tune": "full"}, "quantize=4bit: expected weights=pretrained, tune=lora or frozen, got pretrained, full"),
-    ({"quantize": "8bit", "weights": "random"}, "got random, lora"),
-    ({"quantize": "4bit"}, r"backbone.quantize=4bit: needs a GPU and bitsandbytes \(pip install 'decisionllm\[quantize\]'\)"),
-])  # fmt: skip
-def test_a_quantisation_that_cannot_be_is_refused(options, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("decisionllm.backbones.build.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=message):
-        pretrained(0, folder=str(write(tmp_path)), **options)
