@@ -71,9 +71,10 @@ def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
     Returns:
         A `DecisionLLM`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
-    backbone = build(config["backbone"], config["seed"])
+    # First, since the options of a backbone of an earlier version may be others too.
     with explained("the options of this run are not those of this version", TypeError, remedy=UPGRADE):
         options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
+    backbone = build(config["backbone"], config["seed"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
         if isinstance(spec, Spec):
