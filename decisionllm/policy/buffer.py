@@ -30,16 +30,16 @@ class EpisodeBuffer(Player):
     """
 
     def __init__(self, policy: Any, N: int, horizon: int, target_returns: Any = None) -> None:
-        spec, H = policy.spec, horizon
+        spec = policy.spec
         policy.check_horizon(horizon)
         self.policy, self.horizon = policy, horizon
         self.targets = policy.resolve_targets(  # NaN: the predicted maximum return
             [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
         )
-        self.observations = np.zeros((N, H, spec.observation_dim), np.float32)
-        self.actions = np.zeros((N, H, spec.action_dim), np.float32)
-        self.rewards = np.zeros((N, H))
-        self.masks = np.ones((N, H, spec.num_actions), bool) if spec.num_actions else None
+        self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
+        self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
+        self.rewards = np.zeros((N, horizon))
+        self.masks = np.ones((N, horizon, spec.num_actions), bool) if spec.num_actions else None
         self.now = np.zeros(N, int)  # the step to decide next
         self.active: Rows = ALL  # the episodes that continue
 

@@ -226,7 +226,8 @@ class Policy:
             return own
         imagined = self.model.imagined
         assert imagined is not None
-        standard = self.model.normalizer.observations(torch.from_numpy(observations).to(self.device))
+        current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
+        standard = self.model.normalizer.observations(current)
         values = imagined.plan(imagined.states(standard, tasks), self.planning_horizon)
         if masks is not None:
             values = torch.where(masks, values, -1.0)

@@ -64,7 +64,7 @@ def test_a_plan_takes_allowed_actions_only(allowed):
     session = policy.begin([""], 10)
     session.observe(np.zeros((1, 1), np.float32), action_masks=masks)
     assert session.decide() == allowed
-    begun = History(np.zeros((1, 1), np.float32), np.zeros((0, 1)), np.zeros(0), action_masks=masks)
+    begun = History(np.zeros((1, 1)), np.zeros((0, 1)), np.zeros(0), action_masks=masks)
     assert policy.act([begun]) == allowed
 
 
