@@ -25,7 +25,6 @@ class DataOptions:
     rows_per_text: int = 1  # windows of a batch that share a text: where texts differ, fewer of them are read
     symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane
     part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
-    new_share: float = 0.0  # with resume_on: share of a batch from episodes that came after the first run; 0: as they come
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups, and of what `actions_kept` and `corrupt` change
     actions_kept: float = 1.0  # share of the episodes, drawn at random, whose actions are kept; the others lack them
@@ -123,8 +122,6 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
-    resume_on: str = ""  # go on from the checkpoint of this run, on data that begin with its episodes
-    refit_units: bool = False  # with resume_on: fit the units of observations, returns and actions to the larger data
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_numbers: str = "digits"  # embedded: a token whose embedding is a function of the value follows each number in a text
@@ -146,7 +143,7 @@ class TrainConfig:
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values"}
 
 
-PLACES = ("run", "out", "init_from", "resume_on")  # options of commands that are paths
+PLACES = ("run", "out", "init_from")  # options of commands that are paths
 
 
 class UsageError(Exception):

@@ -44,9 +44,8 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    grow = {"append": config.get("append"), "new_texts": config.get("new_texts", False)}
     with of_files({"executor": "inline", "address": ""} | config):
-        store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow)
+        store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}))
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:

@@ -18,7 +18,7 @@ FLOORS = (
     {"eval", "serving"},
     {"train", "baseline", "evaluate", "serve", "export", "backup"},
     {"scaling"},  # trains and evaluates
-    {"data", "scale", "finetune"},
+    {"data", "scale"},
     {"__init__", "__main__"},
 )
 OPTIONAL = {

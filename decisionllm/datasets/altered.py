@@ -32,19 +32,18 @@ LABELS = 1 << 40  # random numbers that choose labelled episodes; they are not t
 REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
 
 
-def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **append: Any) -> Store:
+def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any]) -> Store:
     """The store of a dataset as these options change it, kept beside the store of the dataset itself.
 
     Args:
         dataset: a config node.
         cache_dir: see `store.prepare`.
         data: `actions_kept`, `seed` and `corrupt*` of `config.DataOptions`; one left out changes nothing.
-        append: see `store.prepare`.
 
     Raises:
         ValueError: an option cannot be.
     """
-    clean = stores.kept(dataset, cache_dir, **append)
+    clean = stores.kept(dataset, cache_dir)
     kept, corrupt = data.get("actions_kept", 1.0), data.get("corrupt", "none")
     one_of("data.corrupt", corrupt, ("none", "observations", "actions", "rewards"))
     if not 0 <= kept <= 1:

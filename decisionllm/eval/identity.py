@@ -24,7 +24,7 @@ NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
 ALIKE = ("dataset", "protocol", "policy", "changed")
 # an option may follow the training seed, as in dataset.seed='${seed}' or init_from='runs/start-${seed}'
-MAY_FOLLOW = ("seed", "init_from", "resume_on", "folder")
+MAY_FOLLOW = ("seed", "init_from", "folder")
 EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}  # columns, and how a label names them
 LONGEST = 32  # characters of a value in a label
 

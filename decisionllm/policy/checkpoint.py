@@ -118,18 +118,9 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / DIGESTS).unlink(missing_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        write_info(path, data | {"versions": versions()} | known)
-
-
-def write_info(path: Path, info: dict[str, Any]) -> None:
-    """Write run.json of a run directory, and the digests of config.yaml and run.json.
-
-    Whenever the process is killed, what is left is without digests or agrees with them.
-    """
-    (path / DIGESTS).unlink(missing_ok=True)
-    with atomic(path / "run.json") as partial:
-        partial.write_text(json.dumps(info, indent=1))
-    seal(path, "config.yaml", "run.json")
+        with atomic(path / "run.json") as partial:
+            partial.write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
+        seal(path, "config.yaml", "run.json")
 
 
 def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
