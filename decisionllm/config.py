@@ -68,8 +68,6 @@ class TeamOptions:
     """Agents whose episodes share a group."""
 
     execution: str = "per_agent"  # each agent reads its own episode; joint: one token list a team; both: half of each
-    order: str = "random"  # in which members decide; given, reverse: by their numbers, for comparison
-    drop_agents: float = 0.0  # a member is left out of a window with this probability
 
 
 @dataclass

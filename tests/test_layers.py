@@ -31,7 +31,6 @@ OPTIONAL = {
     "mpe2",
     "jax",
     "jaxmarl",
-    "jumanji",
     "gymnasium_robotics",
     "mujoco",
     "ray",

@@ -63,7 +63,7 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
                 build(node, 0)
         elif name == "smollm2":  # an installed package of 93 MB; tests/backbones/test_gguf.py builds it
             continue
-        elif name in ("smax", "connector"):  # JAX is not there, or is not to be asked
+        elif name == "smax":  # JAX is not there, or is not to be asked
             with pytest.raises(ImportError, match="pip install"):
                 build(node, *given[group])
         elif group == "text_encoder":

@@ -97,9 +97,7 @@ def maker(c: TrainConfig, store: Store) -> Any:
     if c.team.execution == "per_agent":
         return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
     single = 0.5 * (c.team.execution == "both")
-    return partial(
-        team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents, order=c.team.order
-    )
+    return partial(team_windows.TeamSampler, store=store, **shape, alone=single)
 
 
 def of_part(store: Store, option: str, value: Any) -> Any:

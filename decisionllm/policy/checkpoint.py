@@ -435,7 +435,7 @@ def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], ac
     act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
     planning = ("planning_horizon", "planning_margin", "planning_value")
     options = {key: act[key] for key in ("stride", "decode", "decide_every", *planning) if key in act}
-    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
+    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and model.max_return is None:
