@@ -174,7 +174,7 @@ def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, say: 
     The environments of a new run are compared with its stores.
     """
     with accelerator.main_process_first():
-        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])
+        stores = mixture.stores(c.dataset, c.cache_dir, c.transform)
     if accelerator.is_main_process and not begun:
         for note in check_environments(c, stores):
             say(f"note: {note}")

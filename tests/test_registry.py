@@ -11,6 +11,7 @@ from decisionllm.__main__ import run
 from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
+from tests.conftest import episode, make_store
 
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
@@ -71,6 +72,8 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
         elif group == "head":
             spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None
+        elif group == "transform":
+            assert build(node, make_store(tmp_path / name, [episode([1.0])] * 10)) is not None
         else:
             assert build(node, *given[group]) is not None
 

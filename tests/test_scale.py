@@ -332,7 +332,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
                     "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
-                                "wrong": ["dataset=synthetic", "data.corrupt=rewards", "data.corrupt_kind=adversarial"],
+                                "wrong": ["dataset=synthetic", "transform=corrupted", "transform.kind=adversarial"],
                                 "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
     mine["train"] = [

@@ -37,6 +37,7 @@ from decisionllm.registry import build, is_reference
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
 
 FORMAT = 1
+NO_TRANSFORM = {"_target_": "none"}
 REMEDY = "delete the folder to make it again"
 HEADER = 128  # bytes, of each .npy file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -268,9 +269,30 @@ def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[st
             yield part
 
 
-def prepare(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
-    """The store of a dataset with the texts of its option `text`; arguments as in `kept`. See also `altered.prepare`."""
-    return worded(kept(dataset, cache_dir), dataset)
+def prepare(dataset: dict[str, Any], cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM) -> Store:
+    """The store of a dataset as a transform changes it, with the texts of the dataset's option `text`.
+
+    Args:
+        dataset, cache_dir: see `kept`.
+        transform: a config node; what it names takes a Store and returns a Source. Its store is kept beside that of the dataset
+            itself, and made again where the number VERSION of its module has changed.
+
+    Raises:
+        ValueError: an option cannot be.
+    """
+    store = kept(dataset, cache_dir)
+    if transform["_target_"] != "none":
+        source = build(dict(transform), store)
+        module = transform["_target_"].rpartition(".")[0]
+        version = vars(import_module(module)).get("VERSION")
+        name = f"{module.rpartition('.')[2]}-{_key([version, store.fingerprint, source.info, dict(transform)])}"
+        store = keep(Path(cache_dir).expanduser() / "stores" / name, source)
+    return worded(store, dataset)
+
+
+def _key(content: Any) -> str:
+    """A short hash of JSON values, for the name of a folder."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
@@ -287,8 +309,7 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
-    key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
-    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
+    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{_key([FORMAT, dataset, stamps])}"
     if (path / "card.json").is_file():
         return open_store(path)
     reader = dataset["_target_"].rpartition(".")[2]
