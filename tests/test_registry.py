@@ -40,12 +40,18 @@ def command_line(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
-@pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_choice_composes_with_its_defaults(capsys, group, name):
-    defaults, node = discover()[group][name], chosen(capsys, group, name)
-    assert node.keys() == defaults.keys()
-    for key, value in node.items():  # a default may refer to what was chosen elsewhere
-        assert "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
+def test_every_choice_composes_with_its_defaults(capsys):
+    wrong = []
+    for group, name in CHOICES:
+        defaults, node = discover()[group][name], chosen(capsys, group, name)
+        if node.keys() != defaults.keys():
+            wrong.append(f"{group}={name}: composed {sorted(node)}, registered {sorted(defaults)}")
+            continue
+        for key, value in node.items():  # a default may refer to what was chosen elsewhere
+            right = "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
+            if not right:
+                wrong.append(f"{group}={name}: {key}={value}, registered {defaults[key]}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
