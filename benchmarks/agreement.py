@@ -1,10 +1,7 @@
 """Both executions of the same checkpoints in the same worlds: what teams win when they decide in turn, and when each agent decides by itself.
 
-`python -m benchmarks.agreement runs/tmaze/nano-* runs/connector/nano-*` rolls each run out twice, appends a row a run to multiagent.jsonl and
+`python -m benchmarks.agreement runs/tmaze/nano-*` rolls each run out twice, appends a row a run to multiagent.jsonl and
 prints a line a run. The interval is of the paired difference, world by world; passes are calls of the backbone a step, at most.
-
-On Connector's facing boards also lane by lane: the two agents of a lane decide in turn, those of different lanes at once, since they cannot
-hinder each other (groups that act at once: PARCO, arXiv 2409.03811).
 """
 
 import argparse
@@ -27,15 +24,7 @@ from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import build
 
 
-def lanes(env: Any) -> np.ndarray:
-    """(rows,) the lane of each agent on facing boards: at the start its two agents stand side by side."""
-    at = env.world.positions
-    side_by_side = np.abs(at[:, :, None] - at[:, None]).sum(-1) <= 1
-    first: np.ndarray = env.groups.reshape(at.shape[:2]) * at.shape[1] + side_by_side.argmax(-1)
-    return first.ravel()
-
-
-def scores(run: Path, execution: str, episodes: int, seed: int, *, by_lane: bool = False) -> tuple[np.ndarray, int, float]:
+def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int, float]:
     """The score of each world (E,), the calls of the backbone a step, at most, and the CPU time of a step's decisions, ms."""
     generator = torch.Generator().manual_seed(seed)
     policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
@@ -57,7 +46,7 @@ def scores(run: Path, execution: str, episodes: int, seed: int, *, by_lane: bool
         return patch.object(Backbone, name, autospec=True, side_effect=getattr(Backbone, name))
 
     def begin(tasks: Any) -> Any:
-        return policy.begin(tasks, env.horizon, groups=env.groups, parts=lanes(env) if by_lane else None)
+        return policy.begin(tasks, env.horizon, groups=env.groups)
 
     with (
         patch.object(env, "step", step),
@@ -74,21 +63,10 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     """The row of a run."""
     (joint, passes, ms), (alone, passes_alone, ms_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
     (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
-    apart: Row = {}
-    if config["env"].get("boards") == "facing":
-        laned, passes_laned, ms_laned = scores(run, "joint", episodes, seed, by_lane=True)
-        less = dict(zip(("by_lane_low", "by_lane_high"), interval(laned - joint), strict=True))
-        apart = {
-            "by_lane": laned.mean(),
-            "by_lane_less_joint": (laned - joint).mean(),
-            **less,
-            "passes_by_lane": passes_laned,
-            "ms_by_lane": ms_laned,
-        }
     return {
         "dataset": info["dataset"]["name"], "policy": config["name"], "protocol": "joint against per agent", "seed": config["seed"], "n": episodes,
         "joint": joint.mean(), "per_agent": alone.mean(), "difference": (joint - alone).mean(), "low": low, "high": high,
-        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "ms": ms, "ms_per_agent": ms_alone, **apart, "env_seed": seed,
+        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "ms": ms, "ms_per_agent": ms_alone, "env_seed": seed,
         "fingerprint": info["fingerprint"], "versions": checkpoint.versions(),
     }  # fmt: skip
 
@@ -105,9 +83,6 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         print("{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
               "{passes} and {passes_per_agent} passes a step, {ms:.0f} and {ms_per_agent:.0f} ms".format(**row))  # fmt: skip
-        if "by_lane" in row:
-            print("  by lane {by_lane:.1f}, less joint {by_lane_less_joint:.1f} [{by_lane_low:.1f}, {by_lane_high:.1f}], "
-                  "{passes_by_lane} passes a step, {ms_by_lane:.0f} ms".format(**row))  # fmt: skip
 
 
 if __name__ == "__main__":

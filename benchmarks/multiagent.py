@@ -19,7 +19,7 @@ ROWS = Path(__file__).parent / "multiagent.jsonl"
 CRASHES = (0, 2, 4, 8)
 EVALUATION = {
     "seed": 0, "target_quantiles": [], "target_returns": [], "baselines": False, "report": False, "env": {}, "device": "cpu",
-    "act": {"stride": None, "decode": None, "planning_horizon": None}, "team": {"execution": None, "order": None},
+    "act": {"stride": None, "decode": None, "planning_horizon": None}, "team": {"execution": None},
 }  # fmt: skip
 Row = dict[str, Any]
 Verdicts = dict[str, tuple[bool, str]]  # {check: (met, words)}

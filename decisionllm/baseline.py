@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from decisionllm.baselines.d3rlpy import ALGORITHMS, READ_NEXT_ACTION, actor_mean, actor_weights, library, scales, transitions
 from decisionllm.config import one_of
 from decisionllm.datasets import windows
-from decisionllm.datasets.altered import prepare
+from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
 from decisionllm.policy import checkpoint
 
@@ -45,7 +45,7 @@ def baseline(config: dict[str, Any]) -> Path:
     d3rlpy, device = library(), checkpoint.usable(config["device"])
 
     # -- data and algorithm --
-    store = prepare(config["dataset"], config["cache_dir"], config["data"])
+    store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))
     select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
     chosen, _ = windows.select(store, **select)
     reads_next = config["algorithm"] in READ_NEXT_ACTION

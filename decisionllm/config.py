@@ -24,15 +24,9 @@ class DataOptions:
     rows_per_text: int = 1  # windows of a batch that share a text: where texts differ, fewer of them are read
     symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane
     part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
-    new_share: float = 0.0  # with resume_on: share of a batch from episodes that came after the first run; 0: as they come
     held_out: float = 0.02  # share of the groups never trained on
-    seed: int = 0  # of the choice of groups, and of what `actions_kept` and `corrupt` change
-    actions_kept: float = 1.0  # share of the episodes, drawn at random, whose actions are kept; the others lack them
+    seed: int = 0  # of the choice of groups, and of what a transform changes
     fill_actions: str = "none"  # or inverse_dynamics: fill in missing actions by the observations before and after
-    corrupt: str = "none"  # change the observations, actions or rewards of some steps of the log
-    corrupt_share: float = 0.3  # of the steps
-    corrupt_kind: str = "random"  # or adversarial: towards a low return
-    corrupt_scale: float = 1.0  # of the change, in standard deviations of the log
 
 
 @dataclass
@@ -60,8 +54,6 @@ class TeamOptions:
     """Agents whose episodes share a group."""
 
     execution: str = "per_agent"  # each agent reads its own episode; joint: one token list a team; both: half of each
-    order: str = "random"  # in which members decide; given, reverse: by their numbers, for comparison
-    drop_agents: float = 0.0  # a member is left out of a window with this probability
 
 
 @dataclass
@@ -112,8 +104,9 @@ class TrainConfig:
     run: str = "runs/policy"  # the run directory
     cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
     init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
-    resume_on: str = ""  # go on from the checkpoint of this run, on data that begin with its episodes
-    refit_units: bool = False  # with resume_on: fit the units of observations, returns and actions to the larger data
+    transform: Node = field(
+        default_factory=lambda: {"_target_": "none"}
+    )  # change the log before it is read: unlabelled, corrupted
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})  # features: of a frozen language model
@@ -134,7 +127,10 @@ class TrainConfig:
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values"}
 
 
-PLACES = ("run", "out", "init_from", "resume_on")  # options of commands that are paths
+PLACES = ("run", "out", "init_from")  # options of commands that are paths
+
+
+OPTIONAL = ("text_encoder", "transform")  # groups of choices that are none by default
 
 
 class UsageError(Exception):
@@ -200,7 +196,7 @@ def store_choices() -> None:
 
     found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
     envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]  # a dataset without an env of its name has none
-    groups = {**found, "env": envs, "text_encoder": {"none": none} | found["text_encoder"]}
+    groups = {**found, "env": envs} | {group: {"none": none} | found[group] for group in OPTIONAL}
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)
@@ -316,7 +312,7 @@ def explain(command: str, overrides: list[str]) -> str | None:
     from hydra.errors import HydraException
 
     groups = {group: [*found] for group, found in registry.discover().items()}
-    for group in ("env", "text_encoder"):
+    for group in ("env", *OPTIONAL):
         groups[group].append("none")
     for group in ("experiment", "study"):
         groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import altered, auction, maze2d, minari, windows
+from decisionllm.datasets import auction, maze2d, minari, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import reported, survey
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
 from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
@@ -44,14 +44,14 @@ def data(config: dict[str, Any]) -> Store | None:
     if kind == "replay":
         export_days(target, config["dataset"], console)
         return None
-    grow = {"append": config.get("append"), "new_texts": config.get("new_texts", False)}
+    transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
-        store = altered.prepare(config["dataset"], config["cache_dir"], config.get("data", {}), **grow)
+        store = prepare(config["dataset"], config["cache_dir"], transform)
     console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
     console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
     if kind:
-        if store.action_weight is not None or altered.CHANGED in store.info:
-            raise ValueError(f"export={kind}: expected a log with every action, without data.corrupt, got {store.info['name']}")
+        if store.action_weight is not None or transform != NO_TRANSFORM:
+            raise ValueError(f"export={kind}: expected a log with every action and transform=none, got {store.info['name']}")
         options: dict[str, Any] = {}
         if kind == "minari":
             options, note = scored(config.get("env", NO_ENV), store)

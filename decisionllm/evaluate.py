@@ -88,7 +88,6 @@ def evaluate(config: dict[str, Any]) -> Path:
             shared |= {} if "policy" in run_config else env.probe(policy)
             where = {"env_seed": config["seed"]} | ({"changed": changed} if changed else {})
             shared |= {"part": part_label} if part_label else {}
-            shared |= {"resumed": info["resumed"]} if "resumed" in info else {}
             shared |= {"file_digest": info["dataset"]["digest"]} if "digest" in info["dataset"] else {}
             for contender in contenders:
                 episodes, seconds = play(contender, env, config["seed"], console, info["spec"]["observation_dim"])

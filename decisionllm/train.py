@@ -25,7 +25,7 @@ from decisionllm.eval.before import check_environments
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import members
 from decisionllm.policy import checkpoint
-from decisionllm.policy.start import continued, forgotten, new_model, take_up
+from decisionllm.policy.start import new_model, take_up
 from decisionllm.schema import Window
 
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
@@ -46,7 +46,6 @@ class Loop:
     """Where the loop is: what is saved with a checkpoint, and the sums since the last log line."""
 
     step: int = 0
-    first: int = 0  # of this run: above 0 where it goes on from another one
     elapsed: float = 0.0  # seconds of training, over all continuations
     lowest: float = math.inf  # held-out loss
     rate: float = 0.0  # learning rate
@@ -99,19 +98,19 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
 
     # -- data, model, optimiser --
     begun = bool(checkpoint.find(run)) and not c.fresh
-    stores, shares, stages, data = open_stores(c, options, accelerator, say, begun=begun)
-    model = new_model(c, options, data, begun=begun or bool(c.resume_on))
+    stores, shares, data = open_stores(c, options, accelerator, say, begun=begun)
+    model = new_model(c, options, data, begun=begun)
     optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
-    take_up(c, options, stores, data, model, stages, begun=begun, main=main)
+    take_up(c, options, stores, data, model, begun=begun, main=main)
     alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
     inner = accelerator.unwrap_model(model)
-    if begun or stages:
-        resume(loop, run if begun else Path(c.resume_on), inner, optimizer, begun=begun)
-    loop.lowest = trim(run / "metrics.jsonl", loop.step if begun else 0) if main else math.inf
+    if begun:
+        resume(loop, run, inner, optimizer)
+    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
     announce(say, c, data, inner, accelerator, loop.step)
@@ -128,9 +127,6 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
         stack.callback(torch.set_flush_denormal, False)
         stack.callback(accelerator.end_training)
         began = time.monotonic() - loop.elapsed
-        if stages and not begun:
-            values = measure(c, loop, model, inner, data, batch_of, accelerator)
-            record(c, loop, values, inner, optimizer, 0.0, over=False, main=main, console=console)
         while True:
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(c, loop, bool(stop), accelerator)
@@ -140,7 +136,7 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 record(c, loop, values, inner, optimizer, progress, over=over, main=main, console=console)
             if over:
                 break
-            loop.rate = learning_rate(c, loop.step - loop.first, progress)
+            loop.rate = learning_rate(c, loop.step, progress)
             for group in optimizer.param_groups:
                 group["lr"] = loop.rate * group["scale"]
             torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
@@ -162,8 +158,6 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
             for weights in filter(None, (member.advantage for member in members(inner).values())):
                 weights.update(accelerator.reduce)
             loop.step, loop.count = loop.step + 1, loop.count + 1
-    if stages and main:
-        say(forgotten(run))
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
@@ -171,22 +165,19 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
 
 
 def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, say: Any, *, begun: bool) -> tuple[Any, ...]:
-    """By embodiment, "" if there is one space, the stores, the shares of their parts, and what is drawn from them; and the numbers of
-    episodes of earlier runs, see `continued`: stores, shares, stages, data. The environments of a new run are compared with its stores."""
+    """By embodiment, "" if there is one space: the stores, the shares of their parts, and the samplers of windows.
+
+    The environments of a new run are compared with its stores.
+    """
     with accelerator.main_process_first():
-        stores = mixture.stores(c.dataset, c.cache_dir, options["data"])
+        stores = mixture.stores(c.dataset, c.cache_dir, c.transform)
     if accelerator.is_main_process and not begun:
         for note in check_environments(c, stores):
             say(f"note: {note}")
     shares = mixture.part_shares(stores, c.data.part_weights)
     fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
-    stages = continued(c, stores, begun=begun) if c.resume_on else []
-    return (
-        stores,
-        shares,
-        stages,
-        {name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill, stages) for name, store in stores.items()},
-    )
+    data = {name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill) for name, store in stores.items()}
+    return stores, shares, data
 
 
 def divided(window: Window, part: int, parts: int) -> Any:
@@ -199,8 +190,6 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
     if not 0 < c.data.step_discount <= 1:
         raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
-    if not 0 <= c.data.new_share < 1 or (c.data.new_share and not c.resume_on):
-        raise ValueError(f"data.new_share: expected 0, or below 1 with resume_on, got {c.data.new_share}")
     if c.data.rows_per_text > 1 and c.team.execution != "per_agent":
         raise ValueError(
             f"data.rows_per_text={c.data.rows_per_text}: expected 1 with team.execution={c.team.execution}, whose teams share a text"
@@ -258,8 +247,7 @@ def held_out_words(data: Data, share: float) -> str:
 
 def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:
     """How far the run is, in steps or in time, whichever is further, and whether it is interrupted; all processes agree."""
-    steps = (loop.step - loop.first) / (c.steps - loop.first)
-    progress = max(steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
+    progress = max(loop.step / c.steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
     if accelerator.num_processes == 1:
         return progress, stop
     agreed = accelerator.reduce(torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean")
@@ -367,17 +355,16 @@ def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
     return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
 
 
-def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer, *, begun: bool) -> None:
-    """Load the optimiser of a run's last checkpoint. The loop goes on where it was if this run was begun, else it begins after that run."""
+def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Load the optimiser of a run's last checkpoint, and where its loop was."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
     for name, value in checkpoint.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
         optimizer.state[weights[weight]][key] = distributed.placed(value, weights[weight])
     state = checkpoint.content(folder / "trainer.json")
-    loop.step = loop.first = state["step"]
-    if begun:
-        loop.elapsed, loop.first = state["elapsed"], checkpoint.read(run)[1].get("resumed", {}).get("step", 0)
+    loop.step = state["step"]
+    loop.elapsed = state["elapsed"]
 
 
 def trim(path: Path, step: int) -> float:

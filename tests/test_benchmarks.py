@@ -50,7 +50,6 @@ NAMES = sorted(
         "measure",
         "multiagent",
         "omar",
-        "online",
         "permutation",
         "raw_traffic",
         "smax",

@@ -16,27 +16,38 @@ def choices():
     store_choices()
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_says_what_is_trained(name):
+def composed(name):
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        config = OmegaConf.to_container(
-            compose("train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"])
-        )
+        config = compose("train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"])
+    return OmegaConf.to_container(config)
+
+
+def differences(name):
+    """What an experiment file says and the composed configuration does not have."""
+    config = composed(name)
     said = yaml.safe_load((configs() / "experiment" / f"{name}.yaml").read_text())
-    defaults = said.pop("defaults")
-    flat = {key: value for key, value in said.items() if not isinstance(value, dict)}
-    assert {key: config[key] for key in flat} == flat
-    for group in (key for key, value in said.items() if isinstance(value, dict)):
-        assert config[group] | said[group] == config[group]
-    for default in defaults:
+    for default in said.pop("defaults"):
         for group, choice in default.items() if isinstance(default, dict) else ():
             group = group.removeprefix("override /")
-            assert config[group]["_target_"] == registry.discover()[group][choice]["_target_"]
+            if config[group]["_target_"] != registry.discover()[group][choice]["_target_"]:
+                yield f"{name}: {group}={choice}, composed is {config[group]['_target_']}"
+    for key, value in said.items():
+        found = config[key] | value if isinstance(value, dict) else value
+        if found != config[key]:
+            yield f"{name}: {key}: {value}, composed is {config[key]}"
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_opens_with_its_lab_note(name):
-    lines = (configs() / "experiment" / f"{name}.yaml").read_text().splitlines()
-    assert lines[0] == "# @package _global_"
-    note = [line for line in lines[1:] if line.startswith("#")]
-    assert len(note) >= 2 and any("decisionllm train" in line and f"experiment={name}" in line for line in note)
+def test_an_experiment_says_what_is_trained():
+    wrong = [line for name in EXPERIMENTS for line in differences(name)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_experiment_opens_with_its_lab_note():
+    wrong = []
+    for name in EXPERIMENTS:
+        lines = (configs() / "experiment" / f"{name}.yaml").read_text().splitlines()
+        note = [line for line in lines[1:] if line.startswith("#")]
+        commands = [line for line in note if "decisionllm train" in line and f"experiment={name}" in line]
+        if lines[0] != "# @package _global_" or len(note) < 2 or not commands:
+            wrong.append(name)
+    assert not wrong, wrong

@@ -15,7 +15,7 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice
 from decisionllm.schema import Episode, Spec
-from tests.conftest import command, episode, make_store, node
+from tests.conftest import episode, make_store, node
 
 
 def lines(store, **options):
@@ -174,31 +174,6 @@ def test_a_card_and_a_window_of_paraphrased_texts(tmp_path):
     assert "wordings" not in lines(store)["options"] and "5 different" in lines(store)["text"]
     shown = {list(window(store, 2, seed=seed))[1].replace("|", "") for seed in range(9)}
     assert len(shown) > 5, "of more wordings than goals"
-
-
-def test_a_log_that_grew_is_appended_to_its_store(tmp_path, capsys):
-    def log(rewards):
-        rewards = np.array(rewards, np.float32)
-        ends, rows = np.arange(len(rewards)) % 2 == 1, np.arange(len(rewards), dtype=np.float32)[:, None]
-        columns = {"observations": rows, "actions": rows, "rewards": rewards, "terminals": ends}  # bounds grow with the log
-        np.savez(tmp_path / "log.npz", **columns)
-
-    words = ("data", "dataset=arrays", f"dataset.path={tmp_path}/log.npz")
-    log([1, 2, 3, 4])
-    assert command(*words, "append=true") == 1
-    assert "append=true: expected a store in" in capsys.readouterr().err
-    assert command(*words) == 0
-    old = next((tmp_path / "data/stores").iterdir())
-    log([1, 2, 3, 4, 5, 6])
-    assert command(*words, f"cache_dir={tmp_path}/other") == 0
-    assert command(*words, "append=true") == 0
-    assert "3 in 3 groups, 6 steps" in capsys.readouterr().out
-    new = next(path for path in (tmp_path / "data/stores").iterdir() if path != old)
-    assert (new / "rewards.npy").samefile(old / "rewards.npy")
-    assert open_store(new).fingerprint == open_store(next((tmp_path / "other/stores").iterdir())).fingerprint
-    log([1, 2, 3, 9, 5, 6, 7, 8])
-    assert command(*words, f"append={old}") == 1
-    assert f"episode 1: rewards differs from that of {old}; leave append out" in capsys.readouterr().err
 
 
 def record(tmp_path, monkeypatch, world, **options):

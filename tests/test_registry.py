@@ -11,6 +11,7 @@ from decisionllm.__main__ import run
 from decisionllm.registry import build, choice, discover
 from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
+from tests.conftest import episode, make_store
 
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
@@ -39,12 +40,18 @@ def command_line(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
-@pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_choice_composes_with_its_defaults(capsys, group, name):
-    defaults, node = discover()[group][name], chosen(capsys, group, name)
-    assert node.keys() == defaults.keys()
-    for key, value in node.items():  # a default may refer to what was chosen elsewhere
-        assert "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
+def test_every_choice_composes_with_its_defaults(capsys):
+    wrong = []
+    for group, name in CHOICES:
+        defaults, node = discover()[group][name], chosen(capsys, group, name)
+        if node.keys() != defaults.keys():
+            wrong.append(f"{group}={name}: composed {sorted(node)}, registered {sorted(defaults)}")
+            continue
+        for key, value in node.items():  # a default may refer to what was chosen elsewhere
+            right = "${" not in str(value) if "${" in str(defaults[key]) else value == defaults[key]
+            if not right:
+                wrong.append(f"{group}={name}: {key}={value}, registered {defaults[key]}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
@@ -63,7 +70,7 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
                 build(node, 0)
         elif name == "smollm2":  # an installed package of 93 MB; tests/backbones/test_gguf.py builds it
             continue
-        elif name in ("smax", "connector"):  # JAX is not there, or is not to be asked
+        elif name == "smax":  # JAX is not there, or is not to be asked
             with pytest.raises(ImportError, match="pip install"):
                 build(node, *given[group])
         elif group == "text_encoder":
@@ -71,6 +78,8 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
         elif group == "head":
             spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None
+        elif group == "transform":
+            assert build(node, make_store(tmp_path / name, [episode([1.0])] * 10)) is not None
         else:
             assert build(node, *given[group]) is not None
 

@@ -332,7 +332,7 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
                     "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
-                                "wrong": ["dataset=synthetic", "data.corrupt=rewards", "data.corrupt_kind=adversarial"],
+                                "wrong": ["dataset=synthetic", "transform=corrupted", "transform.kind=adversarial"],
                                 "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
     mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
     mine["train"] = [
@@ -401,15 +401,23 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
     assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, "w16 is run again, on the new weights"
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_shipped_study_composes_and_has_a_note(name, capsys):
+def test_every_shipped_study_composes_and_has_a_note():
     from hydra import initialize_config_dir
 
     store_choices()
-    note = (configs() / "study" / f"{name}.yaml").read_text()
-    study = grid.check(yaml.safe_load(note))
-    with initialize_config_dir(str(configs()), version_base="1.3"):
-        found = grid.train_configs(study)
-        grid.compose("evaluate", ["run=x", *study["evaluate"]])
-    assert study["name"] == name and len(found) == len(study["axes"]["size"]) * len(study["axes"]["quality"])
-    assert note.startswith("# ") and f"decisionllm scale study={name}" in note
+    wrong = []
+    for name in STUDIES:
+        note = (configs() / "study" / f"{name}.yaml").read_text()
+        study = grid.check(yaml.safe_load(note))
+        try:
+            with initialize_config_dir(str(configs()), version_base="1.3"):
+                found = grid.train_configs(study)
+                grid.compose("evaluate", ["run=x", *study["evaluate"]])
+        except Exception as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        if study["name"] != name or len(found) != len(study["axes"]["size"]) * len(study["axes"]["quality"]):
+            wrong.append(f"{name}: {len(found)} configurations, named {study['name']}")
+        if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
+            wrong.append(f"{name}: expected a note with its command")
+    assert not wrong, "\n".join(wrong)

@@ -1,84 +1,101 @@
-"""A log as it may come: actions left out, observations, actions or rewards corrupted, by the options `data.actions_kept` and `data.corrupt*`.
+"""Transforms of a log, to measure what a worse one costs: `transform=unlabelled` leaves out actions, `transform=corrupted` changes a column.
 
-Random: an observation or an action moves by up to `corrupt_scale` standard deviations of the log in each number, a discrete action is any
-that is allowed, a reward is any within 30 deviations. Adversarial: each number of an observation or an action moves by `corrupt_scale`
+Random: an observation or an action moves by up to `scale` standard deviations of the log in each number, a discrete action is any
+that is allowed, a reward is any within 30 deviations. Adversarial: each number of an observation or an action moves by `scale`
 deviations to where a linear model of the return-to-go predicts less, a discrete action is the allowed one of the least prediction, a reward
-changes its sign and is multiplied by `corrupt_scale`. A corrupted observation is also what follows the step before: of a log of whole
+changes its sign and is multiplied by `scale`. A corrupted observation is also what follows the step before: of a log of whole
 episodes, a corruption of observations is one of dynamics too. Source: the protocol of RIQL (Yang et al., ICLR 2024, arXiv 2310.12955),
 whose adversary is a trained critic.
 """
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from decisionllm.config import Node, one_of
+from decisionllm.config import one_of
 from decisionllm.datasets import moments
-from decisionllm.datasets import store as stores
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import BLOCK, of_store
 from decisionllm.protocols import Source
+from decisionllm.registry import register
 from decisionllm.schema import Episode
 from decisionllm.tokenizers.entities import blocks
 
-CHANGED = "seed_of_changes"  # key of the info of a changed store
-VERSION = 3  # of what `_changed` writes
+VERSION = 4  # of what the transforms write
 LABELS = 1 << 40  # random numbers that choose labelled episodes; they are not those of held-out groups or of an episode
-REWARD_RANGE = 30  # deviations of random rewards, for corrupt_scale=1
+REWARD_RANGE = 30  # deviations of random rewards, for scale=1
 
 
-def prepare(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any], **append: Any) -> Store:
-    """The store of a dataset as these options change it, kept beside the store of the dataset itself.
+@register("transform", "unlabelled", seed="${data.seed}")
+def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Source:
+    """A log that lacks the actions of some episodes.
 
     Args:
-        dataset: a config node.
-        cache_dir: see `store.prepare`.
-        data: `actions_kept`, `seed` and `corrupt*` of `config.DataOptions`; one left out changes nothing.
-        append: see `store.prepare`.
+        clean: the log.
+        actions_kept: share of the episodes, drawn at random, whose actions are kept.
+        seed: of the draw.
+
+    Raises:
+        ValueError: a share that cannot be, or that keeps the actions of no episode.
+    """
+    E = len(clean.lengths)
+    if not 0 <= actions_kept <= 1:
+        raise ValueError(f"transform.actions_kept: expected a share within 0 .. 1, got {actions_kept}")
+    count = round(actions_kept * E)
+    if not count:
+        given = f"transform.actions_kept={actions_kept} of {E} episodes"
+        raise ValueError(f"{given} keeps the actions of none; give a larger share")
+    kept = np.random.default_rng((seed, LABELS)).permutation(E)[:count]
+    labelled = np.isin(np.arange(E), kept)
+
+    def episodes() -> Iterator[Episode]:
+        for e in range(E):
+            episode = clean.episode(e)
+            if labelled[e]:
+                yield episode
+            else:
+                yield replace(episode, action_weight=np.zeros(len(episode.rewards), np.float32))
+
+    info = clean.info | {"actions_kept": actions_kept, "seed_of_changes": seed}
+    return Source(clean.spec, episodes(), info, dict(clean.facts))
+
+
+@register("transform", "corrupted", seed="${data.seed}")
+def corrupted(
+    clean: Store, *, column: str = "rewards", share: float = 0.3, kind: str = "random", scale: float = 1.0, seed: int = 0
+) -> Source:
+    """A log in which a column of some steps is changed, see above.
+
+    Args:
+        clean: the log.
+        column: `observations`, `actions` or `rewards`.
+        share: of the steps that are changed.
+        kind: `random`, or `adversarial`: towards a low return.
+        scale: of the change, in standard deviations of the log.
+        seed: of the steps and of random changes.
 
     Raises:
         ValueError: an option cannot be.
     """
-    clean = stores.kept(dataset, cache_dir, **append)
-    kept, corrupt = data.get("actions_kept", 1.0), data.get("corrupt", "none")
-    one_of("data.corrupt", corrupt, ("none", "observations", "actions", "rewards"))
-    if not 0 <= kept <= 1:
-        raise ValueError(f"data.actions_kept: expected a share within 0 .. 1, got {kept}")
-    if kept == 1 and corrupt == "none":
-        return stores.worded(clean, dataset)
-    share, kind, scale = (data[f"corrupt_{name}"] for name in ("share", "kind", "scale"))
-    one_of("data.corrupt_kind", kind, ("random", "adversarial"))
+    one_of("transform.column", column, ("observations", "actions", "rewards"))
+    one_of("transform.kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
-        raise ValueError(f"data.corrupt_share, data.corrupt_scale: expected within 0 .. 1 and above 0, got {share} and {scale}")
-    if not round(kept * len(clean.lengths)):
-        given = f"data.actions_kept={kept} of {len(clean.lengths)} episodes"
-        raise ValueError(f"{given} keeps the actions of none; give a larger share")
-    info = clean.info | {"actions_kept": kept, CHANGED: data["seed"]}
-    if corrupt != "none":
-        info["corrupt"] = f"{corrupt} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
-    key = hashlib.blake2b(json.dumps([VERSION, clean.fingerprint, info], sort_keys=True).encode(), digest_size=6).hexdigest()
-    changed = _changed(clean, kept, corrupt, share, kind, scale, data["seed"])
-    source = Source(clean.spec, changed, info, dict(clean.facts))
-    return stores.worded(stores.keep(Path(cache_dir).expanduser() / "stores" / f"altered-{key}", source), dataset)
+        raise ValueError(f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} and {scale}")
 
-
-def _changed(clean: Store, kept: float, corrupt: str, share: float, kind: str, scale: float, seed: int) -> Iterator[Episode]:
-    """The episodes as the options change them."""
-    order = np.random.default_rng((seed, LABELS)).permutation(len(clean.lengths))
-    labelled = np.isin(np.arange(len(order)), order[: round(kept * len(order))])
-    change = Corruption(clean, corrupt, kind, scale) if corrupt != "none" else None
-    for e in range(len(order)):
-        episode, rng = clean.episode(e), np.random.default_rng((seed, e))
-        if change:
+    def episodes() -> Iterator[Episode]:
+        change = Corruption(clean, column, kind, scale)
+        for e in range(len(clean.lengths)):
+            episode = clean.episode(e)
+            rng = np.random.default_rng((seed, e))
             hit = rng.random(len(episode.rewards)) < share
-            column: dict[str, Any] = {corrupt: change(episode, rng, hit)}
-            episode = replace(episode, **column)
-        yield episode if labelled[e] else replace(episode, action_weight=np.zeros(len(episode.rewards), np.float32))
+            changed: dict[str, Any] = {column: change(episode, rng, hit)}
+            yield replace(episode, **changed)
+
+    words = f"{column} of {100 * share:g} % of the steps, {kind}, scale {scale:g}"
+    info = clean.info | {"corrupted": words, "seed_of_changes": seed}
+    return Source(clean.spec, episodes(), info, dict(clean.facts))
 
 
 class Corruption:

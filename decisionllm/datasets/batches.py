@@ -32,7 +32,7 @@ class Data:
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any = None, stages: Sequence[int] = ()) -> Data:
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any = None) -> Data:
     """The samplers of training windows, in which each part has its share, and of held-out windows.
 
     Args:
@@ -40,16 +40,14 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
         store: of the log.
         shares: of its parts.
         fill: (store, steps, episodes) -> steps with the missing actions filled in; None: episodes that lack all of them are left out.
-        stages: see `windows.select`.
 
     Raises:
         ValueError: the options do not fit the log.
     """
     d, horizon = c.data, c.model.return_horizon
     chosen, held_out = windows.select(
-        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed,
-        stages=stages,
-    )  # fmt: skip
+        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
+    )
     steps = windows.of_store(store, return_horizon=horizon)
     chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
     measured = steps  # the loss on held-out windows is that of recorded actions
@@ -69,14 +67,13 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any =
                          f"got none to train on; the longest has {store.lengths.max()}")  # fmt: skip
     if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(chosen)):
         raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
-    old = stages[0] if stages else 0
-    weights = windows.part_weights(store, steps, chosen, shares, old=old, new_share=d.new_share)
+    weights = windows.part_weights(store, steps, chosen, shares)
     draw = maker(c, store)
     sampler = draw(
         steps, episodes=chosen, seed=c.seed, weights=weights, discount=of_part(store, "step_discount", d.step_discount)
     )
     texts = sampler.texts
-    parts = held_out_parts(store, held_out, stages)
+    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
     validators = {label: draw(measured, episodes=part, seed=0, weights=None) for label, part in parts.items() if len(part)}
     if c.log.keep_best and not validators:
         raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
@@ -100,21 +97,7 @@ def maker(c: TrainConfig, store: Store) -> Any:
     if c.team.execution == "per_agent":
         return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
     single = 0.5 * (c.team.execution == "both")
-    return partial(
-        team_windows.TeamSampler, store=store, **shape, alone=single, drop_agents=c.team.drop_agents, order=c.team.order
-    )
-
-
-def held_out_parts(store: Store, held_out: np.ndarray, stages: Sequence[int]) -> dict[str, np.ndarray]:
-    """The held-out episodes of each part of a mixture; with stages also apart by whether they came before the last one."""
-    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
-    if not stages:
-        return parts
-    found = {}
-    for age in ("old", "new"):
-        for label, part in parts.items():
-            found["/".join(filter(None, (label, age)))] = part[(part < stages[-1]) == (age == "old")]
-    return found
+    return partial(team_windows.TeamSampler, store=store, **shape, alone=single)
 
 
 def of_part(store: Store, option: str, value: Any) -> Any:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import Node, TrainConfig, plain
-from decisionllm.datasets import altered
-from decisionllm.datasets.store import Store, data_node, prepare, retold, with_texts
+from decisionllm.datasets.store import NO_TRANSFORM, Store, data_node, prepare, retold, with_texts
 from decisionllm.datasets.store import files as files_of
 from decisionllm.protocols import Source
 from decisionllm.registry import build, choice, discover, register
@@ -232,9 +231,9 @@ def embodiments(*, parts: Any, options: Any = None, text: str = "none", text_wor
     raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
 
 
-def stores(dataset: Node, cache_dir: str | Path, data: Mapping[str, Any]) -> dict[str, Store]:
-    """{embodiment: its store} of a config node; {"": store} of a dataset of one space. data: options of `altered.prepare`."""
-    return {name: altered.prepare(part["dataset"], cache_dir, data) for name, part in of_embodiments(dataset).items()}
+def stores(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> dict[str, Store]:
+    """{embodiment: its store} of a config node; {"": store} of a dataset of one space. Arguments as in `store.prepare`."""
+    return {name: prepare(part["dataset"], cache_dir, transform) for name, part in of_embodiments(dataset).items()}
 
 
 def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:

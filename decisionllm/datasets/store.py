@@ -3,9 +3,6 @@
 A store is a folder: one .npy file per field with the rows of all episodes end to end, and card.json with the spec (sizes, action
 space, horizon), the distinct task texts, the origin, and a fingerprint of every byte.
 
-A store that grows is a new folder with hard links to the files of the one before: further rows go to the ends of these files, and
-each card says how many rows are its own. So both stores are whole, and what is there is not written again.
-
 A task text is made when a store is opened, so that another wording makes no data again. The store holds one canonical text for each
 distinct task and, in its card, the facts that all texts of this task are made of (a goal's cell, a campaign's budget). A reader takes part
 by two functions beside it in its module:
@@ -20,7 +17,6 @@ The fingerprint is that of the data with the texts that are read, so that two ru
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,8 +37,8 @@ from decisionllm.registry import build, is_reference
 from decisionllm.schema import EPISODE_FIELDS, STEP_FIELDS, Episode, Spec, StepColumns, refuse
 
 FORMAT = 1
+NO_TRANSFORM = {"_target_": "none"}
 REMEDY = "delete the folder to make it again"
-ANEW = "leave append out to write all of it anew"
 HEADER = 128  # bytes, of each .npy file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -95,31 +91,16 @@ class Store(StepColumns[np.ndarray]):
         return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
 
-def write(path: str | Path, source: Source, *, old: Store | None = None, new_texts: bool = True, **options: Any) -> Store:
+def write(path: str | Path, source: Source) -> Store:
     """Write a Source to a folder, all or nothing, and open it. Episodes go to disk as they come.
-
-    Args:
-        path: of the folder.
-        source: of all episodes.
-        old: a store whose episodes are the first ones of the source; only those that follow are written, see above.
-        new_texts: of those that follow, also those with other task texts.
-        options: further keys of the card.
 
     Raises:
         FileExistsError: the path is a file, or a folder that holds something else than a store.
-        ValueError: no episode, or one that does not fit the spec or is another in `old`; it is named with its step and number.
+        ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
         OSError: the disk is full; what was there before is kept.
     """
     try:
-        with ExitStack() as lock:
-            if old:  # two that append share files
-                import fcntl
-
-                fcntl.flock(lock.enter_context((shared := old.path / "offsets.npy").open("r+b")), fcntl.LOCK_EX)
-                for left in Path(path).parent.glob(".partial-*/offsets.npy"):  # of a killed process, this one has the lock
-                    if left.samefile(shared):
-                        shutil.rmtree(left.parent)
-            return _write(Path(path), source, old, new_texts, options)
+        return _write(Path(path), source)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -127,43 +108,24 @@ def write(path: str | Path, source: Source, *, old: Store | None = None, new_tex
         raise OSError(f"{path}: the store could not be written ({error.strerror}); {kept}") from error
 
 
-def _write(path: Path, source: Source, old: Store | None, new_texts: bool, options: dict[str, Any]) -> Store:
-    spec, known, stored = source.spec, len(old.lengths) if old else 0, {} if old is None else columns_of(old)
-    tasks = {task: i for i, task in enumerate(old.tasks if old else ())}
-    if old and (sizes(spec) != sizes(old.spec)):
-        raise ValueError(f"{old.path}: expected observations and actions of {sizes(old.spec)} to append, got {sizes(spec)}")
+def _write(path: Path, source: Source) -> Store:
+    spec = source.spec
+    tasks: dict[str, int] = {}
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "card.json").is_file()):
         raise FileExistsError(f"{path}: expected a new folder, or a store to replace; choose another path")
     with atomic(path) as partial:
         partial.mkdir()
         with ExitStack() as files:
-            columns = {
-                name: files.enter_context(Column(partial / f"{name}.npy", x.dtype, old, x))
-                for name, x in stored.items()
-                if name != "task"
-            }
-            # The file of an opened store may number other texts than those it was opened with.
-            if "task" in stored:
-                columns["task"] = files.enter_context(Column(partial / "task.npy", stored["task"].dtype))
-                columns["task"].append(stored["task"])
-            if not old:
-                columns["offsets"] = files.enter_context(Column(partial / "offsets.npy", np.int64))
-                columns["offsets"].append(np.zeros(1))
-            e, end = -1, int(old.offsets[-1]) if old else 0
+            columns = {"offsets": files.enter_context(Column(partial / "offsets.npy", np.int64))}
+            columns["offsets"].append(np.zeros(1))
+            end = 0
             for e, episode in enumerate(source.episodes):
                 _check(f"episode {e}", episode, spec)
-                new = episode.task not in tasks
                 given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
                 rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
                 rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
                 if "action_weight" in columns:
                     rows.setdefault("action_weight", np.ones(len(episode.rewards), np.float32))
-                if old and e < known:
-                    _same(e, rows, old, stored)
-                    continue
-                if old and new and not new_texts:
-                    expected = f"one of the {len(old.tasks)} task texts of {old.path}"
-                    raise ValueError(f"episode {e}: expected {expected}, got {episode.task!r}; new_texts=true appends it")
                 before, end = end, end + len(episode.rewards)
                 rows["offsets"] = np.array([end])
                 for name in rows.keys() - columns:
@@ -177,15 +139,12 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
                     raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
                 for name, values in rows.items():
                     columns[name].append(values)
-            if old and e + 1 < known:
-                raise ValueError(f"expected the {known:,} episodes of {old.path} and those that follow, got {e + 1:,}; {ANEW}")
             for column in columns.values():
                 column.file.flush()  # a full disk shows before a header says that the rows are there
         if not end:
             raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
-        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info} | options
-        card["facts"] = {} if old is None else dict(old.facts)
-        card["facts"] |= source.facts
+        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
+        card["facts"] = source.facts
         card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
         arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
         if "action_weight" in arrays and not arrays["action_weight"].any():
@@ -197,29 +156,18 @@ def _write(path: Path, source: Source, old: Store | None, new_texts: bool, optio
 
 
 class Column:
-    """An .npy file that grows by rows: numpy leaves room in its header for any number of them.
+    """An .npy file that is written row by row: numpy leaves room in its header for any number of them.
 
     Args:
         path: of the file.
         dtype: of its rows.
-        old: a store whose file of this name is continued: the same file by a second name, or a copy where its end is another
-            store's or the disk has no hard links.
-        rows: of the old store.
     """
 
-    def __init__(self, path: Path, dtype: Any, old: Store | None = None, rows: np.ndarray | None = None) -> None:
-        self.path, self.dtype, self.shape, self.size = path, np.dtype(dtype), (0,) if rows is None else rows.shape, 0
-        if old is not None and rows is not None:
-            before, end = (old.path / path.name).stat(), HEADER + rows.nbytes
-            try:
-                if before.st_size > end and before.st_nlink > 1:  # a third store has its rows there
-                    raise OSError(errno.EEXIST, path)
-                os.link(old.path / path.name, path)
-            except OSError:
-                shutil.copyfile(old.path / path.name, path)
-            self.size = path.stat().st_size
-        self.file = path.open("r+b" if self.size else "w+b", buffering=1 << 18)
-        self.file.seek(self.size and end)
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.shape: tuple[int, ...] = (0,)
+        self.file = path.open("w+b", buffering=1 << 18)
 
     def append(self, rows: np.ndarray) -> None:
         """Rows (n, ...) of any dtype, each of the size of the first ones."""
@@ -248,8 +196,6 @@ class Column:
         except OSError:
             if not error[0]:
                 raise
-        if error[0] and self.size:
-            os.truncate(self.path, self.size)
 
 
 def open_store(path: str | Path) -> Store:
@@ -270,9 +216,9 @@ def open_store(path: str | Path) -> Store:
     for name, (dtype, shape) in card["arrays"].items():
         with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY):
             found = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
-        arrays[name] = found[: shape[0]]  # the rows behind them are those of a store that grew from it
-        if [str(found.dtype), list(arrays[name].shape)] != [dtype, shape]:
-            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}")
+        if [str(found.dtype), list(found.shape)] != [dtype, shape]:
+            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}; {REMEDY}")
+        arrays[name] = found
     spec = Spec.of(card["spec"])
     known = {"info": card["info"], "facts": card.get("facts", {}), "fingerprint": card["fingerprint"]}
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), **known, **arrays)
@@ -297,30 +243,9 @@ def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
 
 
-def prefix(store: Store, episodes: int, spec: Spec) -> str:
-    """The fingerprint of a store of the first episodes alone, with this spec."""
-    counts, steps = {"offsets": episodes + 1}, int(store.offsets[episodes])
-    arrays = {name: x[: counts.get(name, steps if name in STEP_FIELDS else episodes)] for name, x in columns_of(store).items()}
-    return _fingerprint(asdict(spec), list(store.tasks[: store.task[:episodes].max() + 1]), arrays)
-
-
 def columns_of(store: Store) -> dict[str, np.ndarray]:
     """The arrays of a store by name."""
     return {name: x for name, x in vars(store).items() if name in (*STEP_FIELDS, *EPISODE_FIELDS, "offsets") and x is not None}
-
-
-def sizes(spec: Spec) -> dict[str, Any]:
-    """What observations and actions of one space have in common; bounds and horizon are of the data."""
-    return {key: value for key, value in asdict(spec).items() if key not in ("low", "high", "horizon")}
-
-
-def _same(e: int, rows: dict[str, np.ndarray], old: Store, stored: dict[str, np.ndarray]) -> None:
-    """Raise a ValueError unless the rows of episode e are those that a store has."""
-    for name in sorted((stored.keys() | rows) - {"offsets"}):
-        x = stored.get(name, np.zeros(0))
-        own = x[slice(*old.offsets[e : e + 2])] if name in STEP_FIELDS else x[e : e + 1]
-        if name not in rows or rows[name].astype(own.dtype).tobytes() != own.tobytes():
-            raise ValueError(f"episode {e}: {name} differs from that of {old.path}; {ANEW}")
 
 
 def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
@@ -344,14 +269,33 @@ def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[st
             yield part
 
 
-def prepare(
-    dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False
-) -> Store:
-    """The store of a dataset with the texts of its option `text`; arguments as in `kept`. See also `altered.prepare`."""
-    return worded(kept(dataset, cache_dir, append=append, new_texts=new_texts), dataset)
+def prepare(dataset: dict[str, Any], cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM) -> Store:
+    """The store of a dataset as a transform changes it, with the texts of the dataset's option `text`.
+
+    Args:
+        dataset, cache_dir: see `kept`.
+        transform: a config node; what it names takes a Store and returns a Source. Its store is kept beside that of the dataset
+            itself, and made again where the number VERSION of its module has changed.
+
+    Raises:
+        ValueError: an option cannot be.
+    """
+    store = kept(dataset, cache_dir)
+    if transform["_target_"] != "none":
+        source = build(dict(transform), store)
+        module = transform["_target_"].rpartition(".")[0]
+        version = vars(import_module(module)).get("VERSION")
+        name = f"{module.rpartition('.')[2]}-{_key([version, store.fingerprint, source.info, dict(transform)])}"
+        store = keep(Path(cache_dir).expanduser() / "stores" / name, source)
+    return worded(store, dataset)
 
 
-def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str | None = None, new_texts: bool = False) -> Store:
+def _key(content: Any) -> str:
+    """A short hash of JSON values, for the name of a folder."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
     """The store of a dataset with canonical texts, made on first use and found again by the hash of the options of its data.
 
     Args:
@@ -360,19 +304,12 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
             stores of an older reader are made again. Where it has a function of the reader's name with
             `_from_stores`, this takes the episodes from other stores.
         cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
-        append: write only the episodes that follow those of an earlier store: of this path, or True: the last of the same options.
-        new_texts: see `write`.
     """
-    own = _options(dataset).get("text", "none")
     dataset = data_node(dataset)
-    # A text that names no facts stays the same where the canonical text of a task is new.
-    unnamed = own in ("none", "constant") and _options(dataset).get("text", own) != own
-    new_texts |= not append or unnamed
     module = dataset["_target_"].rpartition(".")[0]
     stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
-    key = hashlib.blake2b(json.dumps([FORMAT, dataset, stamps], sort_keys=True).encode(), digest_size=6).hexdigest()
-    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{key}"
+    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{_key([FORMAT, dataset, stamps])}"
     if (path / "card.json").is_file():
         return open_store(path)
     reader = dataset["_target_"].rpartition(".")[2]
@@ -380,7 +317,7 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path, *, append: bool | str |
     source = from_stores(cache_dir, **_options(dataset)) if from_stores else build(dataset)
     if isinstance(source, Store):
         return source
-    return keep(path, source, lambda: _before(append, path, dataset) if append else None, new_texts=new_texts, dataset=dataset)
+    return keep(path, source)
 
 
 def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
@@ -441,14 +378,12 @@ def _options(dataset: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in dataset.items() if key != "_target_" and not is_reference(value)}
 
 
-def keep(path: Path, source: Source, before: Callable[[], Store | None] = lambda: None, **options: Any) -> Store:
+def keep(path: Path, source: Source) -> Store:
     """The store at cache_dir/stores/NAME: opened, or written by the first of the processes that ask for it.
 
     Args:
         path: of the store.
         source: of its episodes.
-        before: () -> the store that is appended to.
-        options: of `write`.
     """
     (locks := path.parents[1] / "locks").mkdir(parents=True, exist_ok=True)
     with FileLock(locks / path.name):
@@ -456,19 +391,7 @@ def keep(path: Path, source: Source, before: Callable[[], Store | None] = lambda
             return open_store(path)
         for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
             shutil.rmtree(left)
-        return write(path, source, old=before(), **options)
-
-
-def _before(append: bool | str, path: Path, dataset: dict[str, Any]) -> Store:
-    """The store that is appended to: of this path, or the last beside `path` that was made with the same options."""
-    if isinstance(append, str):
-        return open_store(Path(append).expanduser())
-    cards, wanted = path.parent.glob(f"{path.name.rpartition('-')[0]}-*/card.json"), json.loads(json.dumps(dataset))
-    same = [card for card in cards if json.loads(card.read_text()).get("dataset") == wanted]
-    if not same:
-        raise ValueError(f"append=true: expected a store in {path.parent} that was made with the same options, found none; give the "
-                         "path of one, append=PATH, or leave append out")  # fmt: skip
-    return open_store(max(same, key=lambda card: card.stat().st_mtime_ns).parent)
+        return write(path, source)
 
 
 def files(dataset: dict[str, Any]) -> list[Path]:

@@ -5,7 +5,6 @@ from functools import cache
 
 import numpy as np
 
-from decisionllm.config import one_of
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import Sampler, Steps, cut
 from decisionllm.schema import Window, differs
@@ -16,7 +15,7 @@ from decisionllm.tokenizers.text import of_team
 class TeamSampler(Sampler):
     """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
 
-    Rows come team by team. Members that are not among the chosen episodes are observed and no training targets.
+    Rows come team by team, the members in an order and with identities that are drawn for each window. Members that are not among the chosen episodes are observed and no training targets.
 
     Args:
         steps: of the store, see `windows.of_store`.
@@ -26,9 +25,6 @@ class TeamSampler(Sampler):
         batch_size: windows of a batch.
         seed: of the draws.
         alone: this share of the windows is split into teams of one.
-        drop_agents: a member is left out with this probability, but never all are.
-        order: of the members. `random`: drawn for each window, with identities drawn from a pool; `given`, `reverse`: by agent
-            number, with fixed identities, for comparison.
         weights, discount: of the episodes and their steps in a draw, see `Sampler`.
 
     Attributes:
@@ -37,12 +33,10 @@ class TeamSampler(Sampler):
 
     def __init__(
         self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
-        drop_agents: float = 0.0, order: str = "random", weights: np.ndarray | None = None,
-        discount: float | np.ndarray = 1.0,
+        weights: np.ndarray | None = None, discount: float | np.ndarray = 1.0,
     ) -> None:  # fmt: skip
-        one_of("order", order, ("random", "given", "reverse"))
         super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights, discount=discount)
-        self.alone, self.drop_agents, self.order = alone, drop_agents, order
+        self.alone = alone
         self.length = steps.end - steps.first
         E = len(self.length)
         self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
@@ -79,11 +73,10 @@ class TeamSampler(Sampler):
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
         present = (offset < self.length[member]) & (offset > -self.T)
-        present &= (rng.random(len(member)) >= self.drop_agents) | (member == episodes[window])
+        rng.random(len(member))  # used no more; without it, a seed would draw other orders than in earlier versions
         window, member, offset = window[present], member[present], offset[present]
 
-        key = {"random": rng.random(len(member)), "given": self.number[member], "reverse": -self.number[member]}[self.order]
-        rows = np.lexsort((key, window))
+        rows = np.lexsort((rng.random(len(member)), window))
         window, member, offset = window[rows], member[rows], offset[rows]
         new = np.diff(window, prepend=-1) > 0
         pool = rng.random((B, POOL)).argsort(1)
@@ -91,6 +84,6 @@ class TeamSampler(Sampler):
         made = cut(self.steps, member, offset, self.T)
         return replace(
             made, timesteps=(made.timesteps + self.start[member, None]) * made.mask, loss_mask=made.loss_mask & self.chosen[member, None],
-            team=np.cumsum(new | split) - 1, identity=pool[window, self.number[member]] if self.order == "random" else self.number[member],
+            team=np.cumsum(new | split) - 1, identity=pool[window, self.number[member]],
             text_index=np.where(split, self.task[member], self.team_text[self.group[member]]),
         )  # fmt: skip

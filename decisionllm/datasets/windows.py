@@ -323,7 +323,7 @@ def draw(
 
 
 def part_weights(
-    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float], *, old: int = 0, new_share: float = 0.0
+    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float]
 ) -> np.ndarray | None:
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
@@ -331,18 +331,11 @@ def part_weights(
         store, steps: of the log.
         episodes: the chosen ones.
         shares: of the parts of a mixture in a batch, whatever their sizes.
-        old, new_share: above 0, the share of the episodes behind the first `old` ones, in each part.
 
     Raises:
         ValueError: a part has no chosen episode.
     """
     parts = [*zip(store.parts.values(), shares, strict=True)]
-    if new_share:
-        parts = [
-            (part[age], share * of_age)
-            for part, share in parts
-            for age, of_age in ((part < old, 1 - new_share), (part >= old, new_share))
-        ]
     if len(parts) == 1:
         return None
     weights = np.zeros(len(store.lengths))
@@ -350,16 +343,15 @@ def part_weights(
         chosen = np.intersect1d(part, episodes)
         total = (steps.end - steps.first)[chosen].sum()
         if not total:
-            wanted = "episodes of at least so many steps in every part of the mixture, old and new ones"
-            raise ValueError(f"model.return_horizon, data.new_share: expected {wanted}")
+            expected = "expected episodes of at least so many steps in every part of the mixture"
+            raise ValueError(f"model.return_horizon: {expected}")
         weights[part] = share / total
     return weights
 
 
 def select(
-    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0,
-    stages: Sequence[int] = (),
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose the episodes to train on and those held out, of each part of a mixture as if it were alone; no group is in both.
 
     Args:
@@ -368,8 +360,6 @@ def select(
         min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
         held_out: share of the groups never trained on.
         seed: of the choice of groups.
-        stages: numbers of episodes that a store had before it grew, ascending: the groups that came with each are chosen among
-            themselves, so that what was held out stays so.
 
     Returns:
         Two sorted (E,) int arrays.
@@ -384,19 +374,16 @@ def select(
         raise ValueError(f"data.fraction: expected more than 0, got {fraction}")
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for episodes in store.parts.values():
-        group, known, kept, out = store.group[episodes], np.zeros(0, int), [], []
-        for stage in np.split(group, np.searchsorted(episodes, stages)):
-            groups = np.setdiff1d(stage, known)
-            groups = groups[np.random.default_rng(seed).permutation(len(groups))]
-            count = round(held_out * len(groups))
-            out.append(groups[:count])
-            kept.append(groups[count : count + max(round(fraction * (len(groups) - count)), 1)])
-            known = np.union1d(known, stage)
-        chosen = episodes[np.isin(group, np.concatenate(kept))]
+        group = store.group[episodes]
+        groups = np.unique(group)
+        groups = groups[np.random.default_rng(seed).permutation(len(groups))]
+        count = round(held_out * len(groups))
+        wanted = max(round(fraction * (len(groups) - count)), 1)
+        chosen = episodes[np.isin(group, groups[count : count + wanted])]
         if not len(chosen):
-            raise ValueError(f"data.held_out={held_out} leaves no group of {len(known)} to train on")
+            raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
         returns = store.returns[chosen]
         best = chosen[returns >= np.quantile(returns, min_return_quantile)]
-        found.append((best, episodes[np.isin(group, np.concatenate(out))]))
+        found.append((best, episodes[np.isin(group, groups[:count])]))
     train, out_of_it = (np.concatenate(each) for each in zip(*found, strict=True))
     return train, out_of_it

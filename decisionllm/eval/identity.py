@@ -11,20 +11,20 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from decisionllm.config import Node, TrainConfig, flat, plain, with_defaults
+from decisionllm.config import OPTIONAL, Node, TrainConfig, flat, plain, with_defaults
 from decisionllm.policy.checkpoint import MAY_DIFFER
 from decisionllm.registry import discover
 
 Row = dict[str, Any]
 Options = Mapping[str, Any]
 
-GROUPS = ("dataset", "env", "backbone", "head", "text_encoder")
+GROUPS = ("dataset", "env", "backbone", "head", *OPTIONAL)
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
 ALIKE = ("dataset", "protocol", "policy", "changed")
 # an option may follow the training seed, as in dataset.seed='${seed}' or init_from='runs/start-${seed}'
-MAY_FOLLOW = ("seed", "init_from", "resume_on", "folder")
+MAY_FOLLOW = ("seed", "init_from", "folder")
 EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}  # columns, and how a label names them
 LONGEST = 32  # characters of a value in a label
 
@@ -45,7 +45,7 @@ def options_of(run_config: Mapping[str, Any]) -> dict[str, Any]:
         ignored = key in NOT_OPTIONS or key.endswith("._target_")
         if not ignored and (key.endswith(".seed") or value != resolved(defaults.get(key), run_config)):
             found[key] = value
-    usual_choices = {"env": found.get("dataset"), "text_encoder": "none"}
+    usual_choices = {"env": found.get("dataset")} | dict.fromkeys(OPTIONAL, "none")
     return {key: value for key, value in found.items() if key not in usual_choices or value != usual_choices[key]}
 
 

@@ -119,18 +119,9 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
             shutil.rmtree(path / folder, ignore_errors=True)
         (path / DIGESTS).unlink(missing_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        write_info(path, data | {"versions": versions()} | known)
-
-
-def write_info(path: Path, info: dict[str, Any]) -> None:
-    """Write run.json of a run directory, and the digests of config.yaml and run.json.
-
-    Whenever the process is killed, what is left is without digests or agrees with them.
-    """
-    (path / DIGESTS).unlink(missing_ok=True)
-    with atomic(path / "run.json") as partial:
-        partial.write_text(json.dumps(info, indent=1))
-    seal(path, "config.yaml", "run.json")
+        with atomic(path / "run.json") as partial:
+            partial.write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
+        seal(path, "config.yaml", "run.json")
 
 
 def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
@@ -444,7 +435,7 @@ def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], ac
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
     options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_value")}
-    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint", "order": team["order"]}
+    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and model.max_return is None:

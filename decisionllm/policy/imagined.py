@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decisionllm.datasets.altered import prepare
-from decisionllm.datasets.store import Store, data_node, with_texts
+from decisionllm.datasets.store import Store, data_node, prepare, with_texts
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
@@ -42,7 +41,7 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     if not isinstance(policy, Policy) or policy.model.imagined is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
     imagined: Any = policy.model.imagined
-    store, rng = prepare(config["dataset"], config["cache_dir"], config["data"]), np.random.default_rng(seed)
+    store, rng = prepare(config["dataset"], config["cache_dir"], config["transform"]), np.random.default_rng(seed)
     first = rng.integers(len(store.rewards), size=episodes)
     tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]
     session, units, observations = policy.begin(tasks, steps), policy.model.normalizer, store.observations[first]

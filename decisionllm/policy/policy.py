@@ -38,8 +38,7 @@ class Policy:
             which was added to the log's actions before they were clipped to their limits: the actions before.
         planning_horizon: steps to imagine before each action, see `plan`; 0: no planning.
         planning_value: see `plan`.
-        execution: `joint`, the agents of a group decide in turn, each conditioned on the actions of those before it; `per_agent`.
-        order: in which the agents of a group decide: `random`, `given` or `reverse`.
+        execution: `joint`, the agents of a group decide in turn, in random order, each conditioned on the actions of those before it; `per_agent`.
         device: of the model.
         generator: of samples and orders.
         config: of the run that the policy was loaded from.
@@ -57,7 +56,6 @@ class Policy:
     decode: str = "mode"
     planning_horizon: int = 0
     execution: str = "per_agent"
-    order: str = "random"
     device: str = "cpu"
     generator: torch.Generator | None = None
     planning_value: float = 0.0
@@ -69,7 +67,6 @@ class Policy:
         model = self.model
         one_of("decode", self.decode, ("mode", "mean", "sample", "unclipped"))
         one_of("team.execution", self.execution, ("per_agent", "joint"))
-        one_of("team.order", self.order, ("random", "given", "reverse"))
         if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
             raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
         if not 1 <= self.stride <= self.window:
@@ -175,9 +172,8 @@ class Policy:
         return batch, torch.from_numpy(now - start), predicted
 
     def begin(
-        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None,
-        parts: np.ndarray | None = None,
-    ) -> Session | TeamSession:  # fmt: skip
+        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
+    ) -> Session | TeamSession:
         """Begin N episodes in which `act` of the session takes one step at a time.
 
         Args:
@@ -185,7 +181,6 @@ class Policy:
             horizon: most steps of an episode.
             target_returns: one for all or (N,), raw reward units; None: the policy's own.
             groups: (N,) which episodes are agents of one group, for joint execution.
-            parts: (N,) which members of a group decide in turn, see `TeamSession`; None: all.
 
         Returns:
             A player, see `protocols.Player`.
@@ -196,8 +191,7 @@ class Policy:
         if self.execution == "joint" and groups is None:
             raise ValueError("team.execution=joint: the env names no groups of agents; take team.execution=per_agent")
         if self.model.team is not None:
-            groups, parts = (groups, parts) if self.execution == "joint" else (None, None)
-            return TeamSession(self, tasks, horizon, target_returns, groups, parts=parts)
+            return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
 
     def choose(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray) -> np.ndarray:

@@ -1,8 +1,6 @@
-"""A run before its first step: its model, the units and the value fitted to its data, the weights that it starts from or goes on from."""
+"""A run before its first step: its model, the units and the value fitted to its data, the weights that it starts from."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,10 @@ from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, some_texts
-from decisionllm.datasets.store import Store, prefix, sizes
-from decisionllm.files import explained
+from decisionllm.datasets.store import Store
 from decisionllm.models.generalist import members
 from decisionllm.models.imagined import TEXTS, Transitions, codes
 from decisionllm.policy import checkpoint
-from decisionllm.schema import Spec
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
@@ -52,26 +48,22 @@ def check_horizons(stores: Iterable[Store]) -> None:
 
 
 def take_up(
-    c: TrainConfig, options: dict[str, Any], stores: dict[str, Any], data: Mapping[str, Data], model: Any, stages: list[int], *,
-    begun: bool, main: bool,
-) -> None:  # fmt: skip
-    """Give the model the weights of a run that was begun, or of the one that it goes on from, with its units unless refit_units; describe
-    a new run. stages: see `continued`."""
+    c: TrainConfig,
+    options: dict[str, Any],
+    stores: dict[str, Any],
+    data: Mapping[str, Data],
+    model: Any,
+    *,
+    begun: bool,
+    main: bool,
+) -> None:
+    """Give the model the weights of a run that was begun; describe a new run."""
     run = Path(c.run)
     if begun:
         checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
         return
-    if stages:
-        fitted = deepcopy(model.normalizer.state_dict())
-        with explained(f"resume_on={c.resume_on}: another model", ValueError, remedy="take the options of its config.yaml"):
-            checkpoint.restore(c.resume_on, model, checkpoint.read(c.resume_on)[1])
-        if c.refit_units:
-            model.normalizer.load_state_dict(fitted)
-        else:
-            fit_normalizer(model, data[""], changes=False, started=True)
     if main:
-        resumed = {"resumed": {"stages": stages, "step": checkpoint.trained_steps(c.resume_on)}} if stages else {}
-        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone), **resumed)
+        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone))
 
 
 def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = False) -> None:
@@ -139,42 +131,3 @@ def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
     parts = {label: part | {"targets": of(data[part["embodiment"]], label)} for label, part in parts.items()}
     whole = {"targets": of(data[""], "")} if "" in data else {}
     return whole | ({"parts": parts} if parts else {})
-
-
-def continued(c: TrainConfig, stores: Mapping[str, Store], *, begun: bool) -> list[int]:
-    """The numbers of episodes of the stores that a run with resume_on was trained on before its own, ascending.
-
-    Raises:
-        FileNotFoundError: there is no such run, or no checkpoint.
-        ValueError: it is of another space, of data that do not begin this store, or has trained these steps already.
-    """
-    if begun:
-        return [*checkpoint.read(c.run)[1].get("resumed", {}).get("stages", [])]
-    before, info = checkpoint.read(c.resume_on)
-    step = checkpoint.trained_steps(c.resume_on)
-    why = ""
-    if c.init_from or Path(c.run).resolve() == Path(c.resume_on).resolve():
-        why = f"another run=... and no init_from, got run={c.run} and init_from={c.init_from!r}"
-    elif "policy" in before or "episodes" not in info or "" not in stores:
-        why = "a run of `decisionllm train` of this version, on a dataset of one space"
-    elif sizes(spec := Spec.of(info["spec"])) != sizes(own := stores[""].spec):
-        why = f"a run of the data's space, got {mixture.spaces({'the data': own, 'the run': spec})}"
-    elif len(stores[""].lengths) < (E := info["episodes"]) or prefix(stores[""], E, spec) != info["fingerprint"]:
-        why = f"data that begin with the {E:,} episodes of this run ({info['fingerprint']}), got {stores[''].path}"
-    elif step >= c.steps:
-        why = f"more steps than the {step:,} that this run has trained, got steps={c.steps:,}"
-    if why:
-        raise ValueError(f"resume_on={c.resume_on}: expected {why}")
-    return [*info.get("resumed", {}).get("stages", []), info["episodes"]]
-
-
-def forgotten(run: Path) -> str:
-    """Write the held-out losses before and after into run.json. Returns them in words."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = {key.partition("/")[2]: [rows[0][key], rows[-1][key]] for key in rows[0] if key.startswith("held_out_nll/")}
-    info = checkpoint.read(run)[1]
-    info["resumed"]["held_out_nll"] = losses
-    checkpoint.write_info(run, info)
-    each = (f"{label} episodes: {before:.4f} before, {after:.4f} after" for label, (before, after) in losses.items())
-    unknown = "nothing is held out (data.held_out): what it forgot is unknown"
-    return f"held-out loss of {', of '.join(each)}" if losses else unknown

@@ -30,8 +30,6 @@ class TeamSession(EpisodeBuffer):
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
         groups: (N,) the team of each agent; None: every agent is a team of one, which is execution per agent.
-        parts: (N,) those of a team that cannot hinder each other have different numbers and decide at once, in as many turns as the
-            largest part has members; None: all of a team decide in turn.
         cached: False reads every window afresh for every agent, as a reference.
 
     Raises:
@@ -42,7 +40,7 @@ class TeamSession(EpisodeBuffer):
 
     def __init__(
         self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None,
-        groups: np.ndarray | None = None, *, parts: np.ndarray | None = None, cached: bool = True,
+        groups: np.ndarray | None = None, *, cached: bool = True,
     ) -> None:  # fmt: skip
         N, model = len(tasks), policy.model
         super().__init__(policy, N, horizon, target_returns)
@@ -55,12 +53,10 @@ class TeamSession(EpisodeBuffer):
         def draw(*shape: int) -> np.ndarray:
             return torch.rand(*shape, generator=generator, device=policy.device).cpu().numpy()
 
-        key = {"random": draw(N), "given": given, "reverse": -given}[policy.order]
-        rows = np.lexsort((key, team))  # from here on, agents stand team by team in the order in which they decide
+        rows = np.lexsort((draw(N), team))  # from here on, agents stand team by team in the order in which they decide
         self.active: np.ndarray = np.argsort(rows)  # rows of those that continue, in the caller's order
         self.team, self.targets = team[rows], self.targets[rows]
-        self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows] if policy.order == "random" else given[rows]
-        self.part = None if parts is None else np.unique(np.stack([team, parts]), axis=1, return_inverse=True)[1].ravel()[rows]
+        self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows]
         self.cached = cached and model.backbone.layout is not None
         self.present = np.zeros((N, horizon), bool)
         members: list[list[str]] = [[] for _ in sizes]
@@ -81,13 +77,10 @@ class TeamSession(EpisodeBuffer):
         start = int(window_start(now, policy.window, policy.stride))
         afresh, self.start = start != self.start or start == now, start
         active = np.sort(self.active)
-        turn = ranks((self.team if self.part is None else self.part)[active])
+        turn = ranks(self.team[active])
         for t in range(turn.max() + 1):
-            each = active[turn == t]  # at most one of each team, or part
-            if self.part is not None:
-                hidden = self._read_at_once(each, active[turn < t], now)
-            else:
-                hidden = self._extend(each, t, now, afresh and t == 0) if self.cached else self._read(each, now)
+            each = active[turn == t]  # at most one of each team
+            hidden = self._extend(each, t, now, afresh and t == 0) if self.cached else self._read(each, now)
             self.actions[each, now] = policy.choose(hidden, self.allowed(each), self.observations[each, now])
         return np.asarray(self.actions[self.active, now])
 
@@ -98,32 +91,18 @@ class TeamSession(EpisodeBuffer):
     def _batch(self, rows: np.ndarray, begin: int, now: int) -> tuple[Batch, np.ndarray]:
         """Steps from `begin` on of the teams of these rows: a Batch, and its rows."""
         members = np.flatnonzero(np.isin(self.team, self.team[rows]) & self.present[:, begin : now + 1].any(1))
-        return self._lists(members, self.team[members], begin, now), members
-
-    def _lists(self, members: np.ndarray, lists: np.ndarray, begin: int, now: int) -> Batch:
-        """Steps from `begin` on of these members, each in the list of this number."""
         span = slice(begin, now + 1)
         present, togo = self.present[members, span], self.returns_to_go()
         window = Window(
             self.observations[members, span], self.actions[members, span], togo[members, span],
-            np.arange(begin, now + 1) * present, present, members, team=lists, identity=self.identity[members],
+            np.arange(begin, now + 1) * present, present, members, team=self.team[members], identity=self.identity[members],
         )  # fmt: skip
-        return collate(window, self.texts, self.text_index[members]).to(self.policy.device)
+        return collate(window, self.texts, self.text_index[members]).to(self.policy.device), members
 
     def _read(self, rows: np.ndarray, now: int) -> Tensor:
         """Hidden states where these rows decide (n, D), the whole window read afresh."""
         batch, members = self._batch(rows, self.start, now)
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
-
-    def _read_at_once(self, rows: np.ndarray, decided: np.ndarray, now: int) -> Tensor:
-        """The same for several rows of a team: each has a list of its own, in which it stands behind those that have decided."""
-        own = self.team[rows][:, None] == self.team
-        which, members = np.nonzero(own & self.present[:, self.start : now + 1].any(1))
-        ended = ~np.isin(members, self.active) & (members < rows[which])
-        place = np.select([np.isin(members, decided) | ended, members == rows[which]], [0, 1], 2)
-        order = np.lexsort((members, place, which))
-        which, members = which[order], members[order]
-        return self.policy.model.read(self._lists(members, which, self.start, now))[np.flatnonzero(members == rows[which]), -1]
 
     def _extend(self, rows: np.ndarray, t: int, now: int, afresh: bool) -> Tensor:
         """The same from the cache: the first turn reads the step, or the window, the others one token each."""

@@ -15,9 +15,8 @@ import pandas as pd
 
 from decisionllm.config import UsageError, merged, one_of, settle, train_config
 from decisionllm.datasets import windows
-from decisionllm.datasets.altered import prepare
 from decisionllm.datasets.mixture import same_space
-from decisionllm.datasets.store import Store
+from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.before import check_environments
 from decisionllm.scaling import ledger
 from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, starts, weights_digest
@@ -124,7 +123,9 @@ class Grid:
         self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
         self.fractions = sorted(study["axes"]["fraction"])
         opened, digest = cache(lambda node: prepare(*json.loads(node))), cache(weights_digest)
-        self.stores = {cell: opened(json.dumps([c["dataset"], str(cache_dir), c["data"]])) for cell, c in self.configs.items()}
+        self.stores = {
+            cell: opened(json.dumps([c["dataset"], str(cache_dir), c["transform"]])) for cell, c in self.configs.items()
+        }
         for cell, config in self.configs.items():
             check_data(self.stores[cell], config["data"], self.fractions[0])
             check_environments(train_config(config), {"": self.stores[cell]})

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from decisionllm.config import flat
-from decisionllm.datasets import altered, windows
+from decisionllm.datasets import windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.evaluate import evaluate
@@ -58,7 +58,7 @@ def execute(
     torch.set_num_threads(threads)
     began, budget, best = time.monotonic(), job["budget"], None
     config = job["train"] | {"cache_dir": cache_dir, "device": device, "fresh": False}
-    store, reference = altered.prepare(config["dataset"], cache_dir, config["data"]), prepare(job["reference"], cache_dir)
+    store, reference = prepare(config["dataset"], cache_dir, config["transform"]), prepare(job["reference"], cache_dir)
     if store.fingerprint != job["data"]:
         raise ValueError(f"the data is {store.fingerprint}, this run was planned for {job['data']}: plan again")
     if changed := [place for name, place in starts(config).items() if weights_digest(place) != job.get(name)]:

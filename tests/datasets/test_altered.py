@@ -6,76 +6,69 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets import altered, windows
-from decisionllm.datasets.altered import prepare
-from decisionllm.datasets.store import write
+from decisionllm.datasets.store import prepare, write
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command
 
-OPTIONS = {
-    "seed": 0,
-    "actions_kept": 1.0,
-    "corrupt": "none",
-    "corrupt_share": 0.5,
-    "corrupt_kind": "random",
-    "corrupt_scale": 1.0,
-}
 SYNTHETIC = choice("dataset", "synthetic", episodes=40, text="none")
 DISCRETE = choice("dataset", "synthetic-discrete", episodes=40, text="none")
 
 
-def changed(tmp_path, node=SYNTHETIC, **options):
-    return prepare(node, tmp_path, OPTIONS), prepare(node, tmp_path, OPTIONS | options)
+def changed(tmp_path, name, node=SYNTHETIC, **options):
+    """The store of a dataset, and the same behind a transform."""
+    return prepare(node, tmp_path), prepare(node, tmp_path, choice("transform", name, **options))
 
 
-def test_without_options_the_store_is_the_datasets_own(tmp_path):
-    clean, same = changed(tmp_path)
-    assert clean.path == same.path == prepare(SYNTHETIC, tmp_path, {}).path and clean.action_weight is None
+def test_without_a_transform_the_store_is_the_datasets_own(tmp_path):
+    clean, same = (prepare(SYNTHETIC, tmp_path, *given) for given in ((), ({"_target_": "none"},)))
+    assert clean.path == same.path and clean.action_weight is None
 
 
 def test_the_actions_of_a_share_of_the_episodes_are_kept(tmp_path):
-    clean, store = changed(tmp_path, actions_kept=0.25)
+    clean, store = changed(tmp_path, "unlabelled", actions_kept=0.25)
     weights = np.split(store.action_weight, store.offsets[1:-1])
     assert sum(w.all() for w in weights) == 10 and sum(not w.any() for w in weights) == 30
     assert store.info["actions_kept"] == 0.25 and store.fingerprint != clean.fingerprint
-    other = prepare(SYNTHETIC, tmp_path, OPTIONS | {"actions_kept": 0.25, "seed": 1})
+    other = changed(tmp_path, "unlabelled", actions_kept=0.25, seed=1)[1]
     assert (other.action_weight != store.action_weight).any()
 
 
 def test_episodes_that_keep_their_actions_are_not_those_held_out(tmp_path):
-    store = changed(tmp_path, actions_kept=0.25)[1]
-    train, held_out = windows.select(store, held_out=0.25, seed=OPTIONS["seed"])
+    store = changed(tmp_path, "unlabelled", actions_kept=0.25)[1]
+    train, held_out = windows.select(store, held_out=0.25, seed=0)
     labelled = np.flatnonzero(np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1]))
     assert len(held_out) == len(labelled) == 10 and len(np.intersect1d(train, labelled)) >= 5
 
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
 @pytest.mark.parametrize(
-    ("corrupt", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)]
+    ("column", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)]
 )
-def test_a_share_of_one_column_changes(tmp_path, corrupt, node, kind):
-    clean, store = changed(tmp_path, node, corrupt=corrupt, corrupt_kind=kind)
-    for name in {"observations", "rewards", "actions"} - {corrupt}:
+def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
+    options = {"column": column, "kind": kind, "share": 0.5}
+    clean, store = changed(tmp_path, "corrupted", node, **options)
+    for name in {"observations", "rewards", "actions"} - {column}:
         assert np.array_equal(getattr(clean, name), getattr(store, name))
-    new = (getattr(clean, corrupt) != getattr(store, corrupt)).reshape(len(clean.rewards), -1).any(1)
+    new = (getattr(clean, column) != getattr(store, column)).reshape(len(clean.rewards), -1).any(1)
     assert 0.3 < new.mean() < 0.55  # half of the steps are drawn; an action at a bound, or the same index, may stay
-    assert store.info["corrupt"] == f"{corrupt} of 50 % of the steps, {kind}, scale 1"
-    again = prepare(node, tmp_path / "again", OPTIONS | {"corrupt": corrupt, "corrupt_kind": kind})
+    assert store.info["corrupted"] == f"{column} of 50 % of the steps, {kind}, scale 1"
+    again = changed(tmp_path / "again", "corrupted", node, **options)[1]
     assert again.fingerprint == store.fingerprint
 
 
 def test_a_changed_wording_changes_no_log_again(tmp_path):
     maze = choice("dataset", "maze2d-umaze", steps=2000)
-    clean, goal = changed(tmp_path, maze | {"text": "goal"}, actions_kept=0.5)
-    named, worded = changed(tmp_path, maze | {"text": "paraphrased"}, actions_kept=0.5)
+    clean, goal = changed(tmp_path, "unlabelled", maze | {"text": "goal"}, actions_kept=0.5)
+    named, worded = changed(tmp_path, "unlabelled", maze | {"text": "paraphrased"}, actions_kept=0.5)
     assert clean.path == named.path and goal.path == worded.path and goal.path != clean.path
     assert "wordings" not in goal.info and goal.info["text"] == "goal"
     assert worded.info["wordings"].keys() == {*goal.tasks} and worded.info["text"] == "paraphrased"
 
 
 def test_the_scale_bounds_a_random_change(tmp_path):
-    clean, store = changed(tmp_path, corrupt="observations", corrupt_share=1.0, corrupt_scale=0.1)
+    clean, store = changed(tmp_path, "corrupted", column="observations", share=1.0, scale=0.1)
     apart = np.abs(store.observations - clean.observations) / clean.observations.std(0)
     assert 0.09 < apart.max() < 0.1001
 
@@ -106,43 +99,38 @@ def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_p
 
 
 @pytest.mark.parametrize("verb", ["train", "baseline", "data"])
-def test_commands_read_the_log_as_the_options_change_it(tmp_path, capsys, verb):
+def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb):
     if verb == "baseline":
         pytest.importorskip("d3rlpy")
     words = {"train": (*LOOP, *NANO, "data.seed=3"), "baseline": ("dataset=synthetic", "dataset.episodes=40", "steps=2", "optim.batch_size=8", "device=cpu"),
              "data": ("dataset=synthetic", "dataset.episodes=40")}[verb]  # fmt: skip
     run = (f"run={tmp_path}/run",) if verb != "data" else ()
-    assert (
-        command(
-            verb,
-            *words,
-            *run,
-            "data.corrupt=actions",
-            "data.corrupt_kind=adversarial",
-            "data.corrupt_share=0.2",
-            "data.actions_kept=0.5",
-        )
-        == 0
-    )
+    corrupt = ("transform=corrupted", "transform.column=actions", "transform.kind=adversarial", "transform.share=0.2")
+    unlabelled = ("transform=unlabelled", "transform.actions_kept=0.5")
+    assert command(verb, *words, *run, *corrupt) == 0
     said = capsys.readouterr().out
     if verb == "data":
-        assert (
-            "corrupt=actions of 20 % of the steps, adversarial, scale 1" in said and "actions, the others are missing" in said
-        )
-        assert command(verb, *words, "data.actions_kept=0.5", f"export=hdf5:{tmp_path}/x.hdf5") == 1
-        assert "expected a log with every action" in capsys.readouterr().err
+        assert "corrupted=actions of 20 % of the steps, adversarial, scale 1" in said
+        for transform in (corrupt, unlabelled):
+            assert command(verb, *words, *transform, f"export=hdf5:{tmp_path}/x.hdf5") == 1
+            printed = capsys.readouterr()
+            assert "expected a log with every action and transform=none" in printed.err
+        assert "actions, the others are missing" in printed.out
     else:
         info = json.loads((tmp_path / "run/run.json").read_text())["dataset"]
-        assert info["corrupt"] == "actions of 20 % of the steps, adversarial, scale 1" and info["actions_kept"] == 0.5
+        seed = 3 if verb == "train" else 0
+        assert info["corrupted"] == "actions of 20 % of the steps, adversarial, scale 1" and info["seed_of_changes"] == seed
+        assert command(verb, *words, *run, *unlabelled, "fresh=true") == 0
+        assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.5
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    for options, message in (
-        ({"actions_kept": 0.001}, "data.actions_kept=0.001 of 40 episodes keeps the actions of none"),
-        ({"actions_kept": 2.0}, "expected a share within 0 .. 1, got 2.0"),
-        ({"corrupt": "time"}, "data.corrupt: expected one of none, observations, actions, rewards, got 'time'"),
-        ({"corrupt": "actions", "corrupt_kind": "mean"}, "data.corrupt_kind: expected one of random, adversarial"),
-        ({"corrupt": "actions", "corrupt_share": 1.5}, "expected within 0 .. 1 and above 0, got 1.5 and 1.0"),
+    for name, options, message in (
+        ("unlabelled", {"actions_kept": 0.001}, "transform.actions_kept=0.001 of 40 episodes keeps the actions of none"),
+        ("unlabelled", {"actions_kept": 2.0}, "expected a share within 0 .. 1, got 2.0"),
+        ("corrupted", {"column": "time"}, "transform.column: expected one of observations, actions, rewards, got 'time'"),
+        ("corrupted", {"kind": "mean"}, "transform.kind: expected one of random, adversarial"),
+        ("corrupted", {"share": 1.5}, "expected within 0 .. 1 and above 0, got 1.5 and 1.0"),
     ):
         with pytest.raises(ValueError, match=message):
-            changed(tmp_path, **options)
+            changed(tmp_path, name, **options)

@@ -168,16 +168,6 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
         )
 
 
-def test_new_episodes_have_their_share_of_the_steps_drawn(tmp_path):
-    log = make_store(tmp_path, [episode([1.0] * n, group=n) for n in (4, 1, 5)])
-    steps, old = windows.of_store(log), {"old": 2, "new_share": 0.8}
-    weights = windows.part_weights(log, steps, np.arange(3), [1.0], **old)
-    assert np.allclose(weights, [0.2 / 5, 0.2 / 5, 0.8 / 5], rtol=1e-12)
-    assert windows.part_weights(log, steps, np.arange(3), [1.0], old=2) is None
-    with pytest.raises(ValueError, match="data.new_share: expected episodes"):
-        windows.part_weights(log, steps, np.arange(2), [1.0], **old)
-
-
 @pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 1.0])])
 def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
     """Steps of an episode as 1 : 0.5 : 0.25; the episodes keep their share."""
@@ -211,19 +201,6 @@ def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     assert chosen(0.5) == [1, 2, 3]
     assert chosen(0.75) == [1, 3]
     assert chosen(1.0) == [1]
-
-
-def test_what_was_held_out_stays_so_when_a_store_grows(tmp_path):
-    episodes = [episode([1], group=g) for g in (*range(10), *range(20), *range(30))]
-    one, two, three = (make_store(tmp_path / str(n), episodes[:n]) for n in (10, 30, 60))
-    how = {"held_out": 0.3, "fraction": 0.5, "seed": 1}
-    (train, out), (more, less) = windows.select(one, **how), windows.select(three, **how, stages=[10, 30])
-    assert set(three.group[less]) & {*range(10)} == {*out} and set(three.group[more]) & {*range(10)} == {*train}
-    second = windows.select(two, **how, stages=[10])
-    assert {*second[0]} <= {*more} and {*second[1]} <= {*less}
-    groups = three.group[less].tolist()
-    assert [sum(low <= g < low + 10 for g in {*groups}) for low in (0, 10, 20)] == [3, 3, 3]
-    assert sorted(groups) == sorted(g for n in (10, 20, 30) for g in {*groups} if g < n)  # all episodes of a group
 
 
 def test_a_split_keeps_groups_whole(tmp_path):

@@ -102,16 +102,13 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
 
 @pytest.mark.parametrize("words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]])
 def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
-    assert (
-        command(
-            "train", *LOOP, *NANO, *words, "data.actions_kept=0.2", "data.fill_actions=inverse_dynamics", f"run={tmp_path}/run"
-        )
-        == 0
-    )
+    few = ("transform=unlabelled", "transform.actions_kept=0.2")
+    filled = ("data.fill_actions=inverse_dynamics", f"run={tmp_path}/run")
+    assert command("train", *LOOP, *NANO, *words, *few, *filled) == 0
     said = capsys.readouterr().out
     assert "recorded, " in said and "filled in, weight " in said
     assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.2
-    assert command("train", *LOOP, *NANO, *words, "data.actions_kept=0.2", f"run={tmp_path}/recorded") == 0
+    assert command("train", *LOOP, *NANO, *words, *few, f"run={tmp_path}/recorded") == 0
     assert "filled in" not in capsys.readouterr().out
 
 

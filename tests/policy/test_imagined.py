@@ -13,7 +13,7 @@ from decisionllm.protocols import Source
 from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
-CORRUPT = ("data.corrupt=observations", "data.corrupt_share=1")
+CORRUPT = ("transform=corrupted", "transform.column=observations", "transform.share=1")
 SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
 
 

@@ -105,11 +105,6 @@ def test_members_have_a_new_order_and_identity_in_each_window(tmp_path):
     window = draw(0)
     orders = {tuple(row) for row in log.agent[window.episodes].reshape(-1, 3).tolist()}
     assert len(orders) == 6 and set(window.identity) == set(range(POOL))
-    for order, agents in (("given", [0, 1, 2]), ("reverse", [2, 1, 0])):
-        fixed, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], order=order)
-        assert (
-            fixed(0).identity.reshape(-1, 3).tolist() == log.agent[fixed(0).episodes].reshape(-1, 3).tolist() == [agents] * 16
-        )
 
 
 def test_half_of_the_windows_are_split_into_teams_of_one(tmp_path):
@@ -118,13 +113,6 @@ def test_half_of_the_windows_are_split_into_teams_of_one(tmp_path):
     assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
     assert (window.text_index[:24] == log.task[window.episodes[:24]]).all() and len(set(window.text_index[:24])) == 2
     assert {draw.tasks[i] for i in window.text_index[24:]} == {text.of_team(TASKS)}
-
-
-def test_members_are_left_out_at_random_but_never_all(tmp_path):
-    draw, _ = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], drop_agents=0.5, batch_size=2000)
-    sizes = np.bincount(draw(0).team)
-    assert len(sizes) == 2000
-    np.testing.assert_allclose(np.bincount(sizes, minlength=4) / 2000, [0, 0.25, 0.5, 0.25], atol=0.05)
 
 
 def test_members_not_chosen_are_inputs_but_no_targets(tmp_path):
@@ -151,8 +139,6 @@ def test_teams_that_do_not_fit_are_refused(tmp_path):
         match="episode 1: expected an end within the horizon of 12 steps of its world, it begins at step 9 and has 4",
     ):
         sampler(tmp_path / "b", DISCRETE, [[(0, 2), (9, 13)]])
-    with pytest.raises(ValueError, match="order: expected one of random, given, reverse, got 'up'"):
-        sampler(tmp_path / "c", DISCRETE, STAYS, order="up")
 
 
 # the list of tokens, and what is seen where
@@ -160,7 +146,7 @@ def test_teams_that_do_not_fit_are_refused(tmp_path):
 
 def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     """A batch of one window of each group, from its beginning."""
-    draw, log = sampler(path, model_spec, stays, T=6, order="given", **options)
+    draw, log = sampler(path, model_spec, stays, T=6, **options)
     episodes = np.arange(len(log.lengths))
     window = windows.cut(draw.steps, episodes, -draw.start, 6)
     window = replace(
@@ -308,7 +294,7 @@ class World:
 
 
 def policy_of(model, window=5, stride=2, **options):
-    return Policy(model, window, stride, 3.0, **{"execution": "joint", "order": "random"} | options)
+    return Policy(model, window, stride, 3.0, **{"execution": "joint"} | options)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(5, 2), (1, 1), (3, 3), (20, 10)])
@@ -327,36 +313,13 @@ def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone,
 
 
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
-def test_members_of_different_parts_decide_at_once(spec):
-    """One part is the plain way. In parts of their own each decides as if it were first, and all of a team by one read."""
-    model, world, reads = joint(spec), World(spec), []
-    read = model.read
-    model.read = lambda batch: reads.append(len(batch.mask)) or read(batch)
-
-    def play(order="given", **options):
-        reads.clear()
-        return world.play(TeamSession(policy_of(model, order=order), world.tasks, 10, None, world.groups, **options))
-
-    plain = play(cached=False)
-    np.testing.assert_allclose(play(parts=np.zeros(10, int)), plain, atol=2e-4)
-    apart = play(parts=np.arange(10))
-    assert len(reads) == 10 and reads[0] == 3 * 3 + 1 + 4 * 4 + 2 * 2  # a list for each member
-    first, second = np.flatnonzero(world.groups == 3)
-    np.testing.assert_allclose(apart[first, 0], plain[first, 0], atol=2e-4)
-    np.testing.assert_allclose(apart[second, 0], play("reverse")[second, 0], atol=2e-4)
-    assert np.abs(apart[second] - plain[second]).max() > 1e-3
-    play(parts=np.arange(10) % 2)
-    assert len(reads) <= 2 * 10
-
-
-@pytest.mark.parametrize("order", ["given", "reverse"])
-@pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
-def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
+def test_a_team_acts_as_it_was_trained_to(spec, tmp_path):
     """What a session decides, read again as a training window of the log that it made, is the mode at each step."""
     model, world = joint(spec), World(spec)
-    policy = policy_of(model, 10, 5, order=order)
+    policy = policy_of(model, 10, 5)
     returns = np.array([world.rewards[world.groups == g][0, : world.ends[world.groups == g].max()].sum() for g in range(4)])
     session = TeamSession(policy, world.tasks, 10, returns[world.groups], world.groups)
+    order = session.active  # before any agent has ended
     actions = world.play(session)
     episodes = []
     for i, g in enumerate(world.groups):
@@ -366,11 +329,11 @@ def test_a_team_acts_as_it_was_trained_to(spec, order, tmp_path):
             action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
         ))  # fmt: skip
     log = store.write(tmp_path / "log", Source(spec, episodes, {"name": "test"}))
-    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=200, seed=0, order=order)
-    window = draw(0)
-    begins = np.array([window.timesteps[window.team == k][window.mask[window.team == k]].min() for k in range(200)])
-    window = rows(window, np.isin(window.team, np.flatnonzero(begins == 0)))
-    assert set(log.group[window.episodes]) == {0, 1, 2, 3}
+    draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=1, seed=0)
+    in_turn = order.argsort()  # the agents in the order in which the session let them decide, team by team
+    window = windows.cut(draw.steps, in_turn, np.zeros(10, int), 10)
+    text_index = draw.team_text[world.groups[in_turn]]
+    window = replace(window, team=session.team, identity=session.identity, text_index=text_index)
     batch = batch_of(window, log)
     with torch.no_grad():
         mode = model.normalizer.raw_actions(model.head(model.read(batch), batch.action_masks).mode)
@@ -382,8 +345,10 @@ def test_a_session_per_agent_equals_the_plain_policy():
     for spec in (DISCRETE, CONTINUOUS):
         world = World(spec)
         world.ends[:] = 10
-        policy = policy_of(joint(spec), execution="per_agent", order="given")
-        actions = world.play(policy.begin(world.tasks, 10))
+        policy = policy_of(joint(spec), execution="per_agent")
+        session = policy.begin(world.tasks, 10)
+        session.identity[:] = 0  # as of histories
+        actions = world.play(session)
         for t in (0, 4, 7):
             histories = [
                 History(
@@ -434,10 +399,10 @@ GAME = ("head=discrete", "model.condition_on=none", "model.timesteps=none", "win
 
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
-    """Two trainings on games of three: with both executions in random orders, and joint in one order."""
+    """A training on games of three, with both executions."""
     path = tmp_path_factory.mktemp("games")
-    for name, words in {"both": ["team.execution=both"], "fixed": ["team.execution=joint", "team.order=given"]}.items():
-        assert command("train", *GAME, *NANO, *words, f"name={name}", f"run={path}/{name}", f"cache_dir={path}/data") == 0
+    words = ("team.execution=both", "name=both", f"run={path}/both", f"cache_dir={path}/data")
+    assert command("train", *GAME, *NANO, *words) == 0
     return path
 
 
@@ -452,15 +417,6 @@ def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path
     assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, by default
     score, name, execution = agreed(games / "both", tmp_path, "team.execution=per_agent")
     assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
-
-
-def test_the_order_matters_only_if_training_had_one_order(games, tmp_path):
-    scores = {
-        (run, order): agreed(games / run, tmp_path, f"team.order={order}")[0]
-        for run in ("both", "fixed") for order in ("given", "reverse")
-    }  # fmt: skip
-    assert scores["both", "given"] - scores["both", "reverse"] < 1 and scores["both", "reverse"] >= 97
-    assert scores["fixed", "given"] >= 97 and scores["fixed", "reverse"] < 60
 
 
 def test_games_of_different_size_share_a_run(tmp_path):
