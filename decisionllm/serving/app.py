@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -32,6 +33,7 @@ from decisionllm.serving.metrics import Metrics
 from decisionllm.serving.middleware import RequestGuard, error_response
 from decisionllm.serving.service import Service
 
+BID_EXPIRY_S = 60.0
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
 PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
@@ -65,12 +67,16 @@ def create_app(
         journal: by default one in memory.
         token: see RequestGuard, like `max_body_bytes`.
         campaigns: options of CampaignManager.
-        exchange: options of openrtb.router.
+        exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice counts as won.
         limits: of Service.
     """
     manager = None
+    open_bids = None
+    exchange = dict(exchange or {})
+    expiry = exchange.pop("bid_expiry_s", BID_EXPIRY_S)
     if observation is not None:
         manager = CampaignManager(policy, observation, journal, name=model_info["model"], **campaigns or {})
+        open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info)
 
@@ -82,6 +88,8 @@ def create_app(
             app.state.ready = True
             yield
             app.state.ready = False
+        if open_bids is not None:
+            open_bids.close()
 
     app = FastAPI(
         title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -91,12 +99,12 @@ def create_app(
     app.state.service, app.state.ready = service, False
     handle_errors(app)
     routers: list[tuple[APIRouter, Any]] = [(policy_routes(app, policy, service, metrics, model_info), None)]
-    if manager is not None:
+    if manager is not None and open_bids is not None:
         for path, (name, media_type) in PAGE.items():
             page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
             app.add_route(f"/{path}", page, include_in_schema=False)
         routers.append((campaign_routes(service, manager.journal), None))
-        routers.append((openrtb.router(manager.journal, metrics.registry, **exchange or {}), errors(404)))
+        routers.append((openrtb.router(manager.journal, open_bids, metrics.registry, **exchange), errors(404)))
     for router, responses in routers:
         app.include_router(router, responses=responses)
     direct = [route for router, _ in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -284,9 +292,19 @@ def parse_bidding(request: dict[str, Any]) -> dict[str, Any]:
         except (ValueError, IndexError) as error:
             name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
             raise RequestError(422, name, "expected rows of numbers, one per opportunity of the last step") from error
-        result = {name: float(x) for name, x in result.items()}
+        result = checked_result({name: float(x) for name, x in result.items()})
     value, volume = offered(request["pValues"])
     return {"index": step, "key": "bid", "result": result, "coming": {"value": float(value), "volume": float(volume)}}
+
+
+def checked_result(result: dict[str, float]) -> dict[str, float]:
+    """The result of a step that was summed from single opportunities, refused where the tick route would refuse it."""
+    try:
+        schemas.Result.model_validate(result)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise RequestError(422, "historyImpressionResult", f"{fault['loc'][0]} of the step: {fault['msg']}") from error
+    return result
 
 
 def parse_history(policy: Policy, request: dict[str, Any]) -> History:

@@ -141,9 +141,7 @@ class CampaignManager:
     def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
         """Check a request: it is the next tick of its campaign, or one that was answered and is repeated."""
         index, text = request["index"], json.dumps(request, sort_keys=True)
-        campaign = self.campaigns.get(id)
-        if campaign is None or (campaign.step != index and campaign.step != self.journal.steps(id)):  # another process went on
-            campaign = self.replay(id)
+        campaign = self.replay(id) if self.is_behind(id, index) else self.campaigns[id]
         if index < campaign.step:
             before = self.journal.tick(id, index)
             if before and before[0] == text:
@@ -159,6 +157,13 @@ class CampaignManager:
         if request["coming"] is not None and index >= campaign.settings["horizon"]:
             raise RequestError(422, "coming", f"expected none: the campaign has {campaign.settings['horizon']} steps")
         return PendingTick(campaign.advance(request["result"], request["coming"]), request, text)
+
+    def is_behind(self, id: str, index: int) -> bool:
+        """Whether a campaign is not in memory, or not as far as the journal: another process answered its last ticks."""
+        campaign = self.campaigns.get(id)
+        if campaign is None:
+            return True
+        return campaign.step != index and campaign.step != self.journal.steps(id)
 
     def settle(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
@@ -210,27 +215,46 @@ class CampaignManager:
         while len(self.campaigns) > self.max_campaigns:
             self.campaigns.popitem(last=False)
 
+    def load_open(self) -> None:
+        """Replay the campaigns that have not ended, the newest ones, at most max_campaigns: no tick then waits for a replay."""
+        for id in reversed(self.journal.open_ids(self.max_campaigns)):
+            self.replay(id)
+
     def replay(self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None) -> Campaign:
-        """A campaign from its ticks in the journal, or from those that another process has answered since its last one here.
+        """`replayed`, kept in memory while it is open."""
+        campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
+        if not campaign.ended:
+            self.remember(campaign)
+        return campaign
+
+    def replayed(
+        self, id: str, campaign: Campaign | None = None, changed: Mapping[str, Any] = {}, *, until: int | None = None
+    ) -> Campaign:
+        """A campaign from its ticks in the journal. It changes nothing here and may run in any thread.
 
         Args:
             id: of the campaign.
+            campaign: its state in memory, from which the replay goes on; None: it begins with the first tick.
             changed: settings in place of the journal's.
             until: the step before which the replay ends; None: after the last tick.
+
+        Raises:
+            RequestError: there is no such campaign.
         """
         known = self.journal.campaign(id)
         if known is None:
             raise RequestError(404, "id", "no such campaign")
-        settings = {name: known[name] for name in SETTINGS} | {**changed}
-        campaign = self.campaigns.get(id) or Campaign.begin(settings, self.observation, id=id)
-        for tick in self.journal.ticks(id, campaign.step)[: None if until is None else until - campaign.step]:
+        if campaign is None:
+            settings = {name: known[name] for name in SETTINGS} | {**changed}
+            campaign = Campaign.begin(settings, self.observation, id=id)
+        ticks = self.journal.ticks(id, campaign.step)
+        if until is not None:
+            ticks = ticks[: until - campaign.step]
+        for tick in ticks:
             campaign = campaign.advance(tick["request"]["result"], tick["request"]["coming"])
             campaign = campaign.record_action(tick["answer"]["multiplier"])
         self.counts["rebuilt", ""] += 1
-        if known["ended"]:
-            return replace(campaign, ended=known["ended"])
-        self.remember(campaign)
-        return campaign
+        return replace(campaign, ended=known["ended"])
 
 
 def guard_multiplier(

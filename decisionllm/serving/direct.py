@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -42,6 +43,8 @@ class DirectRoutes:
         try:
             body = await read(receive)
             response = await route.endpoint(**path, **{name: value(request, body) for name, value in reads.items()})
+        except ClientDisconnect:
+            return None
         except Exception as error:
             kind = next(kind for kind in type(error).__mro__ if kind in self.handlers or kind is Exception)
             if kind is Exception:
@@ -77,10 +80,17 @@ def parsed(where: list[str], validate: Any, request: Request, value: Any) -> Any
 
 
 async def read(receive: Receive) -> bytes:
-    """The body of a request."""
-    body, more = bytearray(), True
+    """The body of a request.
+
+    Raises:
+        ClientDisconnect: the connection ended before the body did.
+    """
+    body = bytearray()
+    more = True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return bytes(body)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decisionllm.serving import logs
 
+DISCONNECTED = 499  # in metrics and logs: the client left before its request was complete, as nginx counts it
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -63,7 +64,9 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status, received = time.perf_counter(), 500, 0
+        began = time.perf_counter()
+        status = DISCONNECTED
+        received = 0
         scope.setdefault("state", {}).setdefault("arrived", time.monotonic())  # unless the protocol knows better
         id = scope["state"]["request_id"] = logs.begin(dict(scope["headers"]).get(b"x-request-id"))
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
@@ -87,6 +90,9 @@ class RequestGuard:
         try:
             refusal = self._refusal(scope)
             await (refusal or self.app)(scope, receive_limited, send_with_headers)
+        except Exception:
+            status = 500
+            raise
         finally:
             seconds = time.perf_counter() - began
             self.on_response(scope, status, seconds)

@@ -1,16 +1,14 @@
 """OpenRTB 2.6: the current bid multiplier of a campaign answers bid requests, one opportunity at a time.
 
 The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`, its predicted conversion
-probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. A bid reserves its price until
-a notice says what became of it, or until it expires; what was paid is reported by the campaign's next tick. An answer holds
-prices only, no creative.
+probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. A bid reserves its price, see
+`reservations`; what was paid is reported by the campaign's next tick. An answer holds prices only, no creative.
 Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse), 4.4 (macros).
 """
 
 import math
-import secrets
+import sqlite3
 import time
-from collections import Counter as Sums
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -22,6 +20,7 @@ from pydantic_core import to_json
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
+from decisionllm.serving.reservations import Reservations
 from decisionllm.serving.schemas import Whole
 
 VERSION = "2.6"
@@ -148,60 +147,18 @@ def respond(
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-class OpenBids:
-    """What bids may still cost, in this process: each its price until it is settled or expires, and what was won since a tick.
-
-    Args:
-        expiry: seconds after which a bid without a notice counts as lost.
-    """
-
-    def __init__(self, expiry: float) -> None:
-        self.expiry = expiry
-        self.bids: dict[str, tuple[str, float, float]] = {}  # by id, oldest first: campaign, currency, when it expires
-        self.reserved: Sums[str] = Sums()  # nano-currency of each campaign, whole numbers so that sums are exact
-        self.won: dict[str, tuple[int, int]] = {}  # of each campaign: the last tick, nano-currency since then
-
-    def committed(self, campaign: str, step: int) -> float:
-        """Currency that bids since the last tick may cost or have cost. step: of this tick, whose result has all wins before."""
-        now = time.monotonic()
-        while self.bids and next(iter(self.bids.values()))[2] <= now:
-            self.settle(next(iter(self.bids)), 0.0)
-        if step > self.won.get(campaign, (-2, 0))[0]:
-            self.won[campaign] = step, 0
-        return (self.reserved[campaign] + self.won[campaign][1]) / 1e9
-
-    def reserve(self, campaign: str, price: float) -> str:
-        """Reserve the price of a bid, currency. Returns the bid's id, which cannot be guessed."""
-        id = secrets.token_urlsafe(12)
-        self.bids[id] = campaign, price, time.monotonic() + self.expiry
-        self.reserved[campaign] += nano(price)
-        return id
-
-    def settle(self, id: str, paid: float) -> bool:
-        """A bid was won for this price, at most its own, currency, or lost for 0. Returns whether it was open."""
-        if (bid := self.bids.pop(id, None)) is None:
-            return False
-        campaign, price, _ = bid
-        self.reserved[campaign] -= nano(price)
-        if not self.reserved[campaign]:
-            del self.reserved[campaign]
-        step, won = self.won[campaign]
-        self.won[campaign] = step, won + nano(min(paid, price))
-        return True
-
-
-def nano(currency: float) -> int:
-    return math.ceil(currency * 1e9)
+def reservations(journal: Journal, expiry: float) -> Reservations:
+    """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice counts as won."""
+    return Reservations(journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1)
 
 
 def router(
-    journal: Journal, registry: CollectorRegistry, *, currency: str = "USD", seat: str = "decisionllm",
-    bid_expiry_s: float = 60.0, notice_url: str | None = None, bid_wait: float = math.inf,
+    journal: Journal, open_bids: Reservations, registry: CollectorRegistry, *, currency: str = "USD",
+    seat: str = "decisionllm", notice_url: str | None = None, bid_wait: float = math.inf,
 ) -> APIRouter:  # fmt: skip
     """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
     Args:
-        bid_expiry_s: seconds after which a bid without a notice counts as lost.
         bid_wait: seconds; a request that waited longer to be read has no bid.
         notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
     """
@@ -210,36 +167,56 @@ def router(
     outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
     outcome = cache(outcomes.labels)
     notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
-    open_bids = OpenBids(bid_expiry_s)
     still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
-    still.set_function(lambda: len(open_bids.bids))
+    still.set_function(open_bids.count)
     no_bid = Response(status_code=204, headers=headers)
+
+    def decided(request: BidRequest) -> tuple[dict[str, Any] | None, str | None]:
+        """The answer to a request and what is reserved for it, or the reason for no bid."""
+        id = request.ext.campaign
+        found = journal.last(id)
+        if found is None:
+            raise RequestError(404, "ext.campaign", "no such campaign")
+        known, last = found
+        if last is None:
+            last = {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
+        step, left = last["index"], last["remaining"]
+        state = known | last | {"remaining": left - open_bids.committed(id, step)}
+        response, reason = respond(request.model_dump(), state, currency=currency, seat=seat)
+        if response is None:
+            return None, reason
+        bids = response["seatbid"][0]["bid"]
+        if not request.test:
+            ids = open_bids.reserve(id, step, left, [each["price"] / 1000 for each in bids])
+            if ids is None:
+                return None, "budget"
+            for each, reserved in zip(bids, ids, strict=True):
+                each["id"] = reserved
+        return response, None
 
     routes = APIRouter(tags=["openrtb"])
 
     @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
-        if time.monotonic() - http.state.arrived > bid_wait:  # before anything else, so that others are in time
+        arrived = http.state.arrived
+        if time.monotonic() - arrived > bid_wait:  # before anything else, so that others are in time
             outcome("busy", 0).inc()
             return no_bid
-        due, id = http.state.arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf, request.ext.campaign
-        logs.note_campaign(id)
+        logs.note_campaign(request.ext.campaign)
+        due = arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
         if time.monotonic() < due:  # nothing waits from here on: under load the first requests are in time, not all are late
-            if (found := journal.last(id)) is None:
-                raise RequestError(404, "ext.campaign", "no such campaign")
-            known, last = found[0], found[1] or {"index": -1, "multiplier": None, "remaining": 0.0, "max_bid": 0.0}
-            campaign = known | last | {"remaining": last["remaining"] - open_bids.committed(id, last["index"])}
-            response, reason = respond(request.model_dump(), campaign, currency=currency, seat=seat)
+            try:
+                response, reason = decided(request)
+            except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
+                reason = "busy"
         outcome(reason or "bid", request.test or 0).inc()
-        if not response:
+        if response is None:
             return no_bid
         for each in response["seatbid"][0]["bid"]:
-            if not request.test:
-                each["id"] = open_bids.reserve(id, each["price"] / 1000)
-            each["exp"] = int(bid_expiry_s)
+            each["exp"] = int(open_bids.expiry)
             if notice_url:
                 at = f"{notice_url.rstrip('/')}/notices/{each['id']}"
                 each |= {"nurl": f"{at}/win?price=${{AUCTION_PRICE}}", "lurl": f"{at}/loss"}
@@ -248,11 +225,17 @@ def router(
     @routes.get("/notices/{id}/{kind}", status_code=204)
     async def notice(id: str, kind: Literal["win", "loss"], price: str = "") -> None:
         """The result of a bid, at the address that the bid named; price: per mille. Unknown and settled bids are ignored."""
-        try:
-            paid = float(price) / 1000
-        except ValueError:  # encrypted, or the macro as it was: the bid's own price is reserved on
-            paid = math.inf
-        if open_bids.settle(id, (max(paid, 0.0) if paid == paid else math.inf) if kind == "win" else 0.0):
+        paid = paid_for(price) if kind == "win" else 0.0
+        if open_bids.settle(id, paid):
             notices.labels(kind).inc()
 
     return routes
+
+
+def paid_for(price: str) -> float:
+    """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price, where it cannot be read."""
+    try:
+        paid = float(price) / 1000
+    except ValueError:  # encrypted, or the macro was not replaced
+        return math.inf
+    return math.inf if math.isnan(paid) else max(paid, 0.0)

@@ -1,6 +1,10 @@
-"""uvicorn's HTTP protocol with the bounds that it has for h11 alone: on the bytes of a head, on arrival, on connections."""
+"""uvicorn's HTTP protocol with limits that hold before a request is read: a client without a token cannot occupy the server.
+
+uvicorn bounds the bytes of a request head for h11 alone, and never bounds pipelined requests or answers that nobody reads.
+"""
 
 import asyncio
+import heapq
 import socket
 import struct
 import sys
@@ -16,70 +20,109 @@ except ImportError:  # Windows has no limit on descriptors to raise
     resource = None  # type: ignore[assignment]
 
 MAX_CONNECTIONS = 4096
+TICKS_PER_SECOND = 10  # uvicorn calls `Server.on_tick` so often
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that closes itself if its request is too long or does not arrive, and if others need its descriptor.
+    """A connection that is aborted if its client is too slow, sends too much, or others need its descriptor.
 
     Attributes:
-        max_overhead: most bytes of a request beyond twice its body: of its head, or of chunks' sizes and trailers.
-        arrival: seconds from the connection, or the first byte of a later request, to the request's last byte.
-        max_connections: beyond it the connection that has waited longest for a request is closed.
+        max_overhead: most bytes of a request beyond twice its body: its head, or the sizes and trailers of chunks.
+        max_waiting: most complete requests of a connection that wait for the answer before theirs.
+        patience: seconds for a request to arrive, from the connection or its first byte, and for an answer to be read.
+        max_connections: beyond it the worst connections are aborted, see `rank`.
     """
 
     max_overhead = 65_536
-    arrival = 10.0
+    max_waiting = 8
+    patience = 10.0
     max_connections = MAX_CONNECTIONS
-    timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        now = self.loop.time()
         self.overhead = 0
+        self.in_head = False
+        self.requests = 0
+        self.active = now  # the last time that a request was complete
+        self.expecting: float | None = now  # since when a request is awaited; None: none is
+        self.unread: float | None = None  # since when the client has left an answer unread
         self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())  # one, not one a request
-        self._expect()
         if len(self.connections) > self.max_connections:
-            others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
-            if len(others) >= self.max_connections:
-                min(others, key=lambda other: (other.answering, other.since)).transport.close()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Abort a sixteenth of all connections, the worst ones: a scan of all of them for each new one would cost too much."""
+        others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
+        if len(others) < self.max_connections:
+            return
+        free = [one for one in others if not one.answering]
+        for worst in heapq.nsmallest(self.max_connections // 16 + 1, free, key=lambda one: one.rank):
+            worst.transport.abort()
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Sorts connections, the first to be aborted first: unread answers, no request yet, the longest without a request."""
+        return not self.transport.get_write_buffer_size(), self.requests > 0, self.active
 
     @property
     def answering(self) -> bool:
         """Whether a request is complete and its answer is not."""
-        return bool(self.pipeline) or not (self.cycle is None or self.cycle.response_complete or self.cycle.more_body)
+        if self.pipeline:
+            return True
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
-    def _expect(self) -> None:
-        if self.timer is None:
-            self.timer = self.loop.call_later(self.arrival, self._overdue)
-            self.since = self.loop.time()
+    def check(self, now: float) -> None:
+        """Abort the connection if its client does not read an answer, or does not send the rest of a request.
 
-    def _arrived(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = None
-
-    def _overdue(self) -> None:
-        self.timer = None
+        Args:
+            now: the time of the event loop.
+        """
+        if not self.transport.get_write_buffer_size():
+            self.unread = None
+        elif self.unread is None:
+            self.unread = now
         if self.answering:
-            self._expect()
-        else:
-            self.transport.close()
+            self.expecting = None if self.expecting is None else now
+        late = [since for since in (self.unread, self.expecting) if since is not None and now - since > self.patience]
+        if late:
+            self.transport.abort()  # close() would wait until the client has read everything
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrived()
+        self.pipeline.clear()
         self.socket.detach()  # the transport closes it
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._expect()
+        if self.expecting is None:
+            self.expecting = self.loop.time()
         self.overhead += len(data)
         super().data_received(data)
         if self.overhead > self.max_overhead and not self.transport.is_closing():
             self.send_400_response("Request head too long.")
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be read. Behind complete requests: close the connection after their answers, in their order."""
+        if self.answering:
+            self.flow.pause_reading()
+            self.cycle.keep_alive = False
+        else:
+            super().send_400_response(msg)
+
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self.max_waiting:
+            raise BufferError("too many requests wait for an answer")  # reported to `send_400_response` by the parser
         super().on_message_begin()
+        self.in_head = True
         self.scope["state"]["arrived"] = time.monotonic() - waited(self.socket)
-        self._expect()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_head:  # a trailer of a chunked body is no header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self.overhead -= 2 * len(body)
@@ -87,16 +130,30 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self.overhead = 0
-        self._arrived()
+        self.expecting = None
+        self.requests += 1
+        self.active = self.loop.time()
         super().on_message_complete()
 
 
 def waited(connection: socket.socket) -> float:
-    """Seconds since the last data of a TCP connection came, as the system counts them; 0.0 where it does not tell."""
+    """Seconds since the last data of a TCP connection came, by the system's count; 0.0 where the system has none."""
     if sys.platform != "linux":
         return 0.0
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
     return float(struct.unpack_from("I", info, 52)[0] / 1000)  # tcpi_last_data_recv, ms
+
+
+class BoundedServer(uvicorn.Server):
+    """A server that looks at all of its connections every second, see `BoundedProtocol.check`."""
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_SECOND == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.check(now)
+        return await super().on_tick(counter)
 
 
 def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **options: Any) -> uvicorn.Server:
@@ -107,11 +164,19 @@ def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **option
     """
     limits: dict[str, Any] = {}
     if resource is not None:
-        known = resource.getrlimit(resource.RLIMIT_NOFILE)
-        soft, hard = (4 * MAX_CONNECTIONS if x == resource.RLIM_INFINITY else x for x in known)
-        if soft < (most := min(hard, 4 * MAX_CONNECTIONS)):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft := most, known[1]))
-        limits = {"max_connections": min(protocol.max_connections, soft // 2)}
+        limits["max_connections"] = min(protocol.max_connections, _descriptors() // 2)
     bounded = type(protocol.__name__, (protocol,), limits)
-    usual: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
-    return uvicorn.Server(uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **usual | options))
+    defaults: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    return BoundedServer(uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options))
+
+
+def _descriptors() -> int:
+    """Raise the number of descriptors that this process may open, if the system allows it, and return that number."""
+    wanted = 4 * MAX_CONNECTIONS
+    known = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in known)
+    most = min(hard, wanted)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, known[1]))
+        soft = most
+    return soft

@@ -13,8 +13,9 @@ Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
 Row = Annotated[list[Number], Field(max_length=10_000)]
 Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
-Each = Annotated[list[Number], Field(max_length=OPPORTUNITIES, fail_fast=True)]  # a number of each opportunity of a step
-EachRow = Annotated[list[Annotated[list[Number], Field(max_length=3)]], Field(max_length=OPPORTUNITIES, fail_fast=True)]
+Positive = Annotated[float, Field(ge=0, le=LARGE)]  # probabilities, prices, slots and flags of AuctionNet: none is below 0
+Each = Annotated[list[Positive], Field(max_length=OPPORTUNITIES, fail_fast=True)]  # a number of each opportunity of a step
+EachRow = Annotated[list[Annotated[list[Positive], Field(max_length=3)]], Field(max_length=OPPORTUNITIES, fail_fast=True)]
 JSON_INTEGER = BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)  # 48.0 is one
 Whole = Annotated[int, JSON_INTEGER]
 Id = Annotated[str, Field(max_length=64)]

@@ -72,6 +72,7 @@ class Service:
             if self.manager:
                 try:
                     await asyncio.to_thread(self.manager.journal.verify)
+                    await asyncio.to_thread(self.manager.load_open)
                 except sqlite3.Error as error:
                     self.failed(error)
             self.loop = asyncio.get_running_loop()
@@ -109,14 +110,25 @@ class Service:
         disconnects."""
         logs.note_campaign(id)
         if (tick := self.in_flight.get(id)) is None:
-            decide = partial(self._decided, due or self.due())
-            task = asyncio.create_task(self.campaigns.tick_async(id, request, decide, self._written))
+            task = asyncio.create_task(self._ticked(id, request, due or self.due()))
             tick = self.in_flight[id] = InFlightTick(request, task)
             task.add_done_callback(lambda task: self._answered(id, request, task))
         elif tick.request != request:
             step = tick.request["index"]
             raise RequestError(409, "index", f"step {step} is being answered", expected=step)
         return await asyncio.shield(tick.task)
+
+    async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
+        await self._catch_up(id, request["index"])
+        return await self.campaigns.tick_async(id, request, partial(self._decided, due), self._written)
+
+    async def _catch_up(self, id: str, index: int) -> None:
+        """Replay a campaign that is not as far as the journal, in a thread: in the event loop it would delay all requests."""
+        manager = self.campaigns
+        if manager.is_behind(id, index):
+            replayed = await asyncio.to_thread(manager.replayed, id, manager.campaigns.get(id))
+            if not replayed.ended:
+                manager.remember(replayed)
 
     def _answered(self, id: str, request: dict[str, Any], task: asyncio.Task[str]) -> None:
         del self.in_flight[id]

@@ -290,6 +290,41 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
 
 
+def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        ids = [begun(client, i) for i in range(3)]
+        client.delete(f"/v1/campaigns/{ids[0]}")
+        for id in ids[1:]:
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).raise_for_status()
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
+        manager = client.app.state.service.campaigns
+        assert [*manager.campaigns] == ids[1:] and [c.step for c in manager.campaigns.values()] == [1, 1]
+        client.post(f"/v1/campaigns/{ids[1]}/tick", json=drawn(0, 1)).raise_for_status()
+        assert manager.counts["rebuilt", ""] == 2
+
+
+def test_a_replay_does_not_delay_other_requests():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)) as client:
+        id, manager = begun(client), client.app.state.service.campaigns
+        replayed, begins, gate = manager.replayed, threading.Event(), threading.Event()
+
+        def slow(*given, **more):
+            begins.set()
+            gate.wait(PATIENCE)
+            return replayed(*given, **more)
+
+        manager.replayed = slow
+        answers = []
+        tick = threading.Thread(target=lambda: answers.append(client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))))
+        tick.start()
+        assert begins.wait(PATIENCE)
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE / 2) as other:
+            assert other.get("/healthz").status_code == 200
+        gate.set()
+        tick.join()
+        assert answers[0].status_code == 200 and answers[0].json()["fallback"] is None
+
+
 def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
     journal = Journal(tmp_path / "j")
     for i in range(60):
@@ -331,7 +366,7 @@ def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
         id = begun(client)
         for t in range(4):
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
-    assert [p.name for p in tmp_path.iterdir()] == ["j"] and Journal(tmp_path / "j").steps(id) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["j", "j.bids"] and Journal(tmp_path / "j").steps(id) == 4
 
 
 # -- HTTP --
@@ -435,6 +470,33 @@ def test_arguments_of_auctionnet_are_a_tick(client):
         assert (wrong.status_code, wrong.json()["detail"][0]["loc"]) == (422, ["body", name])
         wrong = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 2, "pValues": [0.1]} | history | {name: [[]]})
         assert wrong.status_code == 422 and wrong.json()["detail"][0]["loc"][1].startswith("history")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("historyAuctionResult", [[1, 1, -1e6]]),
+        ("historyImpressionResult", [[-1, 0]]),
+        ("historyImpressionResult", [[1, 7]]),
+        ("historyBid", [-0.1]),
+        ("historyLeastWinningCost", [-0.1]),
+        ("historyPValueInfo", [[-0.1, 0]]),
+    ],
+)
+def test_a_step_that_cannot_have_happened_is_refused(client, name, rows):
+    id = begun(client)
+    client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": [0.1]}).raise_for_status()
+    history = {
+        "historyPValueInfo": [[[0.1, 0.01]]],
+        "historyBid": [[3.0]],
+        "historyAuctionResult": [[[1, 1, 2.0]]],
+        "historyImpressionResult": [[[1, 1]]],
+        "historyLeastWinningCost": [[2.0]],
+    }
+    step = {"campaign": id, "timeStepIndex": 1, "pValues": [0.1]}
+    refused = client.post("/v1/bid", json=step | history | {name: [rows]})
+    assert refused.status_code == 422 and name in refused.json()["detail"][0]["loc"]
+    assert client.post("/v1/bid", json=step | history).status_code == 200
 
 
 def test_a_step_of_twenty_thousand_opportunities_is_bid(tmp_path):

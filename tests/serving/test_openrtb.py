@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.serving.app import create_app
-from decisionllm.serving.openrtb import EXAMPLE, BidRequest, OpenBids, per_mille, respond
+from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
 from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
@@ -87,22 +87,6 @@ def test_what_exchanges_send_is_accepted():
     assert prices(tmax=0, bcat=[f"IAB{i}" for i in range(5000)], at=2.0) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1.0, "bidfloorcur": None}], ext={"campaign": "c1", "cat": None}) == [("1", 1000.0)]
     assert prices(imps=[{"pmp": {"private_auction": None, "deals": [{"id": "d", "bidfloor": 1.5}]}}]) == [("1", 1000.0)]
-
-
-def test_an_open_bid_reserves_its_price_until_its_result_is_known(monkeypatch):
-    bids, now = OpenBids(expiry=60), [0.0]
-    monkeypatch.setattr("decisionllm.serving.openrtb.time.monotonic", lambda: now[0])
-    assert bids.committed("c", 0) == 0
-    lost, won, unknown, free = (bids.reserve("c", price) for price in (1.0, 2.0, 4.0, 8.0))
-    assert bids.committed("c", 0) == 15 and bids.committed("other", 0) == 0
-    assert bids.settle(lost, 0.0) and not bids.settle(lost, 0.0), "a result counts once"
-    assert bids.settle(won, 0.5) and bids.settle(free, 100.0), "what is paid is at most the bid"
-    assert bids.committed("c", 0) == 4 + 0.5 + 8
-    assert bids.committed("c", 1) == 4, "the tick's result has the wins before it"
-    now[0] = 59.9
-    assert bids.committed("c", 1) == 4
-    now[0] = 60.0
-    assert bids.committed("c", 1) == 0 and not bids.settle(unknown, 1.0) and not bids.bids and not bids.reserved
 
 
 @pytest.mark.parametrize(
@@ -183,6 +167,35 @@ def test_bids_between_two_ticks_stay_within_the_budget():
                 assert exchange.get(notice.removeprefix("http://localhost")).status_code == 204
         assert bid() and bid() and not bid(), "0.5 was paid, 3 may still be, and 6 are the two new ones"
         assert 'decisionllm_openrtb_notices_total{kind="win"} 1.0' in client.get("/metrics").text
+
+
+def opened_with(client, budget):
+    """An open campaign with one tick: its id, and the value of an impression for which it bids 3."""
+    id = client.post("/v1/campaigns", json={"budget": budget, "target_cpa": 40, "horizon": STEPS}).json()["id"]
+    tick = {"index": 0, "coming": {"value": 0.01, "volume": 100}}
+    return id, 3 / client.post(f"/v1/campaigns/{id}/tick", json=tick).json()["multiplier"]
+
+
+def test_bids_that_expire_without_a_notice_stay_spent_until_the_next_tick():
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC, exchange={"bid_expiry_s": 0.001})) as client:
+        id, value = opened_with(client, 10)
+        assert [send(client, id, value).status_code for _ in range(10)] == [200] * 3 + [204] * 7
+        result = {"bid": 3, "market_price": 1, "value": 0.01, "conversion": 0, "won": 0.01, "volume": 100,
+                  "spend": 1, "conversions": 0, "exposed_value": 0.01}  # fmt: skip
+        tick = {"index": 1, "coming": {"value": 0.01, "volume": 100}, "result": result}
+        client.post(f"/v1/campaigns/{id}/tick", json=tick)
+        assert send(client, id, value).status_code == 200, "one of the three bids was won, for 1"
+
+
+def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path):
+    def app():
+        return create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))
+
+    with serving(app()) as first, serving(app()) as second:
+        id, value = opened_with(first, 10)
+        assert [send(client, id, value).status_code for client in (first, second, first, second)] == [200, 200, 200, 204]
+    with serving(app()) as restarted:
+        assert send(restarted, id, value).status_code == 204
 
 
 def test_a_late_answer_is_no_bid(served):

@@ -22,7 +22,7 @@ CHUNKED = (
 
 
 class Hasty(BoundedProtocol):
-    arrival = 0.3
+    patience = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,76 @@ def test_a_slow_answer_is_not_cut_off():
         body = b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
         policy.gate.clear()
         connection.sendall(POST.replace(b": 100", b": %d" % len(body)) + body + HEAD)  # and half of a second request behind it
-        time.sleep(3 * Hasty.arrival)
+        time.sleep(3 * Hasty.patience)
         policy.gate.set()
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_bounded(app):
+    with serving(app) as client, connected(client) as connection:
+        connection.sendall((HEAD + b"\r\n") * 4000)
+        _, answer = until_closed(connection)
+        answers = answer.count(b"HTTP/1.1 200")
+        assert 1 <= answers <= 1 + BoundedProtocol.max_waiting and answer.count(b"HTTP/1.1") == answers
+        assert client.get("/healthz").status_code == 200
+
+
+def test_answers_before_a_broken_request_come_in_order_and_alone():
+    policy = Slow(policy_of())
+    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client, connected(client) as connection:
+        body = b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+        policy.gate.clear()
+        connection.sendall(POST.replace(b": 100", b": %d" % len(body)) + body + b"no request\r\n\r\n")
+        policy.called.wait(PATIENCE)
+        policy.gate.set()
+        _, answer = until_closed(connection)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_does_not_read_its_answers_is_cut_off(app):
+    with serving(app, Hasty) as client, connected(client) as connection:
+        ends = select.poll()
+        ends.register(connection, 0)  # errors and hang-ups alone
+        connection.settimeout(0.02)
+        deadline = time.monotonic() + PATIENCE
+        while not ends.poll(20):
+            assert time.monotonic() < deadline
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                connection.sendall(HEAD.replace(b"healthz", b"openapi.json") + b"\r\n")
+
+
+def test_connections_with_unread_answers_give_way_first(app):
+    class Few(BoundedProtocol):
+        max_connections = 3
+
+    with serving(app, Few) as client, contextlib.ExitStack() as stack:
+        assert client.get("/healthz").status_code == 200
+        for _ in range(6):
+            unread = stack.enter_context(connected(client))
+            unread.settimeout(0.1)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                for _ in range(300):
+                    unread.sendall(HEAD.replace(b"healthz", b"openapi.json") + b"\r\n")
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as other:
+            assert other.get("/healthz").status_code == 200
+
+
+def test_a_trailer_is_no_header():
+    trailers = b"0\r\norigin: http://elsewhere\r\n\r\n"
+    body = b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+    app = create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE)
+    with serving(app) as client, connected(client) as connection:
+        connection.sendall(CHUNKED[:-3] + b"%x\r\n" % len(body) + body + b"\r\n" + trailers)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_is_cut_off_is_not_run():
+    body = b'{"budget": 2900.0, "target_cpa": 100.0, "category": 0, "key": "cut-off"}'
+    with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
+        with connected(client) as connection:
+            connection.sendall(POST.replace(b"/v1/act", b"/v1/campaigns").replace(b": 100", b": 500") + body)
+        for _ in range(20):
+            assert client.get("/v1/campaigns").json()["campaigns"] == []
 
 
 def test_silent_connections_give_way_to_others(app):

@@ -40,7 +40,9 @@ class Journal:
     """
 
     def __init__(self, path: str | Path = ":memory:", *, read_only: bool = False) -> None:
-        self.path, self.shadow_path = str(path), ":memory:" if path == ":memory:" else f"{path}.shadow"
+        self.path = str(path)
+        self.shadow_path = self._beside("shadow")
+        self.bids_path = self._beside("bids")
         kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
         with explained(f"journal: expected {kind}, got {path}", sqlite3.Error, OSError):
             if read_only:
@@ -54,6 +56,10 @@ class Journal:
         if found != (APPLICATION, VERSION):
             got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
+
+    def _beside(self, name: str) -> str:
+        """The path of a file beside the journal; nothing is beside one in memory."""
+        return ":memory:" if self.path == ":memory:" else f"{self.path}.{name}"
 
     def _open_to_write(self) -> None:
         if self.path != ":memory:":
@@ -116,6 +122,11 @@ class Journal:
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
         return int(self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")[0][0])
+
+    def open_ids(self, count: int) -> list[str]:
+        """Ids of campaigns that have not ended, the one opened last first, at most so many."""
+        query = "SELECT id FROM campaigns WHERE ended IS NULL ORDER BY number DESC LIMIT ?"
+        return [id for (id,) in self._read(query, count)]
 
     def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
         """The ticks of a campaign from this one on, in their order: index, request and answer."""

@@ -1,0 +1,76 @@
+"""What bids may still cost, checked by hand: reserved, won, lost, expired, and shared between processes."""
+
+import pytest
+
+from decisionllm.serving.reservations import Reservations
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("decisionllm.serving.reservations.time.time", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def steps():
+    """The index of the last tick of each campaign."""
+    return {"c": 0, "other": 0}
+
+
+@pytest.fixture
+def bids(clock, steps):
+    return Reservations(expiry=60, last_step=steps.__getitem__)
+
+
+def test_a_bid_reserves_its_price_until_its_result_is_known(bids):
+    assert bids.committed("c", 0) == 0
+    lost, won, _, free = bids.reserve("c", 0, 15, [1.0, 2.0, 4.0, 8.0])
+    assert bids.committed("c", 0) == 15 and bids.committed("other", 0) == 0
+    assert bids.settle(lost, 0.0) and not bids.settle(lost, 0.0), "a result counts once"
+    assert bids.settle(won, 0.5) and bids.settle(free, 100.0), "what is paid is at most the bid"
+    assert bids.committed("c", 0) == 4 + 0.5 + 8
+    assert bids.count() == 1
+
+
+def test_a_tick_has_the_wins_before_it(bids, steps):
+    (won, still_open) = bids.reserve("c", 0, 10, [2.0, 4.0])
+    bids.settle(won, 2.0)
+    steps["c"] = 1
+    assert bids.committed("c", 1) == 4
+    assert bids.reserve("c", 1, 6, [2.0]) and bids.committed("c", 1) == 6
+
+
+def test_a_win_that_is_noticed_after_a_tick_counts_until_the_next_one(bids, steps):
+    (won,) = bids.reserve("c", 0, 10, [9.0])
+    steps["c"] = 1
+    bids.settle(won, 8.0)  # no bid since the tick
+    assert bids.committed("c", 1) == 8
+    assert bids.reserve("c", 1, 10, [3.0]) is None
+    assert bids.committed("c", 2) == 0
+
+
+def test_a_bid_without_a_notice_counts_as_won_until_the_next_tick(bids, clock, steps):
+    (unknown,) = bids.reserve("c", 0, 10, [4.0])
+    clock[0] += 60
+    assert bids.committed("c", 0) == 4 and not bids.settle(unknown, 1.0) and bids.count() == 0
+    steps["c"] = 1
+    assert bids.committed("c", 1) == 0
+
+
+def test_no_two_bids_take_the_same_money(bids):
+    assert bids.reserve("c", 0, 10, [6.0])
+    assert bids.reserve("c", 0, 10, [3.0, 2.0]) is None, "4 are left"
+    assert bids.committed("c", 0) == 6
+    assert bids.reserve("c", 0, 10, [4.0])
+
+
+def test_another_process_and_a_restart_know_them(tmp_path, steps):
+    first, second = (Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__) for _ in range(2))
+    (id,) = first.reserve("c", 0, 10, [6.0])
+    assert second.committed("c", 0) == 6 and second.reserve("c", 0, 10, [6.0]) is None
+    assert second.settle(id, 0.0) and first.committed("c", 0) == 0
+    first.reserve("c", 0, 10, [5.0])
+    for each in (first, second):
+        each.close()
+    assert Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__).committed("c", 0) == 5
