@@ -322,9 +322,7 @@ def draw(
     return np.asarray(before[which] + np.minimum(step.astype(np.int64), lengths[which] - 1))
 
 
-def part_weights(
-    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float]
-) -> np.ndarray | None:
+def part_weights(store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float]) -> np.ndarray | None:
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
     Args:

@@ -52,7 +52,10 @@ class Reservations:
     def committed(self, campaign: str, step: int) -> float:
         """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1 before the first."""
         self._book_expired()
-        with self.lock, closing(self.file.execute("SELECT open, spent, step FROM totals WHERE campaign = ?", (campaign,))) as found:
+        with (
+            self.lock,
+            closing(self.file.execute("SELECT open, spent, step FROM totals WHERE campaign = ?", (campaign,))) as found,
+        ):
             row = found.fetchone()
         if row is None:
             return 0.0
