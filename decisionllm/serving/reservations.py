@@ -60,7 +60,8 @@ class Reservations:
         if row is None:
             return 0.0
         reserved, spent, since = row
-        return (reserved + spent if since >= step else reserved) / 1e9
+        committed: int = reserved + spent if since >= step else reserved
+        return committed / 1e9
 
     def reserve(self, campaign: str, step: int, left: float, prices: Sequence[float]) -> list[str] | None:
         """Reserve the prices of the bids of one answer, if the budget has room for all of them.
