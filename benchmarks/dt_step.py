@@ -12,8 +12,9 @@ import torch
 from benchmarks import measure
 from benchmarks.windows import log
 from decisionllm.datasets.windows import Sampler, collate
-from decisionllm.models.decision_llm import DecisionLLM, masked_mean
 from decisionllm.models.heads import Gaussian
+from decisionllm.models.objectives.likelihood import masked_mean
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.checkpoint import precision
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
@@ -31,7 +32,7 @@ def make(backbone, **options):
     """A model with random weights, the Gaussian head and a linear embedding."""
     choices = discover()
     torch.manual_seed(0)
-    return DecisionLLM(SPEC, build(choices["backbone"][backbone] | options, 0), choices["head"]["gaussian"])
+    return SequenceModel(SPEC, build(choices["backbone"][backbone] | options, 0), choices["head"]["gaussian"])
 
 
 def pair(*, width=128, layers=3, heads=1, dropout=0.1):

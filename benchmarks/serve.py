@@ -24,7 +24,7 @@ from benchmarks import measure
 from decisionllm.config import ModelOptions
 from decisionllm.envs.auction.journal import Journal
 from decisionllm.envs.auction.observation import ObservationSpec
-from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
@@ -43,7 +43,7 @@ CAMPAIGNS = 48
 def policy_of(backbone, dtype):
     choices = discover()
     torch.manual_seed(0)
-    model = DecisionLLM(
+    model = SequenceModel(
         SPEC, build(choices["backbone"][backbone], 0), choices["head"]["gaussian"], ModelOptions(timesteps="none")
     )
     model.normalizer.fit([(np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32), np.linspace(0, 40, 100))])

@@ -39,14 +39,9 @@ class ModelOptions:
     timesteps: str = "learned"  # or none
     token_scale: float = 1.0  # root mean square of a token of the trajectory at the beginning of training
     entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
-    max_return_expectile: float = 0.0  # also learn the maximum return, as this expectile, and condition on it; 0: on a quantile
-    advantage_weighting: float = 0.0  # weight actions by exp(advantage / temperature), in standard deviations; 0: all alike
     hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
     hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
-    value_discount: float = 0.0  # plan with a value learned inside a learned model, of this discount, such as 0.99; 0: none
-    value_reads_text: bool = False  # it tells the task texts of the data apart
     gradient_checkpointing: bool = False  # the backward pass computes each block again: less memory, a third more time
-    value_steps: int = 1500  # of training of each part of it, 4096 transitions each
 
 
 @dataclass
@@ -88,8 +83,6 @@ class ActOptions:
     target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
     decode: str = "mode"  # mean, sample, unclipped
-    planning_horizon: int = 0  # steps to imagine before each action (needs model.value_discount)
-    planning_value: float = 0.0  # where the best plan has less value, of 0 .. 1, the policy acts without a plan
 
 
 @dataclass
@@ -107,6 +100,8 @@ class TrainConfig:
     transform: Node = field(
         default_factory=lambda: {"_target_": "none"}
     )  # change the log before it is read: unlabelled, corrupted
+    objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))  # what is minimised
+    planner: Node = field(default_factory=lambda: {"_target_": "none"})  # value: plan to a value learned in a learned model
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
     text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})  # features: of a frozen language model
@@ -130,7 +125,7 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 PLACES = ("run", "out", "init_from")  # options of commands that are paths
 
 
-OPTIONAL = ("text_encoder", "transform")  # groups of choices that are none by default
+OPTIONAL = ("text_encoder", "transform", "planner")  # groups of choices that are none by default
 
 
 class UsageError(Exception):

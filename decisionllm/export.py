@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         self.model, self.decode = policy.model, policy.decode
         none = torch.zeros(1, 0, dtype=torch.long)
         keys = torch.stack(self.model.backbone.read_text(none, none.bool()).keys)  # (layers, 1, G, 0, d)
-        reads = 1 if self.model.max_return is None else 2  # with the null return, to predict the maximum; with the return
+        reads = 2 if self.model.predicts_return else 1  # with the null return, to predict the maximum; with the return
         self.nothing = torch.stack([keys, keys], 1).expand(reads, -1, -1, -1, -1, -1, -1)
 
     def example(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -177,12 +177,12 @@ class Decoder(nn.Module):
             actions (N, A), the return-to-go that they are conditioned on (N,), and the longer cache.
         """
         model, caches = self.model, []
-        if model.max_return is not None:
+        if model.predicts_return:
             unknown = torch.zeros_like(returns_to_go)
             tokens = self.tokens(observations, unknown, timesteps, previous_actions, unknown > 0)
             hidden, longer = model.backbone.read_after(tokens, cache[0])
             caches.append(longer)
-            returns_to_go = torch.where(returns_to_go.isnan(), model.predict_max_return(hidden.float()), returns_to_go)
+            returns_to_go = torch.where(returns_to_go.isnan(), model.predict_return(hidden.float()), returns_to_go)
         tokens = self.tokens(observations, returns_to_go, timesteps, previous_actions)
         hidden, longer = model.backbone.read_after(tokens, cache[-1])
         actions = model.choose(hidden.float(), action_masks, decode=self.decode)

@@ -1,4 +1,4 @@
-"""The interfaces of everything that can be added: environments, players, heads, dataset readers.
+"""The interfaces of everything that can be added: environments, players, heads, objectives, dataset readers.
 
 Read this page before you add one. Members marked abstract are required; the others have a default, which a subclass inherits.
 Letters: N episodes that are played at once, S observation size, A action size, C discrete actions, B batch, T window length,
@@ -18,6 +18,9 @@ from decisionllm.schema import Episode, Spec
 
 if TYPE_CHECKING:
     import torch
+
+    from decisionllm.models.sequence import SequenceModel
+    from decisionllm.schema import Batch
 
 
 class Player(Protocol):
@@ -204,6 +207,46 @@ class Head(Protocol):
             targets: (B, T, K, E) encodings of the entities it points at, where `entities` is not None.
         """
         ...
+
+
+class Objective(Protocol):
+    """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are trained with the model's.
+
+    It is built with the width D of the backbone and the spec of the data. Register it under `@register("objective", name)`.
+
+    Attributes:
+        condition_on: the value of `model.condition_on` that it needs; None: any.
+        predicts_return: whether it learns to predict the return-to-go from the null return token, see `predicted`.
+    """
+
+    condition_on: str | None = None
+    predicts_return: bool = False
+
+    def return_given(self, batch: Batch) -> torch.Tensor | None:
+        """(B,) bool, rows that are read with their returns, the others with the null return token; None: all."""
+        return None
+
+    @abstractmethod
+    def loss(self, model: SequenceModel, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The terms of the loss, whose sum is minimised.
+
+        Args:
+            model: its normaliser, tokenizer and head.
+            batch: raw units.
+            hidden: (B, T, D) at the observations.
+
+        Returns:
+            Means over steps, scalars; `nll`, the negative log-likelihood of the actions, is one of them.
+        """
+        ...
+
+    def predicted(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The predicted return-to-go in the model's units (...), of hidden states (..., D) of the null return token."""
+        raise NotImplementedError
+
+    def after_step(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Called after each step of training. total: sums a tensor over all processes."""
+        return None
 
 
 @dataclass(frozen=True)

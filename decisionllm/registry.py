@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
-SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py", "policy/imagined.py")
+SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py", "models/imagined.py", "models/objectives/*.py",
+            "policy/imagined.py")  # fmt: skip
 Thing = TypeVar("Thing")
 
 

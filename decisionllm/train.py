@@ -155,8 +155,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
                 accelerator.clip_grad_norm_(model.parameters(), c.optim.clip)
             wrapped.step()
             wrapped.zero_grad(set_to_none=True)
-            for weights in filter(None, (member.advantage for member in members(inner).values())):
-                weights.update(accelerator.reduce)
+            for member in members(inner).values():
+                member.objective.after_step(accelerator.reduce)
             loop.step, loop.count = loop.step + 1, loop.count + 1
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"

@@ -61,7 +61,8 @@ def main() -> None:
         env=choice("env", "minari"),
         backbone=choice("backbone", "nano"),
         head=choice("head", "discrete"),
-        model=ModelOptions(timesteps="none", max_return_expectile=0.99),  # condition on the predicted maximum return
+        model=ModelOptions(timesteps="none"),
+        objective=choice("objective", "max_return"),  # condition on the predicted maximum return
         log=LogOptions(tracker="none"),
         window=4, steps=options.steps, name="nano", run=options.run,
     ))  # fmt: skip

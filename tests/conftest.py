@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from decisionllm.__main__ import run
-from decisionllm.config import ModelOptions, TeamOptions
+from decisionllm.config import ModelOptions
 from decisionllm.datasets import store, windows
-from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.registry import build, discover
@@ -118,14 +119,27 @@ def make_store(path, episodes, **spec):
     return store.write(path, Source(Spec(**facts | spec), episodes, {"name": "test"}))
 
 
-def make_model(spec, *, backbone="qwen2", head="gaussian", seed=0, head_options=None, backbone_options=None, **options):
+def make_model(
+    spec,
+    *,
+    backbone="qwen2",
+    head="gaussian",
+    seed=0,
+    head_options=None,
+    backbone_options=None,
+    objective=None,
+    planner=None,
+    execution="per_agent",
+    **options,
+):
     """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
     name, sizes = BACKBONES[backbone]
     language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
     assert language_model.layout is not None, "our forward differs from the library's: the plain one would hide it"
     torch.manual_seed(seed)
-    team = TeamOptions(**{key: options.pop(key) for key in ("execution",) if key in options})
-    model = DecisionLLM(spec, language_model, node("head", head, **head_options or {}), ModelOptions(**options), team)
+    kind = SequenceModel if execution == "per_agent" else TeamSequenceModel
+    head_node = node("head", head, **head_options or {})
+    model = kind(spec, language_model, head_node, ModelOptions(**options), objective, planner)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim < 2 or not weight.any():
@@ -147,6 +161,7 @@ def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", r
     )
 
 
+MAX_RETURN = node("objective", "max_return", expectile=0.9)
 NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")
 DT = ("backbone=dt", "backbone.width=32", "backbone.layers=2")  # with its dropout
 LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "optim.batch_size=8", "steps=4", "optim.warmup=2", "seed=7", "log.every=1",

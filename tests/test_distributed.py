@@ -29,7 +29,7 @@ SHARDED = {
     "FSDP_VERSION": "2",
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
 }
-WEIGHTED = ("model.condition_on=none", "model.advantage_weighting=0.3")
+WEIGHTED = ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")
 LORA = ("backbone.tune=lora", "text=goal", "model.gradient_checkpointing=true", "log.keep_best=true", "data.held_out=0.1")
 
 

@@ -12,7 +12,7 @@ from decisionllm.export import check, difference, write
 from decisionllm.files import seal
 from decisionllm.policy.exported import ExportedPolicy
 from decisionllm.schema import History, Spec
-from tests.conftest import damage, make_policy, near
+from tests.conftest import MAX_RETURN, damage, make_policy, near, node
 
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.numeric
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.numeric
 STEPS = 12
 CONTINUOUS, DISCRETE = Spec(3, 2, STEPS, (-1.0, 0.0), (1.0, 30.0)), Spec(3, 1, STEPS, num_actions=4)
 RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
-MAX_RETURN = {"target_return": None, "max_return_expectile": 0.9}
+MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
 CASES = {
-    "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAX_RETURN),
-    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}, "decode": "unclipped"} | MAX_RETURN),
+    "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAXIMUM),
+    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}, "decode": "unclipped"} | MAXIMUM),
     "gpt2": (CONTINUOUS, "", {"backbone": "gpt2", "condition_on": "none", "target_return": None, "head": "bins", "timesteps": "none"}),
     "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3}),
 }  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_damaged_export_is_refused(name, made, tmp_path):
     [
         ({"decode": "sample"}, "act.decode=mode or mean, got sample"),
         ({"execution": "joint"}, "a policy of a single agent, got team.execution=joint"),
-        ({"planning_horizon": 2, "value_discount": 0.9}, "act.planning_horizon=0, got 2"),
+        ({"planning_horizon": 2, "planner": node("planner", "value", discount=0.9)}, "act.planning_horizon=0, got 2"),
     ],
     ids=str,
 )

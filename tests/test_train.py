@@ -44,7 +44,7 @@ def same_bits(a, b):
         DT,
         (*DT, "backbone.tune=lora"),
         (*NANO, "backbone.tune=lora", "head=bins"),
-        (*NANO, "model.condition_on=none", "model.advantage_weighting=0.3"),
+        (*NANO, "model.condition_on=none", "objective=advantage", "objective.temperature=0.3"),
     ],
     ids=" ".join,
 )
@@ -233,7 +233,7 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
             assert moved != name.startswith("backbone."), name
 
 
-@pytest.mark.parametrize("words", [(), ("model.condition_on=none", "model.advantage_weighting=0.3")])
+@pytest.mark.parametrize("words", [(), ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")])
 def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
     runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
     for parts, path in runs.items():  # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread

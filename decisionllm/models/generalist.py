@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
 
 
@@ -15,17 +15,17 @@ class Generalist(nn.Module):
         models: {name of the embodiment: its model}, all of one backbone.
     """
 
-    def __init__(self, models: Mapping[str, DecisionLLM]) -> None:
+    def __init__(self, models: Mapping[str, SequenceModel]) -> None:
         super().__init__()
         self.backbone = next(iter(models.values())).backbone  # the first of its names, by which it is trained and saved
         self.models = nn.ModuleDict(models)
 
     def forward(self, batch: Batch, embodiment: str) -> dict[str, Tensor]:
-        """The terms of the loss of a batch of one embodiment, see `DecisionLLM.forward`."""
+        """The terms of the loss of a batch of one embodiment, see `SequenceModel.forward`."""
         terms: dict[str, Tensor] = self.models[embodiment](batch)
         return terms
 
 
-def members(model: DecisionLLM | Generalist) -> dict[str, DecisionLLM]:
+def members(model: SequenceModel | Generalist) -> dict[str, SequenceModel]:
     """{embodiment: its model}; {"": model} of a model of one space."""
-    return {"": model} if isinstance(model, DecisionLLM) else dict(model.models.items())  # type: ignore[arg-type]
+    return {"": model} if isinstance(model, SequenceModel) else dict(model.models.items())  # type: ignore[arg-type]

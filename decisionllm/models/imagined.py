@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.registry import register
 from decisionllm.schema import Spec
 from decisionllm.tokenizers.trajectory import numbers
 
+MEMBERS = 2  # of the ensemble
 BATCH = 4096  # rows of a training step
 TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
 HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
@@ -36,7 +38,7 @@ def candidate_actions(spec: Spec) -> Tensor:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
         wanted = "at most two action dimensions, or discrete actions"
-        raise ValueError(f"act.planning_horizon: expected {wanted}, got {spec.action_dim}; take act.planning_horizon=0")
+        raise ValueError(f"planner=value: expected {wanted}, got {spec.action_dim}; take planner=none")
     return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
 
 
@@ -102,36 +104,54 @@ class Transitions:
         return torch.cat([self.observations[rows], self.codes[self.text[rows]]], -1)
 
 
+@register("planner", "value")
 class ImaginedValue(nn.Module):
     """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit` alone.
 
-    The observation holds what matters: the value reads no history. Where `texts`, it tells the task texts of its data apart, by a code
+    The observation holds what matters: the value reads no history. With `reads_text` it tells the task texts of its data apart, by a code
     that follows the observation; the dynamics are those of all texts. Below, a state is an observation with its code, (..., S + CODE), or
     an observation alone.
 
     Args:
         spec: of the data.
         discount: of a step, within 0 .. 1.
-        members: of the ensemble.
-        texts: whether it reads the task text.
+        horizon: steps to imagine before each action, for which a candidate action is held.
+        least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
+        reads_text: whether it tells the task texts of the data apart.
+        steps: of training of each member, BATCH transitions each; the values have an iteration of steps / 25 batches for each 50.
     """
 
     members: Any  # (M,) FourierMLP
     rewards: Any  # (3,) FourierMLP
     values: Any  # (2,) FourierMLP
 
-    def __init__(self, spec: Spec, discount: float, *, members: int = 2, texts: bool = False) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        discount: float = 0.99,
+        horizon: int = 10,
+        least_value: float = 0.0,
+        reads_text: bool = False,
+        steps: int = 1500,
+    ) -> None:
         super().__init__()
         if not 0 < discount < 1:
-            raise ValueError(f"model.value_discount: expected within 0 .. 1, or 0 for no value, got {discount}")
+            raise ValueError(f"planner.discount: expected within 0 .. 1, got {discount}")
+        if horizon < 1 or steps < 1:
+            raise ValueError(f"planner.horizon, planner.steps: expected 1 or more, got {horizon} and {steps}")
+        self.horizon = horizon
+        self.least_value = least_value
+        self.reads_text = reads_text
+        self.steps = steps
         S, A = spec.observation_dim, spec.num_actions or spec.action_dim
-        self.spec, self.discount, self.code = spec, discount, CODE if texts else 0
+        self.spec, self.discount, self.code = spec, discount, CODE if reads_text else 0
         inputs, code = S + self.code, self.code
-        self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(members))
+        self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(MEMBERS))
         # reward, and whether the episode ends
         self.rewards = nn.ModuleList(FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3))
         self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
-        if texts:
+        if reads_text:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
         self.pairs = nn.Buffer(torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
         self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
@@ -151,7 +171,7 @@ class ImaginedValue(nn.Module):
             return observations
         for text in dict.fromkeys(texts):
             if not (code_of(text).to(self.known) == self.known).all(-1).any():
-                raise ValueError(f"model.value_reads_text: expected a task text that the value was fitted to, got {text!r}; "
+                raise ValueError(f"planner.reads_text: expected a task text that the value was fitted to, got {text!r}; "
                                  "act.planning_horizon=0 acts without the value")  # fmt: skip
         return torch.cat([observations, codes(texts).to(observations)], -1)
 
@@ -251,16 +271,15 @@ class ImaginedValue(nn.Module):
         """Values (N, C) of holding each candidate action for so many steps, see `ahead`. states: (N, S + CODE)."""
         return self.ahead(self.imagine(states, steps), steps)
 
-    def fit(self, data: Transitions, units: Normalizer, *, steps: int, planning_horizon: int, seed: int) -> None:
+    def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
         """Fit all parts.
 
         Args:
             data: transitions.
             units: of the model, fitted with the changes.
-            steps: of training of each member; the values have an iteration of steps / 25 batches for each 50.
-            planning_horizon: k, steps for which an action is held.
             seed: of weights and batches.
         """
+        steps, horizon = self.steps, self.horizon
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.change_scale.copy_(units.change_scale / units.observation_scale)
@@ -268,15 +287,15 @@ class ImaginedValue(nn.Module):
             for net in self.members:
                 net.set_frequencies(self.change_scale)
             for net in (*self.rewards, *self.values):
-                net.set_frequencies(planning_horizon * self.change_scale)
+                net.set_frequencies(horizon * self.change_scale)
             if self.code:
                 self.known[: len(data.codes)] = data.codes
             self._count(data.observations)
             for member in self.members:
                 self._fit_member(member, data, steps)
             self._fit_rewards(data, steps)
-            states = self._states(data, steps * BATCH // 100, planning_horizon)
-            self._fit_values(states, planning_horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
+            states = self._states(data, steps * BATCH // 100, horizon)
+            self._fit_values(states, horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
 
     def _count(self, x: Tensor) -> None:
         """Note which bins any two numbers of the observations (n, S) are in together, and the bins around them."""

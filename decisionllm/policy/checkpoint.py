@@ -37,8 +37,9 @@ from decisionllm.datasets.mixture import of_embodiments, same_space, spaces
 from decisionllm.datasets.store import Store
 from decisionllm.distributed import whole
 from decisionllm.files import DIGESTS, atomic, check_bytes, explained, own_change, seal, sealed
-from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.generalist import Generalist, members
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from decisionllm.schema import Spec
@@ -69,19 +70,22 @@ def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
     """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed.
 
     Returns:
-        A `DecisionLLM`; a `Generalist` where `spec` holds those of several embodiments by name.
+        A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     # First, since the options of a backbone of an earlier version may be others too.
-    with explained("the options of this run are not those of this version", TypeError, remedy=UPGRADE):
-        options = ModelOptions(**config["model"]), TeamOptions(**config["team"])
+    with explained("the options of this run are not those of this version", TypeError, KeyError, remedy=UPGRADE):
+        options, team = ModelOptions(**config["model"]), TeamOptions(**config["team"])
+        parts = config["objective"], config["planner"]
     backbone = build(config["backbone"], config["seed"])
+    one_of("team.execution", team.execution, ("per_agent", "joint", "both"))
+    kind = SequenceModel if team.execution == "per_agent" else TeamSequenceModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
         if isinstance(spec, Spec):
-            model: Any = DecisionLLM(spec, backbone, config["head"], *options)
+            model: Any = kind(spec, backbone, config["head"], options, *parts)
         else:
             heads = {name: part.get("head", config["head"]) for name, part in of_embodiments(config["dataset"]).items()}
-            model = Generalist({name: DecisionLLM(s, backbone, heads[name], *options) for name, s in spec.items()})
+            model = Generalist({name: kind(s, backbone, heads[name], options, *parts) for name, s in spec.items()})
         attach(backbone, config)
     return model
 
@@ -212,7 +216,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def save(
-    path: Path, model: DecisionLLM | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any], *,
+    path: Path, model: SequenceModel | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any], *,
     write: bool = True,
 ) -> None:  # fmt: skip
     """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete.
@@ -259,7 +263,7 @@ def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
     return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
 
 
-def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, Any]) -> None:
+def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str, Any]) -> None:
     """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
     folder = checkpoint_folder(path)
     expected, own, adapter = _own_state(model), content(folder / "model.safetensors"), {}
@@ -280,14 +284,14 @@ def restore(path: str | Path, model: DecisionLLM | Generalist, info: dict[str, A
     model.load_state_dict(own, strict=False)
 
 
-def load_model(path: str | Path, config: dict[str, Any], info: dict[str, Any]) -> DecisionLLM | Generalist:
+def load_model(path: str | Path, config: dict[str, Any], info: dict[str, Any]) -> SequenceModel | Generalist:
     """The model of a run with the weights that act; see `restore` for errors. config, info: of `read`."""
-    model: DecisionLLM | Generalist = make_model(config, specs(info))
+    model: SequenceModel | Generalist = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
     return model
 
 
-def start_from(path: str | Path, model: DecisionLLM | Generalist, config: dict[str, Any]) -> set[str]:
+def start_from(path: str | Path, model: SequenceModel | Generalist, config: dict[str, Any]) -> set[str]:
     """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of its space, with its units.
 
     Args:
@@ -431,14 +435,16 @@ def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[st
     return config | {"env": known["env"], "text": text, "window": window, "part": part}
 
 
-def _policy(model: DecisionLLM, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
+def _policy(model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
     act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
-    options = {key: act[key] for key in ("stride", "decode", "planning_horizon", "planning_value")}
+    options: dict[str, Any] = {"stride": act["stride"], "decode": act["decode"]}
+    if model.planner is not None:
+        options |= {"planning_horizon": model.planner.horizon, "planning_value": model.planner.least_value}
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
-    if options["target_return"] is None and model.max_return is None:
+    if options["target_return"] is None and not model.predicts_return:
         options["target_return"] = target(info, act["target_quantile"])
     return_horizon = config["model"]["return_horizon"]
     return Policy(model, config["window"], return_horizon=return_horizon, config=config, info=info, **options)
@@ -473,12 +479,12 @@ def target(info: dict[str, Any], quantile: float) -> float:
     return float(info["targets"][str(float(quantile))])
 
 
-def _own_state(model: DecisionLLM | Generalist) -> dict[str, Tensor]:
+def _own_state(model: SequenceModel | Generalist) -> dict[str, Tensor]:
     """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and what was fitted before."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
     return {
         name: whole(tensor) for name, tensor in model.state_dict().items()
-        if name in trained or "normalizer." in name or "imagined." in name or "advantage." in name or name.startswith("backbone.features.")
+        if name in trained or "normalizer." in name or "planner." in name or "objective." in name or name.startswith("backbone.features.")
     }  # fmt: skip
 
 

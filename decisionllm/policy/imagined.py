@@ -25,7 +25,7 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     """Episodes from observations of a run's data on. One ends, truncated, before the first step about which the members of the model disagree.
 
     Args:
-        run: directory of a run that was trained with model.value_discount.
+        run: directory of a run that was trained with planner=value.
         text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the wordings of their facts, where the
             run's dataset has both. Empty: that of the run.
         episodes: how many.
@@ -38,9 +38,9 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     """
     policy, config, info = checkpoint.load(run)
     own = check_text(run, text, config)
-    if not isinstance(policy, Policy) or policy.model.imagined is None:
-        raise ValueError(f"dataset.run={run}: expected a run trained with model.value_discount")
-    imagined: Any = policy.model.imagined
+    if not isinstance(policy, Policy) or policy.model.planner is None:
+        raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
+    imagined = policy.model.planner
     store, rng = prepare(config["dataset"], config["cache_dir"], config["transform"]), np.random.default_rng(seed)
     first = rng.integers(len(store.rewards), size=episodes)
     tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
 
 COLUMNS = "returns_to_go", "observations", "actions", "timesteps"  # of a batch: what differs between steps
@@ -21,7 +21,7 @@ RUNS = 4  # torch optimises the list in its first runs
 Decide = Callable[..., tuple[Tensor, Tensor]]  # of `columns`
 
 
-def decided(model: DecisionLLM, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor) -> tuple[Tensor, Tensor]:
+def decided(model: SequenceModel, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The action (1, A) of one row of one step, and the return-to-go that it is conditioned on (1,), both in raw units.
 
     null: one False; the return-to-go is then the predicted maximum. None: it is given.
@@ -30,12 +30,12 @@ def decided(model: DecisionLLM, batch: Batch, null: Tensor | None, decode: str, 
     # not a Batch, which checks its shapes: they are no numbers while operations are recorded
     steps: Any = SimpleNamespace(**vars(batch) | dict(zip(COLUMNS, numbers, strict=True)))
     if null is not None:
-        steps.returns_to_go = model.predict_max_return(model.read(steps, null))
+        steps.returns_to_go = model.predict_return(model.read(steps, null))
     return model.choose(model.read(steps)[:, 0], None, decode=decode), steps.returns_to_go[:, 0]
 
 
 @torch.no_grad()
-def recorded(model: DecisionLLM, batch: Batch, decode: str) -> dict[bool, Decide]:
+def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Decide]:
     """`decided`, by whether the return is given: `columns` -> action and return-to-go.
 
     Empty where the operations depend on the numbers read, or the bits are not the same.
@@ -43,7 +43,7 @@ def recorded(model: DecisionLLM, batch: Batch, decode: str) -> dict[bool, Decide
     Args:
         model: whose weights stay where they are from now on.
         batch: one row of one step, without a text.
-        decode: of the action, see `DecisionLLM.choose`; a drawn one cannot be recorded.
+        decode: of the action, see `SequenceModel.choose`; a drawn one cannot be recorded.
     """
     fixed = model.team is None and not model.spec.entity_schema and model.backbone.layout is not None
     if not fixed or decode == "sample" or batch.action_masks is not None or batch.observations.is_cuda:
@@ -52,7 +52,7 @@ def recorded(model: DecisionLLM, batch: Batch, decode: str) -> dict[bool, Decide
     memo[id(model.backbone.tokenizer)] = model.backbone.tokenizer
     frozen = deepcopy(model, memo)  # of the same memory, without gradients
     found: dict[bool, Decide] = {}
-    for given in (True,) if model.max_return is None else (True, False):
+    for given in (True, False) if model.predicts_return else (True,):
         null = None if given else torch.zeros(1, dtype=torch.bool)
         drawn = [replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)]
         try:

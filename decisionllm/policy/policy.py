@@ -14,9 +14,9 @@ from torch import Tensor
 
 from decisionllm.config import one_of
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
-from decisionllm.models.decision_llm import DecisionLLM
 from decisionllm.models.heads import GaussianHead
 from decisionllm.models.imagined import candidate_actions
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.one_step import Decide, columns, recorded
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
@@ -48,7 +48,7 @@ class Policy:
         ValueError: an option is unknown, or needs a model that was trained for it.
     """
 
-    model: DecisionLLM
+    model: SequenceModel
     window: int
     stride: int
     target_return: float | None
@@ -74,12 +74,12 @@ class Policy:
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
         if self.planning_horizon:
-            if model.imagined is None:
-                raise ValueError("act.planning_horizon: needs a model trained with model.value_discount")
+            if model.planner is None:
+                raise ValueError("act.planning_horizon: needs a model trained with planner=value")
             candidates = candidate_actions(model.spec).to(self.device)
             self.candidate_actions: np.ndarray = model.normalizer.raw_actions(candidates).cpu().numpy()
-        if self.target_return is None and self.return_conditioned and model.max_return is None:
-            raise ValueError("target_return: expected a number, the model was trained without model.max_return_expectile")
+        if self.target_return is None and self.return_conditioned and not model.predicts_return:
+            raise ValueError("target_return: expected a number, the model was trained without objective=max_return")
         model.eval()
         model.backbone.pack()
 
@@ -147,7 +147,7 @@ class Policy:
         """The windows of N histories as a batch, and the place of the last observation in each (N,)."""
         batch, last, predicted = self.windows(histories)
         if predicted.any():
-            returns = self.model.predict_max_return(self.model.read(batch, torch.zeros_like(predicted)))
+            returns = self.model.predict_return(self.model.read(batch, torch.zeros_like(predicted)))
             batch = replace(batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go))
         return batch, last
 
@@ -218,11 +218,11 @@ class Policy:
         own = self.choose(hidden, masks, observations)
         if not self.planning_horizon:
             return own
-        imagined = self.model.imagined
-        assert imagined is not None
+        planner = self.model.planner
+        assert planner is not None
         current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
         standard = self.model.normalizer.observations(current)
-        values = imagined.plan(imagined.states(standard, tasks), self.planning_horizon)
+        values = planner.plan(planner.states(standard, tasks), self.planning_horizon)
         if masks is not None:
             values = torch.where(masks, values, -1.0)
         best, choice = (x.cpu().numpy() for x in values.max(1))

@@ -115,7 +115,7 @@ class Session(EpisodeBuffer):
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
         hidden = self._extend(steps, part, rows, start, again, return_given=False)
-        predicted = self.policy.model.predict_max_return(hidden).cpu().numpy()
+        predicted = self.policy.model.predict_return(hidden).cpu().numpy()
         now = self.now[rows, None]
         at = start[:, None] + np.arange(predicted.shape[1]) if again else now
         row, real = np.nonzero(at <= now)[0], at <= now  # later steps are padding
@@ -173,7 +173,7 @@ class Session(EpisodeBuffer):
     def allocate(self) -> Self:
         """Allocate the caches now, not at the first decision, with place for a text of each row. Returns the session."""
         if self.policy.model.backbone.layout is not None:
-            for return_given in (True,) if self.policy.model.max_return is None else (True, False):
+            for return_given in (True, False) if self.policy.model.predicts_return else (True,):
                 self._read_texts(np.zeros(0, int), return_given)
                 self.caches[return_given].reserve(len(self.now))
         return self

@@ -28,8 +28,8 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
     model = checkpoint.make_model(options, specs.get("", specs))
     started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
     for name, member in members(model).items():
-        fit_normalizer(member, data[name], changes=c.model.value_discount > 0, started=name in started)
-        if member.imagined is not None and not begun and name not in started:
+        fit_normalizer(member, data[name], changes=member.planner is not None, started=name in started)
+        if member.planner is not None and not begun and name not in started:
             fit_value(member, data[name], c)
     if model.backbone.features is not None:
         model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
@@ -94,10 +94,11 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
     """Fit the value of a model to its training steps."""
     store, units = data.store, model.normalizer
     task, text = np.unique(store.task[data.episodes], return_inverse=True)  # of an episode
-    most = TEXTS if c.model.value_reads_text else 1
-    if len(task) > most or not c.act.planning_horizon or "wordings" in store.info:
-        raise ValueError(f"model.value_discount: expected one wording of at most {most} task texts ({TEXTS} with model.value_reads_text), and "
-                         f"act.planning_horizon above 0, got {len(task)} and {c.act.planning_horizon}")  # fmt: skip
+    planner = model.planner
+    most = TEXTS if planner.reads_text else 1
+    if len(task) > most or "wordings" in store.info:
+        wanted = f"one wording of at most {most} task texts ({TEXTS} with planner.reads_text=true)"
+        raise ValueError(f"planner=value: expected {wanted}, got {len(task)}")
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in data.episodes])
     ended = np.repeat(store.terminated[data.episodes], store.lengths[data.episodes])
     text = np.repeat(text, store.lengths[data.episodes])
@@ -110,11 +111,11 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
         torch.from_numpy(x[rows]) for x in (store.observations, data.steps.actions, store.rewards)
     )
     over, following, which = map(torch.from_numpy, ((last & ended).astype(np.float32), pairs, text))
-    read = codes([store.tasks[i] for i in task]) if c.model.value_reads_text else torch.zeros(1, 0)
+    read = codes([store.tasks[i] for i in task]) if planner.reads_text else torch.zeros(1, 0)
     shown = Transitions(units.observations(observations), units.actions(actions), rewards, over, following, which, read)
     low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
-        model.imagined.fit(shown, units, steps=c.model.value_steps, planning_horizon=c.act.planning_horizon, seed=c.seed)
+        planner.fit(shown, units, seed=c.seed)
 
 
 def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:

@@ -98,7 +98,14 @@ def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, caps
 
 
 def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
-    words = ("train", *GENERALIST, "optim.accumulate=2", "model.condition_on=none", "model.advantage_weighting=0.3")
+    words = (
+        "train",
+        *GENERALIST,
+        "optim.accumulate=2",
+        "model.condition_on=none",
+        "objective=advantage",
+        "objective.temperature=0.3",
+    )
     assert command(*words, f"run={tmp_path}/straight") == 0
     with monkeypatch.context() as patch:
         interrupt(patch, step=1)

@@ -41,7 +41,7 @@ class Pay(nn.Module):
 
 
 def known(errors=(0.0, 0.0), discount=0.5):
-    made = ImaginedValue(LINE, discount)
+    made = ImaginedValue(LINE, discount=discount)
     made.members, made.rewards = nn.ModuleList(Shift(error) for error in errors), nn.ModuleList([Pay(), Pay(), Pay()])
     for value in made.values:
         nn.init.zeros_(value.last.weight)
@@ -85,7 +85,7 @@ def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
     """Two numbers that were only seen equal, from 0 to 9.99 in 100 bins of 0.1: (3, 3.05) and the bins beside it are like the data, (3, 3.35)
     and 12 are not."""
     monkeypatch.setattr(imagined, "BINS", 100)
-    made = ImaginedValue(replace(LINE, observation_dim=2), 0.5)
+    made = ImaginedValue(replace(LINE, observation_dim=2), discount=0.5)
     line = torch.linspace(0, 9.99, 2000)
     made._count(torch.stack([line, line], 1))
     assert made.together[0].sum() == 100 + 2 * 99 + 2 * 98 and made.together[0].diagonal().all()
@@ -129,9 +129,9 @@ def line(monkeypatch, sides=(1,)):
     units.change_scale.fill_(0.1)
     columns = torch.from_numpy(x), torch.from_numpy(np.repeat(actions, 2, 0)).float(), torch.from_numpy(rewards)
     read = codes(TEXTS[: len(sides)]) if len(sides) > 1 else torch.zeros(1, 0)
-    made = ImaginedValue(spec, 0.9, texts=len(sides) > 1)
+    made = ImaginedValue(spec, discount=0.9, horizon=4, reads_text=len(sides) > 1, steps=400)
     data = Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2), torch.from_numpy(text), read)
-    made.fit(data, units, steps=400, planning_horizon=4, seed=0)
+    made.fit(data, units, seed=0)
     return made
 
 
@@ -165,8 +165,8 @@ def test_the_value_of_a_line_is_found(monkeypatch):
 
 
 def test_a_discount_is_below_one():
-    with pytest.raises(ValueError, match=r"model.value_discount: expected within 0 \.\. 1, or 0 for no value, got 1.5"):
-        ImaginedValue(LINE, 1.5)
+    with pytest.raises(ValueError, match=r"planner.discount: expected within 0 \.\. 1, got 1.5"):
+        ImaginedValue(LINE, discount=1.5)
 
 
 def test_a_regression_is_fitted():

@@ -14,7 +14,7 @@ from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
 CORRUPT = ("transform=corrupted", "transform.column=observations", "transform.share=1")
-SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
+SHORT = (*LOOP, *NANO, *CORRUPT, "planner=value", "planner.discount=0.9", "planner.steps=24", "planner.horizon=3")
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,12 @@ def run(tmp_path_factory):
 
 def test_a_value_is_restored_and_planned_to(run):
     policy, other = (decisionllm.load(run) for _ in range(2))
-    imagined, places = policy.model.imagined, np.array([[0.5, 0.5], [-1, 2]], np.float32)
+    imagined, places = policy.model.planner, np.array([[0.5, 0.5], [-1, 2]], np.float32)
     assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, "as fitted"
     values = torch.full((2, 9), 0.1)
     values[0, 8], values[1] = 0.2, -1.0  # the last candidate is best in the first episode; none is known in the second
     for each, plan in ((policy, lambda observations, steps: values), (other, lambda observations, steps: 0 * values - 1)):
-        each.model.imagined.plan = plan
+        each.model.planner.plan = plan
     acted, own = (each.begin(["", ""], 5).act(places) for each in (policy, other))
     np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
     np.testing.assert_allclose(acted[1], own[1])
@@ -45,7 +45,7 @@ def test_below_planning_value_the_policy_acts_itself(run):
     values[0, 8] = 0.2
     kept, own = (decisionllm.load(run, planning_value=value) for value in (0.15, 0.25))
     for policy in (kept, own):
-        policy.model.imagined.plan = lambda observations, steps: values
+        policy.model.planner.plan = lambda observations, steps: values
     places = np.array([[0.5, 0.5], [-1, 2]], np.float32)
     acted, plain = (policy.begin(["", ""], 5).act(places) for policy in (kept, own))
     np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
@@ -57,10 +57,13 @@ def test_below_planning_value_the_policy_acts_itself(run):
 def test_a_plan_takes_allowed_actions_only(allowed):
     """In a session and from a history; the policy's own action and the best plan may be other ones."""
     moves = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
-    policy, masks = make_policy(moves, head="discrete", value_discount=0.9, planning_horizon=3), np.arange(4)[None] == allowed
+    policy, masks = (
+        make_policy(moves, head="discrete", planner=node("planner", "value", discount=0.9), planning_horizon=3),
+        np.arange(4)[None] == allowed,
+    )
     values = torch.full((1, 4), 0.1)
     values[0, (allowed + 1) % 4] = 0.5
-    policy.model.imagined.plan = lambda states, steps: values
+    policy.model.planner.plan = lambda states, steps: values
     session = policy.begin([""], 10)
     session.observe(np.zeros((1, 1), np.float32), action_masks=masks)
     assert session.decide() == allowed
@@ -69,21 +72,21 @@ def test_a_plan_takes_allowed_actions_only(allowed):
 
 
 def test_a_plan_needs_a_value_and_few_dimensions():
-    with pytest.raises(ValueError, match="act.planning_horizon: needs a model trained with model.value_discount"):
+    with pytest.raises(ValueError, match="act.planning_horizon: needs a model trained with planner=value"):
         make_policy(Spec(observation_dim=3, action_dim=1, horizon=15, low=(-1.0,), high=(1.0,)), planning_horizon=3)
     wide = Spec(observation_dim=3, action_dim=3, horizon=15, low=(-1.0,) * 3, high=(1.0,) * 3)
     with pytest.raises(ValueError, match="at most two action dimensions, or discrete actions, got 3"):
-        make_policy(wide, planning_horizon=3, value_discount=0.9)
+        make_policy(wide, planning_horizon=3, planner=node("planner", "value", discount=0.9))
 
 
 def test_one_value_for_many_texts(monkeypatch, tmp_path):
     monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
-    words = ("text=goal", "model.value_reads_text=true", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
+    words = ("text=goal", "planner.reads_text=true", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
     assert command("train", *SHORT, *words) == 0
     policy, store = decisionllm.load(tmp_path / "run"), open_store(next((tmp_path / "data" / "stores").glob("altered-*")))
-    known = policy.model.imagined.known
+    known = policy.model.planner.known
     assert known.any(1).sum() == len(store.tasks) > 1
-    torch.testing.assert_close(policy.model.imagined.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2])
+    torch.testing.assert_close(policy.model.planner.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2])
     assert policy.begin(list(store.tasks[:2]), 5).act(np.zeros((2, 2), np.float32)).shape == (2, 2)
     chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3, text="goal")
     imagined = prepare(chosen, tmp_path)
@@ -98,7 +101,7 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
 
 def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, tmp_path):
     monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
-    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "model.value_reads_text=true")
+    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=goal", "planner.reads_text=true")
     loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
     assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
     chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3)
@@ -128,7 +131,7 @@ def test_a_run_imagines_a_dataset(run, tmp_path):
     first = store.episode(int(store.lengths.argmax()))
     assert (data.observations == first.observations[0]).all(1).any(), "it begins at an observation of the data"
     np.testing.assert_allclose(policy.begin([""], 5).act(first.observations[:1]), first.actions[:1], atol=1e-5)
-    units, model = policy.model.normalizer, policy.model.imagined
+    units, model = policy.model.normalizer, policy.model.planner
     seen, taken = (torch.tensor(x[:1].tolist()) for x in (first.observations, first.actions))
     after, paid, _, agreed = model.advance(units.observations(seen), units.actions(taken))
     np.testing.assert_allclose(after * units.observation_scale + units.observation_mean, first.observations[1:2], atol=1e-4)
@@ -168,11 +171,10 @@ def test_the_card_and_the_training_print_the_faults_of_a_reader(tmp_path, capsys
 def test_a_dataset_is_imagined_by_a_run_with_a_value(run, tmp_path):
     plain = tmp_path / "plain"
     assert command("train", *LOOP, *NANO, f"run={plain}", f"cache_dir={run.parent}/data") == 0
-    with pytest.raises(ValueError, match="dataset.run=.*: expected a run trained with model.value_discount"):
+    with pytest.raises(ValueError, match="dataset.run=.*: expected a run trained with planner=value"):
         prepare(node("dataset", "imagined", run=str(plain)), tmp_path)
 
 
-@pytest.mark.parametrize("words", [("text=goal",), ("act.planning_horizon=0",)])
-def test_a_value_is_of_one_task_and_of_plans(words, tmp_path, capsys):
-    assert command("train", *SHORT, *words, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 1
-    assert "model.value_discount: expected one wording of at most 1 task texts" in capsys.readouterr().err
+def test_a_value_is_of_one_task(tmp_path, capsys):
+    assert command("train", *SHORT, "text=goal", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 1
+    assert "planner=value: expected one wording of at most 1 task texts" in capsys.readouterr().err

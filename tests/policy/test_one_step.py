@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decisionllm.schema import History, Spec
-from tests.conftest import make_policy
+from tests.conftest import MAX_RETURN, make_policy
 from tests.tokenizers.test_entities import SPEC as ENTITIES
 
 pytestmark = pytest.mark.numeric
@@ -19,7 +19,7 @@ def histories(spec, targets=(None, 2.0, -1.0), steps=6):
         yield History(observations, np.zeros((t, A), np.float32), rewards, targets[t % len(targets)])
 
 
-@pytest.mark.parametrize("options", [{}, {"max_return_expectile": 0.9, "target_return": None}, {"backbone": "gpt2"}, {"condition_on": "none"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"objective": MAX_RETURN, "target_return": None}, {"backbone": "gpt2"}, {"condition_on": "none"}], ids=str)  # fmt: skip
 def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     policy, predicts = make_policy(SPEC, window=1, stride=1, **options), "target_return" in options
     given = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]

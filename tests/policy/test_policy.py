@@ -6,12 +6,12 @@ import torch
 
 from decisionllm.backbones.build import pretrained
 from decisionllm.datasets.windows import collate, cut, of_histories
-from decisionllm.models.decision_llm import DecisionLLM
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy, Session
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import write
-from tests.conftest import make_policy, node
+from tests.conftest import MAX_RETURN, make_policy, node
 
 pytestmark = pytest.mark.numeric
 
@@ -57,7 +57,7 @@ def play(policy, world, session, rows, begin=0, end=15):
 
 def from_folder(folder, **options):
     torch.manual_seed(0)
-    return Policy(DecisionLLM(CONTINUOUS, pretrained(0, folder=str(folder), **options), node("head", "gaussian")), 6, 3, 3.0)
+    return Policy(SequenceModel(CONTINUOUS, pretrained(0, folder=str(folder), **options), node("head", "gaussian")), 6, 3, 3.0)
 
 
 def agree(policy, spec, tasks=TASKS):
@@ -100,14 +100,14 @@ def test_it_does_for_every_model_option(options):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_it_does_with_the_predicted_maximum_return(window, stride, backbone):
     agree(
-        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, max_return_expectile=0.9),
+        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, objective=MAX_RETURN),
         CONTINUOUS,
     )
 
 
 def test_the_maximum_return_is_predicted_from_null_returns():
     policy, world = (
-        make_policy(CONTINUOUS, target_return=None, max_return_expectile=0.9, window=15, stride=7),
+        make_policy(CONTINUOUS, target_return=None, objective=MAX_RETURN, window=15, stride=7),
         World(CONTINUOUS),
     )
     world.targets = [None] * 4
@@ -127,7 +127,7 @@ def test_the_maximum_return_is_predicted_from_null_returns():
     window = cut(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
-        wanted = policy.model.predict_max_return(policy.model.read(batch, given))
+        wanted = policy.model.predict_return(policy.model.read(batch, given))
     torch.testing.assert_close(returns, wanted)
     assert wanted.std() > 0.01
 
@@ -233,7 +233,7 @@ def test_deciding_again_changes_nothing(window, stride):
 @pytest.mark.parametrize("returns", [3.0, None])
 def test_steps_without_a_decision_are_read_at_the_next_one(returns):
     """Actions may be taken elsewhere: only at steps 0, 1, 4, 5 and 10 the session decides."""
-    options = {} if returns else {"target_return": None, "max_return_expectile": 0.9}
+    options = {} if returns else {"target_return": None, "objective": MAX_RETURN}
     policy, world = make_policy(CONTINUOUS, window=6, stride=3, **options), World(CONTINUOUS)
     world.targets, rows = [returns] * 4, np.arange(4)
     session = policy.begin(world.tasks, 15, returns)
@@ -335,7 +335,7 @@ def test_a_policy_that_cannot_act_is_refused():
             make_policy(CONTINUOUS, window=6, stride=stride)
 
 
-@pytest.mark.parametrize("options", [{}, {"target_return": None, "max_return_expectile": 0.9}, {"head": "discrete"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "objective": MAX_RETURN}, {"head": "discrete"}], ids=str)
 def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
     spec = DISCRETE if "head" in options else CONTINUOUS
     policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
@@ -366,7 +366,7 @@ def test_a_session_keeps_a_text_once_for_all_its_rows():
     assert sum(cache.nbytes for cache in session.caches.values()) == token * (texts + steps)
 
 
-@pytest.mark.parametrize("options", [{}, {"target_return": None, "max_return_expectile": 0.9}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"target_return": None, "objective": MAX_RETURN}], ids=str)
 def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
     """Thirty episodes with texts of their own in three rows: at most a text for each row is held, and each action is right."""
     policy, room = make_policy(CONTINUOUS, **options), []

@@ -16,7 +16,7 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Episode, History, Spec
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
-from tests.conftest import NANO, command, make_model
+from tests.conftest import MAX_RETURN, NANO, command, make_model
 
 pytestmark = pytest.mark.numeric
 
@@ -378,8 +378,8 @@ def test_a_policy_that_cannot_act_as_a_team_is_refused():
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
     with pytest.raises(ValueError, match="team.execution: expected one of per_agent, joint, got 'both'"):
         policy_of(joint(), execution="both")
-    with pytest.raises(ValueError, match="team.execution=joint: model.max_return_expectile needs per_agent"):
-        joint(max_return_expectile=0.9)
+    with pytest.raises(ValueError, match="MaxReturn: expected team.execution=per_agent"):
+        joint(objective=MAX_RETURN)
     with pytest.raises(ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"):
         joint(hide_actions=2)
     session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
@@ -438,7 +438,8 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
             "+dataset.agents=2-4",
             "+env.agents=2-4",
             "optim.batch_size=16",
-            "model.advantage_weighting=0.3",
+            "objective=advantage",
+            "objective.temperature=0.3",
         )
         assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0
         lines.append([json.loads(line) for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()])

@@ -16,7 +16,7 @@ from decisionllm.eval.auction import Auction
 from decisionllm.schema import History, Spec
 from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
 from decisionllm.serving.kv_cache import Cache
-from tests.conftest import make_policy, near
+from tests.conftest import MAX_RETURN, make_policy, near
 from tests.serving.in_process import CampaignManager
 
 pytestmark = pytest.mark.numeric
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.numeric
 STEPS = 12
 HIGH = 300.0  # largest multiplier of these policies
 SPEC = ObservationSpec("auctionnet", "progress", "expected_value", "informative")
-MAX_RETURN = {"target_return": None, "max_return_expectile": 0.9}
+MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
 
 
 def drawn(campaign, step):
@@ -87,7 +87,7 @@ def play(manager, count=1, steps=STEPS):
     return np.array([[manager.tick(id, **drawn(i, t))["multiplier"] for t in range(steps)] for i, id in enumerate(ids)])
 
 
-@pytest.mark.parametrize("options", [{}, MAX_RETURN], ids=["target return", "max return"])
+@pytest.mark.parametrize("options", [{}, MAXIMUM], ids=["target return", "max return"])
 def test_bids_equal_the_policy_to_the_last_bit(options):
     policy = policy_of(**options)
     manager = CampaignManager(policy, SPEC)
@@ -97,7 +97,7 @@ def test_bids_equal_the_policy_to_the_last_bit(options):
             assert multipliers[t] == by_hand(policy, i, multipliers, t), f"step {t}"
 
 
-@pytest.mark.parametrize("options", [{}, MAX_RETURN, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str)
+@pytest.mark.parametrize("options", [{}, MAXIMUM, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str)
 def test_cached_bids_equal_the_policy_in_any_batch(options):
     """Seven campaigns, some of them at a time, with rows for three: each is evicted again and again."""
     policy, rng, now, answers = policy_of(**options), np.random.default_rng(0), np.zeros(7, int), [[] for _ in range(7)]
@@ -122,7 +122,7 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
     assert manager.cache.counts["evictions"] > 10 and manager.cache.counts["hits"] > 5 and manager.counts["rebuilt", ""] > 10
 
 
-@pytest.mark.parametrize("options", [{}, MAX_RETURN], ids=["target return", "max return"])
+@pytest.mark.parametrize("options", [{}, MAXIMUM], ids=["target return", "max return"])
 def test_a_window_of_one_step_without_text_needs_no_session(options):
     policy = policy_of(window=1, stride=1, **options)
     plain = ObservationSpec("auctionnet", "progress", "expected_value")

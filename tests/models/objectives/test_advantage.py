@@ -10,13 +10,15 @@ import decisionllm
 from decisionllm.datasets import windows
 from decisionllm.datasets.batches import to_batch
 from decisionllm.datasets.team_windows import TeamSampler
-from decisionllm.models.advantage import AdvantageWeights, expectile_loss
-from decisionllm.models.decision_llm import masked_mean
+from decisionllm.models.objectives.advantage import AdvantageWeighted, expectile_loss
+from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.schema import Episode
-from tests.conftest import NANO, command, make_model, make_store, metrics
-from tests.models.test_decision_llm import CONTINUOUS, make_batch
+from tests.conftest import NANO, command, make_model, make_store, metrics, node
+from tests.models.test_sequence import CONTINUOUS, make_batch
 
 pytestmark = pytest.mark.numeric
+SPEC = replace(CONTINUOUS, horizon=10)
+WEIGHTED = node("objective", "advantage", temperature=2.0, expectile=0.9)
 
 
 def test_an_expectile_weighs_errors_by_their_sign():
@@ -24,30 +26,30 @@ def test_an_expectile_weighs_errors_by_their_sign():
 
 
 def test_a_weight_is_the_exponential_of_the_advantage_up_to_twenty():
-    weights = AdvantageWeights(4, 10, temperature=0.5, expectile=0.7)
+    weights = AdvantageWeighted(4, SPEC, temperature=0.5, expectile=0.7)
     weights.deviation.fill_(2.0)
     weights.mean_weight.fill_(4.0)
-    found = weights(torch.tensor([[0.0, 1.0, -1.0, 100.0]]), torch.ones(1, 4, dtype=torch.bool))
+    found = weights.weights(torch.tensor([[0.0, 1.0, -1.0, 100.0]]), torch.ones(1, 4, dtype=torch.bool))
     assert found[0].tolist() == pytest.approx([1 / 4, np.e / 4, 1 / np.e / 4, 20 / 4])
     weights.deviation.zero_()  # certain returns: a fiftieth of the returns' deviation in its place
-    assert float(weights(torch.tensor([[0.01]]), torch.ones(1, 1, dtype=torch.bool))) == pytest.approx(np.e / 4)
+    assert float(weights.weights(torch.tensor([[0.01]]), torch.ones(1, 1, dtype=torch.bool))) == pytest.approx(np.e / 4)
 
 
 def test_deviation_and_mean_weight_follow_the_targets_of_whole_batches():
-    weights, mask = AdvantageWeights(4, 10, temperature=2.0, expectile=0.7), torch.tensor([[True, True, False]])
+    weights, mask = AdvantageWeighted(4, SPEC, temperature=2.0, expectile=0.7), torch.tensor([[True, True, False]])
     for part in (0, 1):  # micro-batches of one step: advantages 3 and -1 have deviation 2; weights are e^1.5 and e^-0.5
-        weights(torch.tensor([[3.0, -1.0, torch.nan]]), mask & (torch.arange(3) == part))
-    weights.update(lambda x: x)
+        weights.weights(torch.tensor([[3.0, -1.0, torch.nan]]), mask & (torch.arange(3) == part))
+    weights.after_step(lambda x: x)
     assert float(weights.deviation) == pytest.approx(0.9 + 0.1 * 2)
     assert float(weights.mean_weight) == pytest.approx(0.9 + 0.1 * (np.e**1.5 + np.e**-0.5) / 2)
     known = float(weights.deviation), float(weights.mean_weight)
-    weights.eval()(torch.tensor([[9.0]]), torch.ones(1, 1, dtype=torch.bool))  # held-out windows leave them as they are
-    weights.update(lambda x: x)
+    weights.eval().weights(torch.tensor([[9.0]]), torch.ones(1, 1, dtype=torch.bool))  # held-out windows leave them as they are
+    weights.after_step(lambda x: x)
     assert (float(weights.deviation), float(weights.mean_weight)) == known
 
 
 def test_a_value_is_a_level_and_a_slope_times_the_time_left():
-    weights = AdvantageWeights(2, 10, temperature=1.0, expectile=0.7)
+    weights = AdvantageWeighted(2, SPEC, temperature=1.0, expectile=0.7)
     weights.out.weight.data = torch.eye(2)
     weights.out.bias.data = torch.tensor([1.0, 0.0])
     found = weights.value(torch.tensor([[[5.0, 20.0], [5.0, 20.0]]]), torch.tensor([[0, 4]]))
@@ -55,7 +57,7 @@ def test_a_value_is_a_level_and_a_slope_times_the_time_left():
 
 
 def test_the_loss_weighs_each_action_and_the_value_does_not_learn_from_the_weights():
-    model = make_model(CONTINUOUS, condition_on="none", advantage_weighting=2.0, max_return_expectile=0.9)
+    model = make_model(CONTINUOUS, condition_on="none", objective=WEIGHTED)
     batch = make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
     batch = replace(batch, loss_mask=batch.mask & (torch.arange(4) != 1))
     model.normalizer.return_mean.fill_(1.0)
@@ -63,17 +65,17 @@ def test_the_loss_weighs_each_action_and_the_value_does_not_learn_from_the_weigh
     terms = model(batch)
     with torch.no_grad():
         hidden = model.read(batch)
-        advantages = (batch.returns_to_go - 1) / 2 - model.advantage.value(hidden, batch.timesteps)
+        advantages = (batch.returns_to_go - 1) / 2 - model.objective.value(hidden, batch.timesteps)
         each = -model.distribution(hidden, None, None).log_prob(model.normalizer.actions(batch.actions))
         torch.testing.assert_close(terms["nll"], masked_mean(each * (advantages / 2).exp(), batch.loss_mask))
         torch.testing.assert_close(terms["value"], masked_mean(expectile_loss(advantages, 0.9), batch.loss_mask))
         other = replace(batch, returns_to_go=batch.returns_to_go + 1, actions=batch.actions.flip(0))
-        first = model.advantage.value(hidden, batch.timesteps)[:, 0]  # of neither its return nor its action
-        assert torch.equal(model.advantage.value(model.read(other), batch.timesteps)[:, 0], first)
+        first = model.objective.value(hidden, batch.timesteps)[:, 0]  # of neither its return nor its action
+        assert torch.equal(model.objective.value(model.read(other), batch.timesteps)[:, 0], first)
     terms["nll"].backward(retain_graph=True)
-    assert model.advantage.out.weight.grad is None
+    assert model.objective.out.weight.grad is None
     terms["value"].backward()
-    assert model.advantage.out.weight.grad.abs().sum() > 0
+    assert model.objective.out.weight.grad.abs().sum() > 0
 
 
 def arms(path, n=2000):
@@ -85,7 +87,20 @@ def arms(path, n=2000):
     np.savez(path, **columns)
 
 
-@pytest.mark.parametrize(("words", "least", "most"), [((), 0.2, 0.4), (("model.advantage_weighting=0.5",), 0.8, 1.0)])
+@pytest.mark.parametrize(
+    ("words", "least", "most"),
+    [
+        ((), 0.2, 0.4),
+        (
+            (
+                "objective=advantage",
+                "objective.temperature=0.5",
+            ),
+            0.8,
+            1.0,
+        ),
+    ],
+)
 def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(words, least, most, tmp_path):
     arms(tmp_path / "arms.npz")
     data = ("dataset=arrays", f"dataset.path={tmp_path}/arms.npz", "head=discrete", "model.condition_on=none", *NANO)
@@ -106,20 +121,31 @@ def test_weighting_prefers_the_better_arm_where_cloning_keeps_the_mixture(words,
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"advantage_weighting": 1.0}, "model.condition_on=none, got return_to_go"),
-        (
-            {"advantage_weighting": -1.0, "condition_on": "none"},
-            "expected a temperature above 0, or 0 for none, and .* got -1.0",
-        ),
-        ({"advantage_weighting": 1.0, "condition_on": "none", "max_return_expectile": 1.5}, "within 0 .. 1, got 1.0 and 1.5"),
+        ({"condition_on": "return_to_go"}, "AdvantageWeighted: expected model.condition_on=none, got return_to_go"),
+        ({"temperature": -1.0}, "objective.temperature: expected above 0, got -1.0"),
+        ({"expectile": 1.5}, "objective.expectile: expected within 0 .. 1, got 1.5"),
     ],
 )
 def test_what_cannot_be_weighted_is_refused(options, expected):
-    with pytest.raises(ValueError, match=f"model.advantage_weighting: .*{expected}"):
-        make_model(CONTINUOUS, **options)
+    conditions = {"condition_on": options.pop("condition_on", "none")}
+    with pytest.raises(ValueError, match=expected):
+        make_model(CONTINUOUS, objective=node("objective", "advantage", **options), **conditions)
 
 
-@pytest.mark.parametrize(("words", "least", "most"), [((), 0.4, 0.6), (("model.advantage_weighting=0.5",), 0.85, 1.0)])
+@pytest.mark.parametrize(
+    ("words", "least", "most"),
+    [
+        ((), 0.4, 0.6),
+        (
+            (
+                "objective=advantage",
+                "objective.temperature=0.5",
+            ),
+            0.85,
+            1.0,
+        ),
+    ],
+)
 def test_a_later_member_of_a_team_takes_the_action_that_pays_beside_the_earlier_ones(words, least, most, tmp_path):
     rng, episodes = np.random.default_rng(0), []
     for group, pair in enumerate(rng.integers(2, size=(600, 2))):  # any two actions are as frequent; two different ones pay

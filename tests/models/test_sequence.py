@@ -10,12 +10,13 @@ import torch
 from decisionllm.config import ModelOptions
 from decisionllm.datasets import windows
 from decisionllm.datasets.windows import collate
-from decisionllm.models.decision_llm import DecisionLLM, masked_mean
 from decisionllm.models.normalizer import Normalizer
+from decisionllm.models.objectives.likelihood import masked_mean
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 from decisionllm.tokenizers import text
-from tests.conftest import BACKBONES, make_model, near, node
+from tests.conftest import BACKBONES, MAX_RETURN, make_model, near, node
 
 pytestmark = pytest.mark.numeric
 
@@ -111,13 +112,13 @@ def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
 
 
 def test_max_return_is_an_expectile_on_rows_with_the_null_return():
-    model, batch = make_model(CONTINUOUS, max_return_expectile=0.9), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
+    model, batch = make_model(CONTINUOUS, objective=MAX_RETURN), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():
         given = torch.tensor([True, False, True, False])
         hidden, terms = model.read(batch, given), model(batch)
-        short = (batch.returns_to_go - 1) / 2 - model.max_return(hidden)[..., 0]
+        short = (batch.returns_to_go - 1) / 2 - model.objective.predicted(hidden)
         each = torch.where(short > 0, 0.9, 0.1) * short**2
         torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
         assert not torch.equal(model.read(batch, ~given), hidden)
@@ -332,4 +333,4 @@ def test_what_cannot_be_hidden_is_refused(options, expected):
 
 def test_an_unknown_conditioning_is_refused():
     with pytest.raises(ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"):
-        DecisionLLM(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))
+        SequenceModel(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))

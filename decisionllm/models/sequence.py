@@ -1,0 +1,164 @@
+"""Normalizer, tokenizer, backbone and head put together: a Batch in, a distribution over actions (B, T) out."""
+
+import torch
+from torch import Tensor, nn
+
+from decisionllm.backbones.forward import Backbone
+from decisionllm.config import ModelOptions, Node, one_of
+from decisionllm.models.heads import Gaussian
+from decisionllm.models.imagined import ImaginedValue
+from decisionllm.models.normalizer import Normalizer
+from decisionllm.protocols import Distribution, Head, Objective
+from decisionllm.registry import build, choice
+from decisionllm.schema import Batch, Spec
+from decisionllm.tokenizers.team import TeamTokenizer
+from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
+
+
+class SequenceModel(nn.Module):
+    """A language model that reads a task text and a trajectory, and predicts the action at each observation.
+
+    Args:
+        spec: of the data.
+        backbone: the language model.
+        head: config node of a head, see `protocols.Head`.
+        options: `config.ModelOptions`.
+        objective: config node of what is minimised, see `protocols.Objective`. Default: the likelihood of the actions.
+        planner: config node of a value to plan with, see `ImaginedValue`. Default: none.
+
+    Raises:
+        ValueError: an option is unknown, or two do not fit together.
+    """
+
+    team: TeamTokenizer | None  # of `TeamSequenceModel`
+
+    def __init__(
+        self,
+        spec: Spec,
+        backbone: Backbone,
+        head: Node,
+        options: ModelOptions | None = None,
+        objective: Node | None = None,
+        planner: Node | None = None,
+    ) -> None:
+        super().__init__()
+        options = options or ModelOptions()
+        one_of("model.condition_on", options.condition_on, ("return_to_go", "none"))
+        self.spec = spec
+        self.backbone = backbone
+        backbone.checkpoint_gradients(options.gradient_checkpointing)
+        made: Objective = build(objective or choice("objective", "likelihood"), backbone.width, spec)
+        if made.condition_on not in (None, options.condition_on):
+            raise ValueError(
+                f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got {options.condition_on}"
+            )
+        self.normalizer = Normalizer(spec, options.hide_observations)
+        self.tokenizer = TrajectoryTokenizer(
+            spec,
+            backbone.width,
+            embedding=options.embedding,
+            timesteps=options.timesteps,
+            return_conditioned=options.condition_on == "return_to_go",
+            null_return=made.predicts_return,
+            entity_layers=options.entity_layers,
+            hide_actions=options.hide_actions,
+            scale=options.token_scale,
+        )
+        self.head: Head = build(head, backbone.width, spec)
+        if not isinstance(self.head, Head):
+            raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
+        self.planner: ImaginedValue | None = None
+        if planner and planner["_target_"] != "none":
+            self.planner = build(planner, spec)
+        self.objective = made
+        self.team = None
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the loss, scalars, see the objective. batch: raw units."""
+        hidden = self.read(batch, self.objective.return_given(batch))
+        return self.objective.loss(self, batch, hidden)
+
+    def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
+        """Hidden states at each observation, from which the action there is predicted.
+
+        Args:
+            batch: raw units.
+            return_given: (B,) bool; False: the null return token in place of the row's returns. None: all True.
+
+        Returns:
+            (B, T, D).
+        """
+        tokens = self.tokens(batch, return_given)[:, :-1]  # no position attends to the last action
+        hidden: Tensor = self.backbone(
+            tokens, batch.text_ids, batch.text_mask, batch.text_index, output_positions=self.tokenizer.output_positions
+        )
+        return hidden.float()
+
+    def tokens(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
+        """Tokens of the trajectories of a batch (B, k T, D). return_given: see `read`."""
+        tokens: Tensor = self.tokenizer(*self._columns(batch), return_given)
+        return tokens
+
+    def _columns(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns-to-go, observations and actions in the model's units, and timesteps."""
+        units = self.normalizer
+        returns_to_go = units.returns_to_go(batch.returns_to_go)
+        return returns_to_go, units.observations(batch.observations), units.actions(batch.actions), batch.timesteps
+
+    def distribution(self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None) -> Distribution:
+        """Distribution over the next action.
+
+        Args:
+            hidden: (B, T, D).
+            action_masks: (B, T, C) bool or None.
+            observations: (B, T, S), raw units; may be None for a head that points at no entities.
+        """
+        if self.head.entities is None:
+            return self.head(hidden, action_masks)
+        assert observations is not None
+        each, _ = self.tokenizer.observations.entities(self.normalizer.observations(observations))
+        return self.head(hidden, action_masks, each[..., self.head.entities, :])
+
+    def choose(
+        self,
+        hidden: Tensor,
+        action_masks: Tensor | None,
+        observations: Tensor | None = None,
+        *,
+        decode: str,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Choose the next actions of N episodes.
+
+        Args:
+            hidden: (N, D) at the current observation.
+            action_masks: (N, C) bool or None.
+            observations: (N, S), see `distribution`.
+            decode: `mode`, `mean` or `sample` of the distribution; `unclipped`, see `heads.Gaussian`.
+            generator: of samples.
+
+        Returns:
+            (N, A), raw units.
+        """
+        masks = None if action_masks is None else action_masks[:, None]
+        current = None if observations is None else observations[:, None]
+        distribution = self.distribution(hidden[:, None], masks, current)
+        if decode == "sample":
+            chosen = distribution.sample(generator)
+        elif decode == "unclipped":
+            assert isinstance(distribution, Gaussian)
+            chosen = distribution.unclipped()
+        elif decode == "mean":
+            chosen = distribution.mean
+        else:
+            chosen = distribution.mode
+        return self.normalizer.raw_actions(chosen[:, 0])
+
+    @property
+    def predicts_return(self) -> bool:
+        """Whether `predict_return` is there: the model can condition on its own prediction."""
+        return self.objective.predicts_return
+
+    def predict_return(self, hidden: Tensor) -> Tensor:
+        """Hidden states of rows with the null return token (..., D) -> predicted return-to-go (...), raw units."""
+        return self.normalizer.raw_returns_to_go(self.objective.predicted(hidden))

@@ -1,0 +1,71 @@
+"""A model that reads all members of a team as one list of tokens, each conditioned on the actions of those before it."""
+
+import torch
+from torch import Tensor
+
+from decisionllm.backbones.forward import Backbone
+from decisionllm.config import ModelOptions, Node
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.schema import Batch, Spec
+from decisionllm.tokenizers.team import TeamTokenizer
+
+
+class TeamSequenceModel(SequenceModel):
+    """`SequenceModel` whose rows are the members of teams; a row without a team is a team of one.
+
+    Args: see `SequenceModel`.
+
+    Raises:
+        ValueError: the objective predicts the return, which is that of a team.
+    """
+
+    team: TeamTokenizer
+
+    def __init__(
+        self,
+        spec: Spec,
+        backbone: Backbone,
+        head: Node,
+        options: ModelOptions | None = None,
+        objective: Node | None = None,
+        planner: Node | None = None,
+    ) -> None:
+        options = options or ModelOptions()
+        super().__init__(spec, backbone, head, options, objective, planner)
+        if self.objective.predicts_return:
+            raise ValueError(f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or both")
+        self.team = TeamTokenizer(spec, backbone.width, hide_actions=options.hide_actions)
+
+    def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
+        """Hidden states where each row's action is predicted in its team's list (B, T, D), see `SequenceModel.read`."""
+        tokens, places, team = self.team_tokens(batch)
+        device = team.device
+        first_row = torch.searchsorted(team, torch.arange(len(tokens), device=device))  # (W,) of each team
+        alone = torch.bincount(team) == 1  # (W,)
+        hidden, order = [], []
+        # The short lists of teams of one are not padded to the length of the others.
+        for part in (alone, ~alone):
+            rows = part[team].nonzero()[:, 0]
+            if not len(rows):
+                continue
+            place_in_part = part.cumsum(0) - 1  # (W,)
+            lists = tokens[part, : int(places[rows].max()) + 1]
+            text_index = batch.text_index[first_row[part]]
+            states = self.backbone(lists, batch.text_ids, batch.text_mask, text_index).float()
+            hidden.append(states[place_in_part[team[rows], None], places[rows]])
+            order.append(rows)
+        return torch.cat(hidden)[torch.cat(order).argsort()]
+
+    def team_tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens of the W teams of a batch.
+
+        Returns:
+            Tokens (W, L, D), where each row's action is predicted in its team's list (B, T), and the team of each row (B,).
+        """
+        rows = torch.arange(len(batch.mask), device=batch.mask.device)
+        if batch.team is None:
+            team, identity = rows, torch.zeros_like(rows)
+        else:
+            team, identity = batch.team, batch.identity
+        tokens, places = self.team(self.tokenizer, *self._columns(batch), batch.mask, batch.loss_mask, team, identity)
+        return tokens, places, team
