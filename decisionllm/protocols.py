@@ -249,6 +249,27 @@ class Objective(Protocol):
         return None
 
 
+class Decider(Protocol):
+    """Turns hidden states into actions."""
+
+    @abstractmethod
+    def act(
+        self, hidden: torch.Tensor, masks: torch.Tensor | None, observations: np.ndarray, tasks: Sequence[str]
+    ) -> np.ndarray:
+        """Choose the next actions of N episodes.
+
+        Args:
+            hidden: (N, D) at the current observations.
+            masks: (N, C) allowed actions, or None.
+            observations: (N, S) current ones, raw units.
+            tasks: N task texts.
+
+        Returns:
+            (N, A) actions, raw units.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Source:
     """What a dataset reader returns: the spec of the data, its episodes, and its description.

@@ -66,6 +66,7 @@ class TeamSequenceModel(SequenceModel):
         if batch.team is None:
             team, identity = rows, torch.zeros_like(rows)
         else:
+            assert batch.identity is not None, "the members of a team have identities"
             team, identity = batch.team, batch.identity
         tokens, places = self.team(self.tokenizer, *self._columns(batch), batch.mask, batch.loss_mask, team, identity)
         return tokens, places, team

@@ -15,11 +15,12 @@ from torch import Tensor
 from decisionllm.config import one_of
 from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.heads import GaussianHead
-from decisionllm.models.imagined import candidate_actions
 from decisionllm.models.sequence import SequenceModel
+from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, recorded
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
+from decisionllm.protocols import Decider
 from decisionllm.schema import Batch, History, Spec
 
 
@@ -36,8 +37,8 @@ class Policy:
             episode, and received rewards are subtracted.
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
             which was added to the log's actions before they were clipped to their limits: the actions before.
-        planning_horizon: steps to imagine before each action, see `plan`; 0: no planning.
-        planning_value: see `plan`.
+        planning_horizon: steps to imagine before each action, see `ValuePlan`; 0: no planning.
+        planning_value: the least of a plan that is followed, see `ValuePlan`.
         execution: `joint`, the agents of a group decide in turn, in random order, each conditioned on the actions of those before it; `per_agent`.
         device: of the model.
         generator: of samples and orders.
@@ -73,11 +74,12 @@ class Policy:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
+        direct = Direct(model, self.decode, self.device, self.generator)
+        self.decider: Decider = direct
+        if self.planning_horizon and model.team is not None:
+            raise ValueError(f"act.planning_horizon: expected 0 with a model of teams, got {self.planning_horizon}")
         if self.planning_horizon:
-            if model.planner is None:
-                raise ValueError("act.planning_horizon: needs a model trained with planner=value")
-            candidates = candidate_actions(model.spec).to(self.device)
-            self.candidate_actions: np.ndarray = model.normalizer.raw_actions(candidates).cpu().numpy()
+            self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
         if self.target_return is None and self.return_conditioned and not model.predicts_return:
             raise ValueError("target_return: expected a number, the model was trained without objective=max_return")
         model.eval()
@@ -118,7 +120,7 @@ class Policy:
         hidden, returns = self.read(histories)
         masks = self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
-        return self.plan(hidden, masks, observations, [h.task for h in histories]), returns
+        return self.decider.act(hidden, masks, observations, [h.task for h in histories]), returns
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
         """Hidden states at the last observations (N, D), and the return-to-go that each is conditioned on (N,)."""
@@ -193,40 +195,6 @@ class Policy:
         if self.model.team is not None:
             return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
         return Session(self, tasks, horizon, target_returns)
-
-    def choose(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray) -> np.ndarray:
-        """Actions (N, A) from hidden states (N, D), allowed actions (N, C) and current observations (N, S); raw units."""
-        current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
-        actions = self.model.choose(hidden, masks, current, decode=self.decode, generator=self.generator)
-        return actions.cpu().numpy()
-
-    def plan(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
-        """Choose the candidate action whose imagined rewards and value after them are highest.
-
-        The policy's own action is taken without a planning horizon, and where no plan has `planning_value` or its end is unlike the
-        data: far from any reward a value is less certain than what a policy has learned.
-
-        Args:
-            hidden: (N, D) at the current observations.
-            masks: (N, C) allowed actions, or None.
-            observations: (N, S) current ones, raw units.
-            tasks: N task texts.
-
-        Returns:
-            (N, A) actions, raw units.
-        """
-        own = self.choose(hidden, masks, observations)
-        if not self.planning_horizon:
-            return own
-        planner = self.model.planner
-        assert planner is not None
-        current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
-        standard = self.model.normalizer.observations(current)
-        values = planner.plan(planner.states(standard, tasks), self.planning_horizon)
-        if masks is not None:
-            values = torch.where(masks, values, -1.0)
-        best, choice = (x.cpu().numpy() for x in values.max(1))
-        return np.where(best[:, None] < self.planning_value, own, self.candidate_actions[choice])
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
         """Target returns (N,) float64; None is the policy's own, and NaN in the result the predicted maximum return."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from decisionllm.backbones.cache import SessionCache
 from decisionllm.datasets.windows import collate, window_start
+from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
 from decisionllm.schema import Batch, Window
 from decisionllm.tokenizers import text
@@ -81,7 +82,9 @@ class TeamSession(EpisodeBuffer):
         for t in range(turn.max() + 1):
             each = active[turn == t]  # at most one of each team
             hidden = self._extend(each, t, now, afresh and t == 0) if self.cached else self._read(each, now)
-            self.actions[each, now] = policy.choose(hidden, self.allowed(each), self.observations[each, now])
+            self.actions[each, now] = policy.decider.act(
+                hidden, self.allowed(each), self.observations[each, now], [""] * len(each)
+            )
         return np.asarray(self.actions[self.active, now])
 
     def select(self, rows: Rows) -> None:
@@ -109,6 +112,7 @@ class TeamSession(EpisodeBuffer):
         model, device, with_returns = self.policy.model, self.policy.device, self.policy.return_conditioned
         begin = self.start if afresh else max(now - 1, self.start)  # one step more, for the actions taken there
         batch, members = self._batch(rows, begin, now)
+        assert isinstance(model, TeamSequenceModel)
         tokens, places, team = model.team_tokens(batch)
         teams, first = self.team[rows], np.searchsorted(self.team, np.arange(self.team[-1] + 1))
         count = np.add.reduceat(self.present, first, dtype=int)[teams]  # members at each step
