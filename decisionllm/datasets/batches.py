@@ -19,7 +19,10 @@ SYMMETRIES = np.array(
 )
 
 
-@dataclass
+Fill = Callable[[Store, windows.Steps, np.ndarray], windows.Steps]  # of these episodes
+
+
+@dataclass(frozen=True)
 class Data:
     """The windows that are trained and validated on."""
 
@@ -32,72 +35,123 @@ class Data:
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Any = None) -> Data:
+def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None) -> Data:
     """The samplers of training windows, in which each part has its share, and of held-out windows.
 
     Args:
         c: the options.
         store: of the log.
         shares: of its parts.
-        fill: (store, steps, episodes) -> steps with the missing actions filled in; None: episodes that lack all of them are left out.
+        fill: fills in missing actions; None: episodes that lack all of them are left out.
 
     Raises:
         ValueError: the options do not fit the log.
     """
-    d, horizon = c.data, c.model.return_horizon
-    chosen, held_out = windows.select(
-        store, fraction=d.fraction, min_return_quantile=d.min_return_quantile, held_out=d.held_out, seed=d.seed
-    )
-    steps = windows.of_store(store, return_horizon=horizon)
-    chosen, held_out = (e[steps.end[e] > steps.first[e]] for e in (chosen, held_out))
+    episodes, held_out = choose_episodes(c, store)
+    steps = windows.of_store(store, return_horizon=c.model.return_horizon)
+    episodes = episodes[steps.end[episodes] > steps.first[episodes]]
+    held_out = held_out[steps.end[held_out] > steps.first[held_out]]
     measured = steps  # the loss on held-out windows is that of recorded actions
     if store.action_weight is not None:
-        some, all_of = (f.reduceat(store.action_weight > 0, store.offsets[:-1]) for f in (np.logical_or, np.logical_and))
-        held_out = held_out[some[held_out]]
-        if fill:
-            steps = fill(store, steps, chosen)
-            measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
+        held_out = held_out[some_recorded(store)[held_out]]
+        if fill is None:
+            episodes = episodes[some_recorded(store)[episodes]]
+            check_unread(c, store, episodes)
         else:
-            chosen = chosen[some[chosen]]
-            if not all_of[chosen].all() and c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent":
-                raise ValueError(f"window={c.window} reads past actions, which {(~all_of[chosen]).sum()} of {len(chosen)} episodes lack "
-                                 "at some steps; take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1")  # fmt: skip
-    if not len(chosen):
-        raise ValueError(f"model.return_horizon, recorded actions: expected episodes of at least {horizon} steps that have some, "
-                         f"got none to train on; the longest has {store.lengths.max()}")  # fmt: skip
-    if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(chosen)):
-        raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
-    weights = windows.part_weights(store, steps, chosen, shares)
-    draw = maker(c, store)
-    sampler = draw(
-        steps, episodes=chosen, seed=c.seed, weights=weights, discount=of_part(store, "step_discount", d.step_discount)
-    )
-    texts = sampler.texts
-    parts = {label: np.intersect1d(part, held_out) for label, part in store.parts.items()}
-    validators = {label: draw(measured, episodes=part, seed=0, weights=None) for label, part in parts.items() if len(part)}
+            steps = fill(store, steps, episodes)
+            measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
+    check_targets(c, store, steps, episodes)
+    make = sampler_maker(c, store)
+    weights = windows.part_weights(store, steps, episodes, shares)
+    discount = of_part(store, "step_discount", c.data.step_discount)
+    sampler = make(steps, episodes=episodes, seed=c.seed, weights=weights, discount=discount)
+    validators = {}
+    for label, part in store.parts.items():
+        of_part_held_out = np.intersect1d(part, held_out)
+        if len(of_part_held_out):
+            validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
     if c.log.keep_best and not validators:
-        raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={d.held_out} leaves none; give more")
-    tasks: Sequence[str] = list(store.tasks) if c.team.execution == "per_agent" else sampler.tasks
-    turned = np.broadcast_to(of_part(store, "symmetries", d.symmetries), len(store.lengths))
-    if turned.any():
-        sampler = symmetric(sampler, store, c.seed, turned)
-    if words := wordings(store, c.text_wordings):
-        if c.team.execution != "per_agent":
-            raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
-        many = worded(store)
-        reworded = partial(words.sampler, task=store.task, worded=many, texts=texts)
-        tasks, sampler = words, reworded(sampler, seed=c.seed)
-        validators = {label: reworded(each, seed=0) for label, each in validators.items()}
-    return Data(store, steps, chosen, held_out, sampler, validators, tasks)
+        raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves none; give more")
+    if c.team.execution == "per_agent":
+        data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
+    else:
+        data = Data(store, steps, episodes, held_out, sampler, validators, sampler.tasks)
+    return reworded(c, turned(c, data), sampler.texts)
 
 
-def maker(c: TrainConfig, store: Store) -> Any:
+def choose_episodes(c: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Episodes that are trained on, and those held out: (E,) and (E',) int."""
+    chosen: tuple[np.ndarray, np.ndarray] = windows.select(
+        store,
+        fraction=c.data.fraction,
+        min_return_quantile=c.data.min_return_quantile,
+        held_out=c.data.held_out,
+        seed=c.data.seed,
+    )
+    return chosen
+
+
+def some_recorded(store: Store) -> np.ndarray:
+    """(E,) bool, whether the log has some of the actions of an episode."""
+    return np.logical_or.reduceat(store.action_weight > 0, store.offsets[:-1])
+
+
+def check_unread(c: TrainConfig, store: Store, episodes: np.ndarray) -> None:
+    """Raise a ValueError if the model reads past actions which the log lacks."""
+    whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
+    reads_actions = c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent"
+    if reads_actions and not whole.all():
+        lacking = f"{(~whole).sum()} of {len(episodes)} episodes lack at some steps"
+        remedy = "take data.fill_actions=inverse_dynamics, window=1 or model.hide_actions=1"
+        raise ValueError(f"window={c.window} reads past actions, which {lacking}; {remedy}")
+
+
+def check_targets(c: TrainConfig, store: Store, steps: windows.Steps, episodes: np.ndarray) -> None:
+    """Raise a ValueError if there is nothing to train on."""
+    if not len(episodes):
+        wanted = f"episodes of at least {c.model.return_horizon} steps that have some"
+        got = f"none to train on; the longest has {store.lengths.max()}"
+        raise ValueError(f"model.return_horizon, recorded actions: expected {wanted}, got {got}")
+    if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(episodes)):
+        raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
+
+
+def turned(c: TrainConfig, data: Data) -> Data:
+    """The data, whose training windows are turned and mirrored at random where `data.symmetries` says so."""
+    each = np.broadcast_to(of_part(data.store, "symmetries", c.data.symmetries), len(data.store.lengths))  # (E,)
+    if not each.any():
+        return data
+    return replace(data, sampler=symmetric(data.sampler, data.store, c.seed, each))
+
+
+def reworded(c: TrainConfig, data: Data, texts: int) -> Data:
+    """The data, whose texts are drawn in many wordings where the store has facts to make them of.
+
+    Args:
+        c: the options.
+        data: whose rows have the text of their task.
+        texts: distinct texts of a batch.
+
+    Raises:
+        ValueError: the rows of a team would have different texts.
+    """
+    words = wordings(data.store, c.text_wordings)
+    if words is None:
+        return data
+    if c.team.execution != "per_agent":
+        raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
+    draw = partial(words.sampler, task=data.store.task, worded=worded(data.store), texts=texts)
+    validators = {label: draw(each, seed=0) for label, each in data.validators.items()}
+    return replace(data, sampler=draw(data.sampler, seed=c.seed), validators=validators, tasks=words)
+
+
+def sampler_maker(c: TrainConfig, store: Store) -> Callable[..., Any]:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes, or of teams."""
     shape: dict[str, Any] = {"T": c.window, "batch_size": c.optim.batch_size}
     if c.team.execution == "per_agent":
         return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
-    single = 0.5 * (c.team.execution == "both")
-    return partial(team_windows.TeamSampler, store=store, **shape, alone=single)
+    alone = 0.5 if c.team.execution == "both" else 0.0
+    return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 
 
 def of_part(store: Store, option: str, value: Any) -> Any:
