@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
 
@@ -21,13 +22,16 @@ from decisionllm.config import OptimOptions, TrainConfig, flat, one_of, plain, t
 from decisionllm.datasets import mixture
 from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
+from decisionllm.datasets.store import Store
 from decisionllm.eval.before import check_environments
 from decisionllm.models import inverse_dynamics
-from decisionllm.models.generalist import members
+from decisionllm.models.generalist import Generalist, members
+from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import checkpoint
 from decisionllm.policy.start import new_model, take_up
-from decisionllm.schema import Window
+from decisionllm.schema import Batch, Window
 
+ALL = slice(None)
 SCHEDULE_FLOOR = 0.05  # of the peak learning rate, at the end
 POSITIVE = (
     "window",
@@ -49,9 +53,58 @@ class Loop:
     elapsed: float = 0.0  # seconds of training, over all continuations
     lowest: float = math.inf  # held-out loss
     rate: float = 0.0  # learning rate
-    printed: float = -1e9  # seconds, of the last line on the console
+    printed: float = -math.inf  # seconds, of the last line on the console
     count: int = 0  # steps since the last log line
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # of the loss terms over these steps
+
+
+@dataclass
+class Training:
+    """All that the loop works on.
+
+    Attributes:
+        c: the options.
+        accelerator: of accelerate, which knows the processes and the device.
+        console: of the main process; None in others, which print nothing.
+        data: by embodiment, "" where there is one space of observations and actions.
+        shares: of the parts of a mixture in a batch, by embodiment.
+        model: as accelerate wraps it; its forward gives the terms of the loss.
+        inner: the model itself.
+        optimizer: of torch, whose state is saved.
+        wrapped: the optimizer as accelerate wraps it.
+    """
+
+    c: TrainConfig
+    accelerator: Accelerator
+    console: Console | None
+    data: dict[str, Data]
+    shares: dict[str, list[float]]
+    model: Any
+    inner: SequenceModel | Generalist
+    optimizer: torch.optim.Optimizer
+    wrapped: Any
+    loop: Loop
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.console is not None
+
+    def say(self, line: str) -> None:
+        if self.console is not None:
+            self.console.print(line)
+
+    def batch(self, space: str, window: Window, rows: Any = ALL) -> Batch:
+        """These rows of a window of an embodiment, with their texts, on the device."""
+        data = self.data[space]
+        encode = self.inner.backbone.encode
+        return to_batch(window, rows, store=data.store, tasks=data.tasks, encode=encode, device=self.accelerator.device)
+
+    def terms(self, model: Any, batch: Batch, space: str) -> dict[str, torch.Tensor]:
+        """The terms of the loss of a batch of an embodiment."""
+        with self.accelerator.autocast():
+            terms: dict[str, torch.Tensor] = model(batch, space) if space else model(batch)
+        return terms
 
 
 def train(config: TrainConfig | dict[str, Any]) -> Path:
@@ -89,39 +142,12 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
             raise ConnectionError(f"a process of this run was lost ({error}); {remedy}") from error
 
 
-def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
+def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Path:
     """`train` in a run directory that is locked for this run. options: of the config."""
-    run, console = Path(c.run), Console(soft_wrap=True, markup=False, highlight=False)
-    main, world, me = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
-    say: Any = console.print if main else lambda *_: None
-    parts = world * c.optim.accumulate  # a batch is divided among the processes, and there into micro-batches
-
-    # -- data, model, optimiser --
-    begun = bool(checkpoint.find(run)) and not c.fresh
-    stores, shares, data = open_stores(c, options, accelerator, say, begun=begun)
-    model = new_model(c, options, data, begun=begun)
-    optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
-
-    # -- a new run is described before its first step; a run that was begun must be the same run --
-    loop = Loop()
-    take_up(c, options, stores, data, model, begun=begun, main=main)
-    alike = c.team.execution == "per_agent" and len({(name, bool(task)) for name, s in stores.items() for task in s.tasks}) == 1
-    model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
-    inner = accelerator.unwrap_model(model)
-    if begun:
-        resume(loop, run, inner, optimizer)
-    loop.lowest = trim(run / "metrics.jsonl", loop.step) if main else math.inf
-    if c.log.tracker != "none":
-        accelerator.init_trackers("decisionllm")
-    announce(say, c, data, inner, accelerator, loop.step)
-    ready: dict[str, Any] = {"encode": inner.backbone.encode, "device": accelerator.device}
-    batch_of: dict[str, Any] = {
-        name: partial(to_batch, store=each.store, tasks=each.tasks, **ready) for name, each in data.items()
-    }
-
-    # -- the loop --
+    training = begin(c, options, accelerator)
+    loop = training.loop
     progress = 0.0
-    model.train()
+    training.model.train()
     with interruptible() as stop, ExitStack() as stack:
         torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal numbers takes a hundred times as long
         stack.callback(torch.set_flush_denormal, False)
@@ -129,53 +155,94 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Any) -> Path:
         began = time.monotonic() - loop.elapsed
         while True:
             loop.elapsed = time.monotonic() - began
-            progress, stopped = position(c, loop, bool(stop), accelerator)
+            progress, stopped = position(training, bool(stop))
             over = progress >= 1 or stopped
-            if loop.count and (over or loop.step % c.log.every == 0 or loop.step % c.log.save_every == 0):
-                values = measure(c, loop, model, inner, data, batch_of, accelerator)
-                record(c, loop, values, inner, optimizer, progress, over=over, main=main, console=console)
+            due = loop.step % c.log.every == 0 or loop.step % c.log.save_every == 0
+            if loop.count and (over or due):
+                values = measure(training)
+                record(training, values, progress, over=over)
             if over:
                 break
             loop.rate = learning_rate(c, loop.step, progress)
-            for group in optimizer.param_groups:
-                group["lr"] = loop.rate * group["scale"]
-            torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + me)  # of dropout: nothing to save
-            space = mixture.embodiment_of(shares, c.seed, loop.step)
-            window = data[space].sampler(loop.step)
-            for part in range(me, parts, world):
-                batch = batch_of[space](window, divided(window, part, parts))
-                with accelerator.autocast():
-                    terms = model(batch, space) if space else model(batch)
-                # every training target has the same weight
-                share = batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
-                accelerator.backward(sum(terms.values()) * share)
-                for name, term in terms.items():
-                    loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
-            if c.optim.clip:
-                accelerator.clip_grad_norm_(model.parameters(), c.optim.clip)
-            wrapped.step()
-            wrapped.zero_grad(set_to_none=True)
-            for member in members(inner).values():
-                member.objective.after_step(accelerator.reduce)
-            loop.step, loop.count = loop.step + 1, loop.count + 1
+            train_step(training)
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
         raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
-    return run
+    return Path(c.run)
 
 
-def open_stores(c: TrainConfig, options: dict[str, Any], accelerator: Any, say: Any, *, begun: bool) -> tuple[Any, ...]:
-    """By embodiment, "" if there is one space: the stores, the shares of their parts, and the samplers of windows.
+def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Training:
+    """Data, model and optimiser of a run: a new one, or one that goes on from its last checkpoint."""
+    run = Path(c.run)
+    main = accelerator.is_main_process
+    console = Console(soft_wrap=True, markup=False, highlight=False) if main else None
+    begun = bool(checkpoint.find(run)) and not c.fresh
+
+    # -- data, model, optimiser --
+    stores, shares, data = open_stores(c, accelerator, console, begun=begun)
+    model = new_model(c, options, data, begun=begun)
+    optimizer = torch.optim.AdamW(parameter_groups(model, c.optim), betas=(0.9, 0.95), fused=True)
+
+    # -- a new run is described before its first step; a run that was begun must be the same run --
+    loop = Loop()
+    take_up(c, options, stores, data, model, begun=begun, main=main)
+    with_texts = {(name, bool(task)) for name, store in stores.items() for task in store.tasks}
+    alike = c.team.execution == "per_agent" and len(with_texts) == 1
+    model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)
+    inner = accelerator.unwrap_model(model)
+    if begun:
+        resume(loop, run, inner, optimizer)
+    if main:
+        loop.lowest = trim(run / "metrics.jsonl", loop.step)
+    if c.log.tracker != "none":
+        accelerator.init_trackers("decisionllm")
+    training = Training(c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop)
+    announce(training)
+    return training
+
+
+def train_step(training: Training) -> None:
+    """One step of the optimiser: a batch, divided among the processes, and there into micro-batches."""
+    c, loop, accelerator = training.c, training.loop, training.accelerator
+    world, rank = accelerator.num_processes, accelerator.process_index
+    for group in training.optimizer.param_groups:
+        group["lr"] = loop.rate * group["scale"]
+    torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + rank)  # of dropout: nothing to save
+    space = mixture.embodiment_of(training.shares, c.seed, loop.step)
+    window = training.data[space].sampler(loop.step)
+    parts = world * c.optim.accumulate
+    for part in range(rank, parts, world):
+        batch = training.batch(space, window, divided(window, part, parts))
+        terms = training.terms(training.model, batch, space)
+        # every training target has the same weight
+        share = batch.loss_mask.sum() * world / max(window.loss_mask.sum(), 1)
+        accelerator.backward(sum(terms.values()) * share)
+        for name, term in terms.items():
+            loop.sums[name] = loop.sums.get(name, 0.0) + term.detach() * share / world
+    if c.optim.clip:
+        accelerator.clip_grad_norm_(training.model.parameters(), c.optim.clip)
+    training.wrapped.step()
+    training.wrapped.zero_grad(set_to_none=True)
+    for member in members(training.inner).values():
+        member.objective.after_step(accelerator.reduce)
+    loop.step += 1
+    loop.count += 1
+
+
+def open_stores(
+    c: TrainConfig, accelerator: Accelerator, console: Console | None, *, begun: bool
+) -> tuple[dict[str, Store], dict[str, list[float]], dict[str, Data]]:
+    """Stores, shares of their parts, and samplers of windows, each by embodiment; see `Training`.
 
     The environments of a new run are compared with its stores.
     """
     with accelerator.main_process_first():
         stores = mixture.stores(c.dataset, c.cache_dir, c.transform)
-    if accelerator.is_main_process and not begun:
+    if console is not None and not begun:
         for note in check_environments(c, stores):
-            say(f"note: {note}")
+            console.print(f"note: {note}")
     shares = mixture.part_shares(stores, c.data.part_weights)
-    fill = partial(inverse_dynamics.fill, seed=c.seed) if c.data.fill_actions != "none" else None
+    fill = None if c.data.fill_actions == "none" else partial(inverse_dynamics.fill, seed=c.seed)
     data = {name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill) for name, store in stores.items()}
     return stores, shares, data
 
@@ -215,25 +282,38 @@ def processes(c: TrainConfig) -> Any:
     return accelerator
 
 
-def announce(say: Any, c: TrainConfig, data: Mapping[str, Data], model: torch.nn.Module, accelerator: Any, step: int) -> None:
+def announce(training: Training) -> None:
     """Print what is trained on what."""
+    c, accelerator, model = training.c, training.accelerator, training.inner
+    for data in training.data.values():
+        announce_data(training, data)
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    for each in data.values():
-        held = held_out_words(each, c.data.held_out)
-        steps = (each.steps.end - each.steps.first)[each.episodes].sum()
-        say(f"data: {each.store.info['name']}, {len(each.episodes):,} episodes, {steps:,} steps; {held}")
-        for fault in reported(each.store.info):
-            say(f"fault: {fault}")
-        if each.store.action_weight is not None and each.steps.action_weight is not None:
-            recorded, weights = each.store.action_weight > 0, each.steps.action_weight
-            filled = weights[~recorded & (weights > 0)]
-            mean = f", {filled.size:,} filled in, weight {filled.mean():.2f} on average" if filled.size else ""
-            say(f"actions: {recorded.sum():,} of {recorded.size:,} recorded{mean}")
     where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
-    say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
-    limit = f"{c.steps:,} steps" + (f" or {c.minutes} minutes" if c.minutes else "")
-    say(f"training: {limit} of {c.optim.batch_size} windows x {c.window} steps, from step {step:,}, into {c.run}")
+    training.say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
+    limit = f"{c.steps:,} steps"
+    if c.minutes:
+        limit += f" or {c.minutes} minutes"
+    windows = f"{c.optim.batch_size} windows x {c.window} steps"
+    training.say(f"training: {limit} of {windows}, from step {training.loop.step:,}, into {c.run}")
+
+
+def announce_data(training: Training, data: Data) -> None:
+    """Print the size of a log, its faults, and how many of its actions are known."""
+    held = held_out_words(data, training.c.data.held_out)
+    steps = (data.steps.end - data.steps.first)[data.episodes].sum()
+    training.say(f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {steps:,} steps; {held}")
+    for fault in reported(data.store.info):
+        training.say(f"fault: {fault}")
+    weights = data.steps.action_weight
+    if data.store.action_weight is None or weights is None:
+        return
+    recorded = data.store.action_weight > 0
+    filled = weights[~recorded & (weights > 0)]
+    line = f"actions: {recorded.sum():,} of {recorded.size:,} recorded"
+    if filled.size:
+        line += f", {filled.size:,} filled in, weight {filled.mean():.2f} on average"
+    training.say(line)
 
 
 def held_out_words(data: Data, share: float) -> str:
@@ -245,9 +325,12 @@ def held_out_words(data: Data, share: float) -> str:
     return f"{len(data.held_out):,} episodes held out{why}"
 
 
-def position(c: TrainConfig, loop: Loop, stop: bool, accelerator: Any) -> tuple[float, bool]:
+def position(training: Training, stop: bool) -> tuple[float, bool]:
     """How far the run is, in steps or in time, whichever is further, and whether it is interrupted; all processes agree."""
-    progress = max(loop.step / c.steps, loop.elapsed / 60 / c.minutes if c.minutes else 0.0)
+    c, loop, accelerator = training.c, training.loop, training.accelerator
+    progress = loop.step / c.steps
+    if c.minutes:
+        progress = max(progress, loop.elapsed / 60 / c.minutes)
     if accelerator.num_processes == 1:
         return progress, stop
     agreed = accelerator.reduce(torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean")
@@ -260,59 +343,77 @@ def learning_rate(c: TrainConfig, step: int, progress: float) -> float:
     return c.optim.lr * min((step + 1) / max(c.optim.warmup, 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
 
 
-def measure(
-    c: TrainConfig, loop: Loop, model: Any, inner: Any, data: Mapping[str, Data], batch_of: Mapping[str, Any], accelerator: Any
-) -> dict[str, float]:
-    """Mean loss terms since the last log line and on held-out windows; logged to the tracker."""
+def measure(training: Training) -> dict[str, float]:
+    """Mean loss terms since the last log line and on held-out windows; logged to the tracker.
+
+    Raises:
+        FloatingPointError: a term or a weight is not finite.
+    """
+    loop, accelerator = training.loop, training.accelerator
     values = {name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()}
-    validators = {label or name: (name, draw) for name, each in data.items() for label, draw in each.validators.items()}
-    if validators and c.log.validation_batches:
-        model.eval()
-        found: dict[str, list[float]] = {}  # of each part
-        with torch.no_grad():
-            for label, (name, draw) in validators.items():
-                terms = []
-                for i in range(c.log.validation_batches):
-                    batch = batch_of[name](draw(i), slice(None))  # outside of autocast: it may read a text for the first time
-                    with accelerator.autocast():
-                        terms.append(inner(batch, name) if name else inner(batch))
-                for term in terms[0]:
-                    found.setdefault(term, []).append(float(np.mean([float(t[term]) for t in terms])))
-                values |= {f"held_out_nll/{label}": found["nll"][-1]} if label else {}
-        model.train()
-        distributed.reshard(inner)
-        values |= {f"held_out_{term}": float(np.mean(parts)) for term, parts in found.items()}
-    weights = (w for w in inner.parameters() if w.requires_grad)
-    if not all(map(math.isfinite, values.values())) or not all(w.isfinite().all() for w in weights):
-        kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
-        when = f"after the {loop.count} steps before step {loop.step}; {kept}"
-        raise FloatingPointError(f"loss or weights are not finite ({values}) {when}. Try a lower optim.lr or optim.clip; "
-                                 "`decisionllm data` checks the log")  # fmt: skip
+    if training.c.log.validation_batches:
+        values |= validated(training)
+    check_finite(training, values)
     values |= {"lr": loop.rate, "seconds": loop.elapsed}
-    loop.sums, loop.count = {}, 0
+    loop.sums = {}
+    loop.count = 0
     accelerator.log(values, step=loop.step)
     return values
 
 
-def record(
-    c: TrainConfig, loop: Loop, values: dict[str, float], model: Any, optimizer: Any, progress: float, *, over: bool, main: bool,
-    console: Console,
-) -> None:  # fmt: skip
+@torch.no_grad()
+def validated(training: Training) -> dict[str, float]:
+    """Mean loss terms on held-out windows, over the parts of a mixture and, the likelihood, of each part."""
+    draws = {label or space: (space, draw) for space, data in training.data.items() for label, draw in data.validators.items()}
+    if not draws:
+        return {}
+    values: dict[str, float] = {}
+    of_parts: dict[str, list[float]] = {}  # by term
+    training.model.eval()
+    for label, (space, draw) in draws.items():
+        # Batches are made outside of autocast: they may read a text for the first time.
+        batches = (training.batch(space, draw(i)) for i in range(training.c.log.validation_batches))
+        terms = [training.terms(training.inner, batch, space) for batch in batches]
+        for name in terms[0]:
+            of_parts.setdefault(name, []).append(float(np.mean([float(each[name]) for each in terms])))
+        if label:
+            values[f"held_out_nll/{label}"] = of_parts["nll"][-1]
+    training.model.train()
+    distributed.reshard(training.inner)
+    return values | {f"held_out_{name}": float(np.mean(parts)) for name, parts in of_parts.items()}
+
+
+def check_finite(training: Training, values: Mapping[str, float]) -> None:
+    """Raise a FloatingPointError if a term of the loss or a trained weight is not finite."""
+    c, loop = training.c, training.loop
+    weights = (weight for weight in training.inner.parameters() if weight.requires_grad)
+    if all(map(math.isfinite, values.values())) and all(weight.isfinite().all() for weight in weights):
+        return
+    kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
+    when = f"after the {loop.count} steps before step {loop.step}; {kept}"
+    remedy = "Try a lower optim.lr or optim.clip; `decisionllm data` checks the log"
+    raise FloatingPointError(f"loss or weights are not finite ({dict(values)}) {when}. {remedy}")
+
+
+def record(training: Training, values: dict[str, float], progress: float, *, over: bool) -> None:
     """Write a log line; save the best weights and the checkpoint, print, when it is time. The main process writes, all gather."""
+    c, loop = training.c, training.loop
     run = Path(c.run)
-    if main:
+    if training.main:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": loop.step} | values) + "\n")
     if c.log.keep_best and broadcast_object_list([values["held_out_nll"] < loop.lowest])[0]:
         loop.lowest = values["held_out_nll"]
-        checkpoint.save(run / "best", model, {}, {"step": loop.step}, write=main)
-    if main and (over or console.is_terminal or loop.elapsed - loop.printed > 10):
+        checkpoint.save(run / "best", training.inner, {}, {"step": loop.step}, write=training.main)
+    if training.console is not None and (over or training.console.is_terminal or loop.elapsed - loop.printed > 10):
         loop.printed = loop.elapsed
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
-        console.print(f"{run.name}: step {loop.step:>7,}  {100 * min(progress, 1):3.0f} %  {loop.elapsed:6.0f} s  {shown}")
+        percent = f"{100 * min(progress, 1):3.0f} %"
+        training.say(f"{run.name}: step {loop.step:>7,}  {percent}  {loop.elapsed:6.0f} s  {shown}")
     if over or loop.step % c.log.save_every == 0:
-        trainer = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
-        checkpoint.save(run, model, trainer_state(model, optimizer), trainer, write=main)
+        state = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
+        tensors = trainer_state(training.inner, training.optimizer)
+        checkpoint.save(run, training.inner, tensors, state, write=training.main)
 
 
 @contextmanager
