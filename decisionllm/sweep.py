@@ -1,4 +1,4 @@
-"""Run directories of a sweep: `--multirun optim.lr=1e-3,2e-3` trains each value in a directory of its own."""
+"""Run directories of a sweep: `--multirun optim.lr=1e-3,2e-3` trains each value in its own."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,9 @@ def swept_keys(words: Sequence[str]) -> list[str]:
 
 
 def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]) -> str:
-    """The run directory of one job of a sweep: `run`, and the swept options that it does not already depend on.
+    """The run directory of one job of a sweep.
+
+    It is `run`, and the swept options that it does not already depend on.
 
     Args:
         config: of the job, as Hydra composed it, with its interpolations.
@@ -31,21 +33,29 @@ def run_directory(config: "DictConfig", swept: Iterable[str], job: Iterable[str]
         job: the words of this job, such as ["seed=0", "optim.lr=0.001"].
 
     Returns:
-        `runs/umaze/value-0-lr-0.001` for run=runs/umaze/value-${seed} and a sweep over seed and optim.lr.
+        `runs/umaze/value-0-lr-0.001` for run=runs/umaze/value-${seed} and a sweep over seed and
+        optim.lr.
     """
     values = dict(word.lstrip("+~").split("=", 1) for word in job if "=" in word)
     known = {*references(config, "run"), *NAMED_ANYWAY}
     missing = [key for key in swept if key not in known]
-    names = [key.rpartition(".")[2] for key in missing]
+    names = [last_word(key) for key in missing]
     directory = str(config.run)
-    for key, name in zip(missing, names, strict=True):
-        label = name if names.count(name) == 1 else key
+    for key in missing:
+        label = last_word(key)
+        if names.count(label) > 1:
+            label = key
         directory += f"-{label}-{safe(values[key])}"
     return directory
 
 
+def last_word(key: str) -> str:
+    """The key of an option without its groups: optim.lr -> lr."""
+    return key.rpartition(".")[2]
+
+
 def references(config: "DictConfig", key: str) -> set[str]:
-    """The options and groups that the value of an option is interpolated from, directly or through other options."""
+    """The options and groups that an option is interpolated from, directly or through others."""
     from omegaconf import OmegaConf
 
     at, _, name = key.rpartition(".")
@@ -54,7 +64,9 @@ def references(config: "DictConfig", key: str) -> set[str]:
         return set()
     value = node._get_node(name)._value()
     found: set[str] = set()
-    for reference in INTERPOLATION.findall(value) if isinstance(value, str) else ():
+    if not isinstance(value, str):
+        return found
+    for reference in INTERPOLATION.findall(value):
         if reference.startswith(CHOICE):
             found.add(reference.removeprefix(CHOICE))
         elif reference not in found:

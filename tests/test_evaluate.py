@@ -14,7 +14,7 @@ from decisionllm.datasets.maze2d import save
 from decisionllm.datasets.store import prepare
 from decisionllm.eval import report
 from decisionllm.eval.synthetic import PointEnv
-from decisionllm.evaluate import environment, evaluate, published_scores
+from decisionllm.evaluate import Loaded, environment, evaluate, published_scores
 from decisionllm.files import DIGESTS
 from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
@@ -285,7 +285,8 @@ def changed(own, given):
     """How `evaluate` labels this environment in place of a run's own."""
     config = {"env": given, "episodes": 1, "act": {}, "team": {}}
     info = {"spec": asdict(Spec(3, 1, 20, (-2.0,), (2.0,))), "dataset": {}}
-    return environment(Path("x"), {"env": own, "text": "none"}, info, config, lambda node: build(json.loads(node), 1))[1]
+    loaded = Loaded(Path("x"), None, {"env": own, "text": "none"}, info)
+    return environment(loaded, config, lambda node: build(json.loads(node), 1))[1]
 
 
 def test_another_environment_is_named_without_its_defaults():

@@ -17,7 +17,8 @@ from decisionllm.protocols import Env
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 
-DRAWN = ("paraphrased", "template")  # texts that are made anew for each episode, so that those of the data need not come back
+# texts that are made anew for each episode, so that those of the data need not come back
+DRAWN = ("paraphrased", "template")
 WITHOUT = "env=none trains without an environment"
 
 
@@ -33,7 +34,7 @@ class Trained:
 
 
 def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list[str]:
-    """Build one copy of each environment that a run will be evaluated in, and compare it with the data of the run.
+    """Compare each environment that a run will be evaluated in with the data of the run.
 
     Args:
         config: of the run.
@@ -43,7 +44,8 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
         Notes for the user, one line each: what differs and may be meant so.
 
     Raises:
-        ValueError: an environment can't be built, or its observations, actions, horizon or texts are not those of the data.
+        ValueError: an environment can't be built, or its observations, actions, horizon or texts
+            are not those of the data.
     """
     notes: list[str] = []
     for trained in parts(config, stores):
@@ -64,13 +66,14 @@ def one_copy(node: str) -> Env:
 
 
 def parts(config: TrainConfig, stores: Mapping[str, Store]) -> Iterator[Trained]:
-    """The dataset of a run with its environment; of a mixture or of embodiments, each part with its own."""
+    """The dataset of a run with its environment; of a mixture, each part with its own."""
     found = mixture.evaluated(config.dataset, stores)
     for label, part in found.items():
         store = stores[part["embodiment"]]
         episodes = store.parts.get(label, np.arange(len(store.lengths)))
         tasks = [store.tasks[i] for i in np.unique(store.task[episodes])]
-        yield Trained(label, part["env"] or {"_target_": "none"}, store.spec, part["dataset"], tasks)
+        env = part["env"] or {"_target_": "none"}
+        yield Trained(label, env, store.spec, part["dataset"], tasks)
     if not found:
         store = stores[""]
         yield Trained("", config.env, store.spec, store.info, store.tasks)
@@ -97,7 +100,12 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
     """
     name = f"env of {trained.label}" if trained.label else "env"
     check_actions(trained.spec, env, name)
-    note = check_layout(trained.info.get("observation_parts"), env, name, action_parts=trained.info.get("action_parts"))
+    note = check_layout(
+        trained.info.get("observation_parts"),
+        env,
+        name,
+        action_parts=trained.info.get("action_parts"),
+    )
     check_size(env, trained.spec, name)
     check_horizon(env, longest, name)
     notes = [note, compare_texts(env, trained, name)]
@@ -105,13 +113,14 @@ def compare(env: Env, trained: Trained, *, longest: int | None) -> list[str]:
 
 
 def check_size(env: Env, spec: Spec, name: str) -> None:
-    """Raise a ValueError if an observation of the environment has another size than those of the data."""
+    """Raise a ValueError if observations of the environment and the data differ in size."""
     size = sum(numbers for _, numbers in env.observation_parts)
     if not size:
         size = np.asarray(env.reset(0)).shape[-1]
     if size != spec.observation_dim:
         wanted = f"observations of {spec.observation_dim} numbers, as in the data"
-        raise ValueError(f"{name}: expected {wanted}, got {size}; give the environment of the data, or {WITHOUT}")
+        remedy = f"give the environment of the data, or {WITHOUT}"
+        raise ValueError(f"{name}: expected {wanted}, got {size}; {remedy}")
 
 
 def check_horizon(env: Env, longest: int | None, name: str) -> None:
@@ -119,7 +128,9 @@ def check_horizon(env: Env, longest: int | None, name: str) -> None:
     if longest is not None and env.horizon > longest:
         wanted = f"episodes of at most {longest:,} steps, the longest in the data"
         remedies = f"env.horizon={longest}, dataset.horizon={env.horizon} or model.timesteps=none"
-        raise ValueError(f"{name}: expected {wanted}, since model.timesteps=learned, got {env.horizon:,}; give {remedies}")
+        reason = "since model.timesteps=learned"
+        got = f"{env.horizon:,}"
+        raise ValueError(f"{name}: expected {wanted}, {reason}, got {got}; give {remedies}")
 
 
 def compare_texts(env: Env, trained: Trained, name: str) -> str:
@@ -133,9 +144,14 @@ def compare_texts(env: Env, trained: Trained, name: str) -> str:
     """
     own, other = set(trained.tasks), set(env.tasks)
     if any(own) != any(other):
-        got = "the environment has none" if any(own) else f"the environment has such as {max(other)!r}"
-        wanted = f"texts such as {max(own)!r}, as in the data" if any(own) else "no texts, as in the data"
-        raise ValueError(f"{name}: expected {wanted}, {got}; give both the same, by text= or env.text=")
+        wanted = "no texts, as in the data"
+        got = f"the environment has such as {max(other)!r}"
+        if any(own):
+            wanted = f"texts such as {max(own)!r}, as in the data"
+            got = "the environment has none"
+        remedy = "give both the same, by text= or env.text="
+        raise ValueError(f"{name}: expected {wanted}, {got}; {remedy}")
     if own & other or env.text in DRAWN or "wordings" in trained.info:
         return ""
-    return f"{name}: no text of the environment, such as {max(other)!r}, is in the data, which have such as {max(own)!r}"
+    absent = f"no text of the environment, such as {max(other)!r}, is in the data"
+    return f"{name}: {absent}, which have such as {max(own)!r}"

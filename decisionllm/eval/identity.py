@@ -1,4 +1,4 @@
-"""The configuration behind a row of results: what is pooled as seeds of one result, and how results are told apart."""
+"""The configuration behind a row of results: which rows are seeds of one result, and its name."""
 
 import hashlib
 import json
@@ -18,22 +18,24 @@ from decisionllm.registry import discover
 Row = dict[str, Any]
 Options = Mapping[str, Any]
 
-GROUPS = ("dataset", "env", "backbone", "head", *OPTIONAL)
+GROUPS = ("dataset", "env", "backbone", "head", "objective", *OPTIONAL)
+DEFAULT_CHOICES = {"objective": "likelihood"} | dict.fromkeys(OPTIONAL, "none")
 # `decode` and `part` are columns of a row, `name` is the policy
 NOT_OPTIONS = (*MAY_DIFFER, "name", "seed", "part", "act.decode")
 # rows that agree in these columns look alike in a table
 ALIKE = ("dataset", "protocol", "policy", "changed")
-# an option may follow the training seed, as in dataset.seed='${seed}' or init_from='runs/start-${seed}'
+# an option may follow the training seed: dataset.seed='${seed}', init_from='runs/start-${seed}'
 MAY_FOLLOW = ("seed", "init_from", "folder")
-EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}  # columns, and how a label names them
+# columns, and how a label names them
+EVALUATED = {"decode": "act.decode=", "env_seed": "env seed ", "part": "part "}
 LONGEST = 32  # characters of a value in a label
 
 
 def options_of(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that identify its configuration: {"dataset": "synthetic", "optim.lr": 0.002, ...}.
+    """The options of a run that identify its configuration: {"dataset": "synthetic", ...}.
 
-    They are the choice of each group, the options that differ from their defaults, and all seeds but that of training.
-    What cannot change a result is left out.
+    They are the choice of each group, the options that differ from their defaults, and all seeds
+    but that of training. Options that cannot change a result are left out.
     """
     found: dict[str, Any] = {}
     defaults = dict(base_defaults(baseline="policy" in run_config))
@@ -41,39 +43,57 @@ def options_of(run_config: Mapping[str, Any]) -> dict[str, Any]:
         if node := run_config.get(group):
             found[group], usual = nearest(group, node, str(run_config["name"]))
             defaults |= flat(usual, f"{group}.")
-    for key, value in flat({key: value for key, value in run_config.items() if key != "policy"}).items():
-        ignored = key in NOT_OPTIONS or key.endswith("._target_")
-        if not ignored and (key.endswith(".seed") or value != resolved(defaults.get(key), run_config)):
+    own = {key: value for key, value in run_config.items() if key != "policy"}
+    for key, value in flat(own).items():
+        if key in NOT_OPTIONS or key.endswith("._target_"):
+            continue
+        if key.endswith(".seed") or value != resolved(defaults.get(key), run_config):
             found[key] = value
-    usual_choices = {"env": found.get("dataset")} | dict.fromkeys(OPTIONAL, "none")
-    return {key: value for key, value in found.items() if key not in usual_choices or value != usual_choices[key]}
+    for group, choice in {**DEFAULT_CHOICES, "env": found.get("dataset")}.items():
+        if found.get(group) == choice:
+            found.pop(group, None)
+    return found
 
 
 def nearest(group: str, node: Node, name: str = "") -> tuple[str, Node]:
-    """The registered choice behind a node: its name and its defaults; of a callable that is not registered, its path and {}.
+    """The registered choice behind a node.
 
-    Several choices may name one callable. Then it is the choice called `name`, or else the one that the node changes least.
+    Several choices may name one callable. Then it is the choice called `name`, or else the one that
+    the node changes least.
+
+    Returns:
+        Its name and its defaults; of a callable that is not registered, its path and {}.
     """
     target = node["_target_"]
-    known = {key: usual for key, usual in discover().get(group, {}).items() if usual["_target_"] == target}
-    if not known:
+    choices = {}
+    for key, defaults in discover().get(group, {}).items():
+        if defaults["_target_"] == target:
+            choices[key] = dict(defaults)
+            del choices[key]["_target_"]
+    if not choices:
         return target, {}
 
     def changes(key: str) -> int:
-        return sum(node.get(option) != usual for option, usual in known[key].items())
+        return sum(node.get(option) != usual for option, usual in choices[key].items())
 
-    nearest_name = name if name in known else min(known, key=changes)
-    return nearest_name, {key: value for key, value in known[nearest_name].items() if key != "_target_"}
+    if name not in choices:
+        name = min(choices, key=changes)
+    return name, choices[name]
 
 
 @cache
 def base_defaults(*, baseline: bool) -> Mapping[str, Any]:
     """The defaults of the options outside of the groups, flat, of `train` or of `baseline`."""
-    return flat(with_defaults("baseline", {}) if baseline else asdict(TrainConfig({}, {}, {})))
+    if baseline:
+        return flat(with_defaults("baseline", {}))
+    return flat(asdict(TrainConfig({}, {}, {})))
 
 
 def resolved(value: Any, run_config: Mapping[str, Any]) -> Any:
-    """A default that refers to another option, such as ${optim.lr}, with the value of the run; None if the run lacks it."""
+    """A default; one that refers to another option, such as ${optim.lr}, has its value in the run.
+
+    None if the run lacks that option.
+    """
     if not isinstance(value, str) or "${" not in value:
         return value
     try:
@@ -83,14 +103,15 @@ def resolved(value: Any, run_config: Mapping[str, Any]) -> Any:
 
 
 def effective(options: Options, key: str) -> Any:
-    """The value of an option, given or by default; None if this configuration has no such option."""
+    """The value of an option, given or by default; None if the configuration has no such one."""
     if key in options:
         return options[key]
     group, _, name = key.partition(".")
     if key in GROUPS:
         return options.get("dataset") if key == "env" else "none"
     if group in GROUPS:
-        usual = discover().get(group, {}).get(effective(options, group), {}).get(name)
+        choices = discover().get(group, {})
+        usual = choices.get(effective(options, group), {}).get(name)
     else:
         usual = base_defaults(baseline="algorithm" in options).get(key)
     if usual == "???":
@@ -100,49 +121,68 @@ def effective(options: Options, key: str) -> Any:
 
 
 def pools(rows: Sequence[Row], columns: Sequence[str]) -> list[list[Row]]:
-    """The rows of each result: those that agree in these columns, in their configuration and in how they were evaluated.
+    """The rows of each result.
 
-    Rows without `options` were written by an earlier version; they are compared by the columns alone.
+    Rows of a result agree in these columns, in their configuration and in how they were evaluated.
+    Rows without `options` were written by an earlier version; they are compared by the columns
+    alone.
     """
     exact: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         exact[_key(row, columns)].append(row)
     found: list[list[Row]] = []
-    alone: dict[str, list[list[Row]]] = defaultdict(list)  # of one seed, by all but what may follow it
+    alone: dict[str, list[list[Row]]] = defaultdict(list)  # by all but the options that may follow
     for members in exact.values():
         if "options" in members[0] and len({row["seed"] for row in members}) == 1:
             alone[_key(members[0], columns, following=False)].append(members)
         else:
             found.append(members)
     for singles in alone.values():
-        joined: list[list[Row]] = []
-        for members in singles:
-            fits = (seeds for seeds in joined if all(_follow_seeds(members[0], row) for row in seeds))
-            if (seeds := next(fits, None)) is None:
-                joined.append(members)
-            else:
-                seeds += members
-        found += joined
+        found += _joined(singles)
     return found
 
 
+def _joined(singles: Sequence[list[Row]]) -> list[list[Row]]:
+    """Rows of one seed each, joined where their options follow the seed."""
+    joined: list[list[Row]] = []
+    for members in singles:
+        for seeds in joined:
+            if all(_follow_seeds(members[0], row) for row in seeds):
+                seeds += members
+                break
+        else:
+            joined.append(members)
+    return joined
+
+
 def _key(row: Row, columns: Sequence[str], *, following: bool = True) -> str:
-    """What the rows of one result have in common, as JSON. following: with data, and options, that may follow the seed."""
+    """The values that rows of one result have in common, as JSON.
+
+    following: with data, and options, that may follow the seed.
+    """
     common = [row.get(column) for column in columns]
     if "options" in row:
-        options = {key: value for key, value in row["options"].items() if following or not _may_follow(key)}
-        common += [options, row.get("env_seed"), row.get("part"), row.get("fingerprint") if following else None]
+        options = row["options"]
+        if not following:
+            options = {key: value for key, value in options.items() if not _may_follow(key)}
+        fingerprint = row.get("fingerprint") if following else None
+        common += [options, row.get("env_seed"), row.get("part"), fingerprint]
     return json.dumps(common, sort_keys=True, default=str)
 
 
 def _follow_seeds(one: Row, other: Row) -> bool:
-    """Whether two rows of different seeds differ only in options that follow the seed, and in data if these are among them."""
-    pairs = {key: (one["options"].get(key), other["options"].get(key)) for key in {**one["options"], **other["options"]}}
-    different = {key: pair for key, pair in pairs.items() if _may_follow(key) and pair[0] != pair[1]}
-    follow = all(_as_seed(a, one["seed"]) == _as_seed(b, other["seed"]) for a, b in different.values())
-    own_data = any(key.startswith("data") for key in different)
-    same_data = own_data or one.get("fingerprint") == other.get("fingerprint")
-    return one["seed"] != other["seed"] and follow and same_data
+    """Whether two rows differ only in the seed, in options that follow it, and so in the data."""
+    if one["seed"] == other["seed"]:
+        return False
+    own_data = False
+    for key in {**one["options"], **other["options"]}:
+        value, counterpart = one["options"].get(key), other["options"].get(key)
+        if not _may_follow(key) or value == counterpart:
+            continue
+        if _as_seed(value, one["seed"]) != _as_seed(counterpart, other["seed"]):
+            return False
+        own_data |= key.startswith("data")
+    return own_data or one.get("fingerprint") == other.get("fingerprint")
 
 
 def _may_follow(key: str) -> bool:
@@ -155,39 +195,55 @@ def _as_seed(value: Any, seed: int) -> str:
 
 
 def names(results: Sequence[Sequence[Row]]) -> list[str]:
-    """The policy of each result; of results that look alike in a table, with the options in which they differ."""
-    alike: dict[str, list[int]] = defaultdict(list)
+    """The policy of each result, with the options in which it differs from results like it."""
+    alike: dict[str, list[int]] = defaultdict(list)  # results that look alike in a table
     for i, members in enumerate(results):
         alike[str([members[0].get(column) for column in ALIKE])].append(i)
     found = [str(members[0]["policy"]) for members in results]
     for indices in alike.values():
-        for i, words in zip(indices, differences([results[i] for i in indices]), strict=True):
+        words_of = differences([results[i] for i in indices])
+        for i, words in zip(indices, words_of, strict=True):
             found[i] = ", ".join([found[i], *words])
     return found
 
 
 def differences(results: Sequence[Sequence[Row]]) -> list[list[str]]:
-    """For each result the options in which it differs from the others, in words: ["optim.lr=0.002", "env seed 3"]."""
+    """The options in which each result differs from the others: ["optim.lr=0.1", "env seed 3"]."""
     recorded = [members for members in results if "options" in members[0]]
-    keys = sorted({key for members in recorded for key in members[0]["options"]})
-    facts = [_facts(members, keys) for members in recorded]
-    different = [key for key in dict.fromkeys(key for known in facts for key in known) if len({f.get(key) for f in facts}) > 1]
-    words = [[known[key] for key in different if key in known] for known in facts]
-    if len(set(map(str, words))) < len({_key(members[0], ("decode",)) for members in recorded}):
-        for told, members in zip(words, recorded, strict=True):
-            told.append(f"data {str(members[0].get('fingerprint'))[:8]}")
+    options = sorted({key for members in recorded for key in members[0]["options"]})
+    facts = [_facts(members, options) for members in recorded]
+    words = _different(facts)
+    configurations = {_key(members[0], ("decode",)) for members in recorded}
+    if len(set(map(str, words))) < len(configurations):
+        for label, members in zip(words, recorded, strict=True):
+            label.append(f"data {str(members[0].get('fingerprint'))[:8]}")
+    unknown = ["options not recorded"] if recorded else []
     left = iter(words)
-    unknown = ["options not recorded"] * bool(recorded)
     return [next(left) if "options" in members[0] else unknown for members in results]
 
 
+def _different(facts: Sequence[dict[str, str]]) -> list[list[str]]:
+    """The words of each result whose key has not the same words in all of them."""
+    values: dict[str, set[str | None]] = {}
+    for known in facts:
+        for key in known:
+            values[key] = {other.get(key) for other in facts}
+    words = []
+    for known in facts:
+        words.append([known[key] for key in values if len(values[key]) > 1 and key in known])
+    return words
+
+
 def _facts(members: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
-    """What a label may say about a result: {key: words}. keys: of the options that some of the results have."""
+    """The words of a label about a result: {key: words}.
+
+    keys: of the options that some of the results have.
+    """
     found = {}
     for key in keys:
         values = [effective(row["options"], key) for row in members]
-        # others follow the seed
-        if values[0] is not None and all(value == values[0] for value in values):
+        is_shared = all(value == values[0] for value in values)  # others follow the seed
+        if is_shared and values[0] is not None:
             found[key] = f"{key}={brief(values[0])}"
     for column, start in EVALUATED.items():
         if members[0].get(column) is not None:

@@ -11,19 +11,27 @@ LIKE_THE_DATA = "give an environment like that of the data"
 
 
 def check_layout(
-    parts: Sequence[Sequence[Any]] | None, env: Env, name: str, *, action_parts: Sequence[int] | None = None
+    parts: Sequence[Sequence[Any]] | None,
+    env: Env,
+    name: str,
+    *,
+    action_parts: Sequence[int] | None = None,
 ) -> str:
     """Compare the parts of the data's observations and actions with those of an environment.
 
     Args:
-        parts: (name, numbers) of each part of an observation, `info["observation_parts"]` of a dataset; None or empty: the data name none.
-            One part called `observation` is a vector, whose numbers have no names.
-        env: the environment; what it leaves empty, `observation_parts` or `action_parts`, is not compared.
+        parts: (name, numbers) of each part of an observation, `info["observation_parts"]` of a
+            dataset; None or empty: the data name none. One part called `observation` is a vector,
+            whose numbers have no names.
+        env: the environment; `observation_parts` or `action_parts` that it leaves empty are not
+            compared.
         name: of the run, to begin a message with.
-        action_parts: sizes of the parts of a discrete action, `info["action_parts"]`; None or empty: the data name none.
+        action_parts: sizes of the parts of a discrete action, `info["action_parts"]`; None or
+            empty: the data name none.
 
     Returns:
-        A note of one line for the user where the environment has several parts and the data name none; else "".
+        A note of one line for the user where the environment has several parts and the data name
+        none; else "".
 
     Raises:
         ValueError: names or sizes differ.
@@ -31,7 +39,10 @@ def check_layout(
     own = [(str(part), int(size)) for part, size in parts or ()]
     other = [(str(part), int(size)) for part, size in env.observation_parts]
     try:
-        notes = [_observation_note(own, other), _action_note([*(action_parts or ())], [*env.action_parts])]
+        notes = [
+            _observation_note(own, other),
+            _action_note(list(action_parts or ()), list(env.action_parts)),
+        ]
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     said = "; ".join(note for note in notes if note)
@@ -39,22 +50,30 @@ def check_layout(
 
 
 def _observation_note(own: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> str:
-    """The note on the parts of an observation, of the data and of an environment; a ValueError where they differ."""
+    """The note on the parts of an observation, of the data and of an environment.
+
+    Raises:
+        ValueError: they differ.
+    """
     if not other or own == other:
         return ""
-    same_size = not own or sum(size for _, size in own) == sum(size for _, size in other)
-    one_vector = len(own) < 2 and len(other) == 1
     unnamed = _unnamed(own)
-    if same_size and one_vector and (unnamed or _unnamed(other)):
+    same_size = not own or _size(own) == _size(other)
+    if same_size and len(own) < 2 and len(other) == 1 and (unnamed or _unnamed(other)):
         return ""
     if same_size and unnamed:
         return (
-            f"the data do not name the parts of an observation, the environment lays them out as {in_words(other)}; if the data have "
-            "another order, record them in this one and state it: from_episodes(..., observation_parts=...)"
+            "the data do not name the parts of an observation, the environment lays them out as "
+            f"{in_words(other)}; if the data have another order, record them in this one and state "
+            "it: from_episodes(..., observation_parts=...)"
         )
-    raise ValueError(
-        f"the data's observations are laid out as {in_words(own)}, the environment's as {in_words(other)}; {LIKE_THE_DATA}"
-    )
+    layouts = f"laid out as {in_words(own)}, the environment's as {in_words(other)}"
+    raise ValueError(f"the data's observations are {layouts}; {LIKE_THE_DATA}")
+
+
+def _size(parts: Sequence[tuple[str, int]]) -> int:
+    """How many numbers an observation has."""
+    return sum(size for _, size in parts)
 
 
 def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
@@ -63,14 +82,20 @@ def _unnamed(parts: Sequence[tuple[str, int]]) -> bool:
 
 
 def _action_note(own: list[int], other: list[int]) -> str:
-    """The note on the parts of a discrete action, of the data and of an environment; a ValueError where they differ."""
+    """The note on the parts of a discrete action, of the data and of an environment.
+
+    Raises:
+        ValueError: they differ.
+    """
     if own and other and own != other:
-        raise ValueError(f"the data's actions have parts of {own} values, the environment's of {other}; {LIKE_THE_DATA}")
+        parts = f"parts of {own} values, the environment's of {other}"
+        raise ValueError(f"the data's actions have {parts}; {LIKE_THE_DATA}")
     if own or len(other) < 2:
         return ""
     return (
-        f"the data do not name the parts of an action, the environment reads an index as np.ravel_multi_index(parts, {other}); "
-        f"state it if the data's are the same: from_episodes(..., action_parts={other})"
+        "the data do not name the parts of an action, the environment reads an index as "
+        f"np.ravel_multi_index(parts, {other}); state it if the data's are the same: "
+        f"from_episodes(..., action_parts={other})"
     )
 
 
@@ -86,24 +111,28 @@ def check_actions(spec: Spec, env: Env, name: str) -> None:
         ValueError: they differ.
     """
     if env.num_actions in (None, spec.num_actions):
-        if not spec.num_actions and env.action_dim not in (None, spec.action_dim):
+        size = env.action_dim
+        if not spec.num_actions and size not in (None, spec.action_dim):
             wanted = f"actions of {spec.action_dim} numbers, as in the data"
-            raise ValueError(
-                f"{name}: expected {wanted}, the environment takes {env.action_dim}; give an environment like that of the data"
-            )
+            got = f"the environment takes {size}"
+            raise ValueError(f"{name}: expected {wanted}, {got}; {LIKE_THE_DATA}")
         return
-    own, other = (f"{n} discrete" if n else "continuous" for n in (spec.num_actions, env.num_actions))
-    wanted = "evaluate it in one like that of its data"
+    numbers = (spec.num_actions, env.num_actions)
+    own, other = (f"{number} discrete" if number else "continuous" for number in numbers)
+    remedy = "evaluate it in one like that of its data"
     if env.num_actions and _are_indices(spec, env.num_actions):
-        wanted += (
-            f"; if the log's actions are whole numbers {spec.low[0]:g} .. {spec.high[0]:g} that are indices of actions, train again "
-            f"with dataset.num_actions={env.num_actions} (from_episodes: a spec with num_actions={env.num_actions})"
+        option = f"num_actions={env.num_actions}"
+        remedy += (
+            f"; if the log's actions are whole numbers {spec.low[0]:g} .. {spec.high[0]:g} that "
+            f"are indices of actions, train again with dataset.{option} (from_episodes: a spec "
+            f"with {option})"
         )
-    raise ValueError(f"{name}: trained on {own} actions, the environment has {other} ones; {wanted}")
+    actions = f"trained on {own} actions, the environment has {other} ones"
+    raise ValueError(f"{name}: {actions}; {remedy}")
 
 
 def _are_indices(spec: Spec, num_actions: int) -> bool:
-    """Whether continuous actions may be indices of this many actions that a log holds as floats, by their bounds."""
+    """Whether continuous actions may be indices of so many actions, as floats, by their bounds."""
     if spec.num_actions or spec.action_dim != 1:
         return False
     low, high = float(spec.low[0]), float(spec.high[0])

@@ -1,7 +1,8 @@
 """A policy that `decisionllm export` wrote, by onnxruntime: nothing here imports torch.
 
-A folder holds policy.onnx (one decision), policy.json (spec, window, targets) and, for a policy with texts, text.onnx and
-tokenizer.json. The graph of a decision takes and returns the keys and values of the window.
+A folder holds policy.onnx (one decision), policy.json (spec, window, targets) and, for a policy
+with texts, text.onnx and tokenizer.json. The graph of a decision takes and returns the keys and
+values of the window.
 """
 
 import json
@@ -39,40 +40,55 @@ class ExportedPolicy:
 
     def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
         folder = Path(folder)
-        with explained("an exported policy needs onnxruntime: pip install onnxruntime", ImportError, raised=ImportError):
+        needs = "an exported policy needs onnxruntime: pip install onnxruntime"
+        with explained(needs, ImportError, raised=ImportError):
             import onnxruntime
-        if missing := [name for name in FILES if not (folder / name).is_file()]:
-            raise FileNotFoundError(f"{folder}: expected a folder of `decisionllm export`, found no {missing[0]}")
+        for name in FILES:
+            if not (folder / name).is_file():
+                wanted = "a folder of `decisionllm export`"
+                raise FileNotFoundError(f"{folder}: expected {wanted}, found no {name}")
         check_all(folder, remedy="restore a copy, or export it again")
         self.info: dict[str, Any] = json.loads((folder / "policy.json").read_text())
         if self.info["format"] != FORMAT:
-            raise ValueError(f"{folder}: expected an export of format {FORMAT}, got {self.info['format']}; export it again")
+            wanted = f"an export of format {FORMAT}"
+            got = self.info["format"]
+            raise ValueError(f"{folder}: expected {wanted}, got {got}; export it again")
         self.return_horizon: int = self.info["return_horizon"]
+        self.spec = Spec.of(self.info["spec"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
 
         def graph(name: str) -> Any:
-            return onnxruntime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
+            path = str(folder / name)
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-        self.spec, self.graph = Spec.of(self.info["spec"]), graph("policy.onnx")
-        self.inputs = {x.name for x in self.graph.get_inputs()}
-        self.text_graph = self.tokenizer = None
+        self.graph = graph("policy.onnx")
+        self.inputs = {argument.name for argument in self.graph.get_inputs()}
+        self.text_graph = None
+        self.tokenizer = None
         if (folder / "text.onnx").is_file():
             from tokenizers import Tokenizer
 
-            self.text_graph, self.tokenizer = graph("text.onnx"), Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self.text_graph = graph("text.onnx")
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """The next actions of N episodes, (N, A) raw units; each window is read afresh."""
         actions = []
         for h in histories:
+            masks = None if h.action_masks is None else h.action_masks[-1:]
             session = self.begin([h.task], len(h.observations), h.target_return)
             session.restore_row(0, h)
-            session.observe(h.observations[-1:], None, None if h.action_masks is None else h.action_masks[-1:])
+            session.observe(h.observations[-1:], None, masks)
             actions.append(session.decide())
         return np.concatenate(actions)
 
-    def begin(self, tasks: Sequence[str], horizon: int, target_returns: Any = None) -> "ExportedSession":
+    def begin(
+        self,
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any = None,
+    ) -> "ExportedSession":
         """Begin N episodes in lock-step.
 
         Args:
@@ -87,14 +103,19 @@ class ExportedPolicy:
 
     def check_horizon(self, horizon: int) -> None:
         """Raise a ValueError if the policy cannot read episodes of this many steps."""
-        if self.info["horizon"] and horizon > self.info["horizon"]:
-            most = f"{self.info['horizon']} steps, the longest training episode"
-            raise ValueError(f"horizon: expected at most {most}, got {horizon}")
+        most = self.info["horizon"]
+        if most and horizon > most:
+            wanted = f"at most {most} steps, the longest training episode"
+            raise ValueError(f"horizon: expected {wanted}, got {horizon}")
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Target returns (N,) float64; None is the policy's own, and NaN in the result the predicted maximum return."""
-        own = np.nan if self.info["target_return"] is None else self.info["target_return"]
-        return np.array([own if target is None else target for target in targets], np.float64)
+        """Target returns (N,) float64; None is the policy's own.
+
+        NaN in the result is the predicted maximum return.
+        """
+        own = self.info["target_return"]
+        given = [own if target is None else target for target in targets]
+        return np.array(given, np.float64)  # None becomes NaN
 
     def read_texts(self, tasks: Sequence[str]) -> np.ndarray:
         """Keys and values of N texts, (R, layers, 2, N, G, L, d) for the R reads of a decision."""
@@ -102,44 +123,66 @@ class ExportedPolicy:
         if not any(tasks):
             return np.zeros((R, layers, 2, len(tasks), G, 0, d), np.float32)
         if self.text_graph is None or self.tokenizer is None:
-            raise ValueError(f"text: expected none, this policy was trained without task texts; got {max(tasks)!r}")
+            wanted = "none, this policy was trained without task texts"
+            raise ValueError(f"text: expected {wanted}; got {max(tasks)!r}")
         ids = [self.tokenizer.encode(task, add_special_tokens=False).ids for task in tasks]
-        if len(lengths := {*map(len, ids)}) > 1:
-            raise ValueError(f"text: expected texts of equally many tokens, got {sorted(lengths)}; begin a session for each")
+        lengths = sorted({len(tokens) for tokens in ids})
+        if len(lengths) > 1:
+            wanted = "texts of equally many tokens"
+            raise ValueError(f"text: expected {wanted}, got {lengths}; begin a session for each")
         texts = np.array(ids, np.int64).reshape(len(tasks), -1)
         (cache,) = self.text_graph.run(None, {"text_ids": texts})
         return np.repeat(cache[None], R, 0)
 
 
 class ExportedSession(EpisodeBuffer):
-    """N episodes in lock-step, a `protocols.Player`, with the methods of `session.Session` that bidders use."""
+    """N episodes in lock-step, a `protocols.Player`.
 
-    def __init__(self, policy: ExportedPolicy, tasks: Sequence[str], horizon: int, target_returns: Any) -> None:
+    It has the methods of `session.Session` that bidders use.
+    """
+
+    def __init__(
+        self,
+        policy: ExportedPolicy,
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any,
+    ) -> None:
         super().__init__(policy, len(tasks), horizon, target_returns)
-        self.texts = self.cache = policy.read_texts(tasks)
-        self.start, self.following = -1, 0  # where the cached window begins; the step to read next
+        self.texts = policy.read_texts(tasks)
+        self.cache = self.texts
+        self.start = -1  # where the cached window begins
+        self.following = 0  # the step to read next
         self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of the last decision
 
     def decide(self, rows: Rows = ALL) -> np.ndarray:
         """Actions (N, A) for the current observations, raw units."""
-        info, N, now = self.policy.info, len(self.targets), int(self.now[0])
-        start, H = int(window_start(now, info["window"], info["stride"])), now + 1
+        info, N = self.policy.info, len(self.targets)
+        now = int(self.now[0])
+        start = int(window_start(now, info["window"], info["stride"]))
         returns = self.returns_to_go()
         if start != self.start:  # the window is read from its first step on
-            self.start, self.following, self.cache = start, start, self.texts
-        for step in range(self.following, H):
+            self.start = start
+            self.following = start
+            self.cache = self.texts
+        for step in range(self.following, now + 1):
             values = {
-                "observations": self.observations[:, step], "returns_to_go": returns[:, step],
-                "timesteps": np.full(N, step, np.int64), "action_masks": None if self.masks is None else self.masks[:, step],
-                "previous_actions": self.actions[:, max(step - 1, start) : step], "cache": self.cache,
-            }  # fmt: skip
-            given = {name: value for name, value in values.items() if name in self.policy.inputs}
+                "observations": self.observations[:, step],
+                "returns_to_go": returns[:, step],
+                "timesteps": np.full(N, step, np.int64),
+                "previous_actions": self.actions[:, max(step - 1, start) : step],
+                "cache": self.cache,
+            }
+            if self.masks is not None:
+                values["action_masks"] = self.masks[:, step]
+            given = {name: values[name] for name in self.policy.inputs}
             actions, self.conditioned_on, self.cache = self.policy.graph.run(None, given)
-        self.following = H
+        self.following = now + 1
         return np.asarray(actions)
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
         super().select(rows)
-        self.texts, self.cache = self.texts[:, :, :, rows], self.cache[:, :, :, rows]
+        self.texts = self.texts[:, :, :, rows]
+        self.cache = self.cache[:, :, :, rows]
         self.conditioned_on = self.conditioned_on[rows]

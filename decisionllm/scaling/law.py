@@ -1,28 +1,38 @@
-"""Scaling laws: loss against parameters, data and its quality, loss against compute, score against loss; and tests for a trend.
+"""Scaling laws of loss and score, and tests for a trend.
 
-L(N, D, q) = E + A / N^alpha + B / (D q^gamma)^beta, N in parameters, D in steps of data, q the data's quality, 1 for that of the
-whole log. For given exponents the law is linear in E, A and B, so that the fit searches over the exponents alone.
+L(N, D, q) = E + A / N^alpha + B / (D q^gamma)^beta, N in parameters, D in steps of data, q the
+data's quality, 1 for that of the whole log. For given exponents the law is linear in E, A and B, so
+that the fit searches over the exponents alone.
 
-Source: the parametric form and the Huber loss on log residuals are those of Hoffmann et al., Training Compute-Optimal Large
-Language Models, 2022 (approach 3); the factor of quality is ours. Variable projection: Golub and Pereyra, The Differentiation of
-Pseudo-Inverses and Nonlinear Least Squares Problems Whose Variables Separate, 1973; for scaling laws with non-negative factors:
+Source: the parametric form and the Huber loss on log residuals are those of Hoffmann et al.,
+Training Compute-Optimal Large Language Models, 2022 (approach 3); the factor of quality is ours.
+Variable projection: Golub and Pereyra, The Differentiation of Pseudo-Inverses and Nonlinear Least
+Squares Problems Whose Variables Separate, 1973; for scaling laws with non-negative factors:
 Open Athena, https://github.com/Open-Athena/scaling-law-analysis.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, nnls
+from numpy.typing import ArrayLike
+from scipy.optimize import OptimizeResult, least_squares, nnls
 from scipy.special import expit, huber
 from scipy.stats import rankdata
 
 HUBER = 0.02  # log residuals beyond this count linearly
 WIDE = 4.0  # an exponent is not determined if its interval spans this factor
+SHUFFLES = 9999  # of a permutation test
 CERTAIN = 0.01  # p below which a trend is accepted
+FACTORS = {"alpha": "A", "beta": "B"}  # of the term that has this exponent
 BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "gamma": (-4.0, 4.0)}
-STARTS = {"alpha": np.geomspace(0.03, 2, 7), "beta": np.geomspace(0.03, 2, 7), "gamma": np.array([-1.0, 0.1, 1.0])}
+STARTS = {
+    "alpha": np.geomspace(0.03, 2, 7),
+    "beta": np.geomspace(0.03, 2, 7),
+    "gamma": np.array([-1.0, 0.1, 1.0]),
+}
 
 
 @dataclass(frozen=True)
@@ -43,24 +53,36 @@ class Law:
     intervals: dict[str, tuple[float, float]] | None = None
     draws: tuple["Law", ...] = ()
 
-    def __call__(self, N: Any, D: Any, q: Any = 1.0) -> Any:
+    def __call__(self, N: ArrayLike, D: ArrayLike, q: ArrayLike = 1.0) -> Any:
         """The expected loss of N parameters on D steps of data of quality q; all broadcast."""
-        size = self.A / np.asarray(N, np.float64) ** self.alpha
-        return self.E + size + self.B / (np.asarray(D, np.float64) * np.asarray(q, np.float64) ** self.gamma) ** self.beta
+        size = self.A / _floats(N) ** self.alpha
+        data = self.B / (_floats(D) * _floats(q) ** self.gamma) ** self.beta
+        return self.E + size + data
 
-    def band(self, N: Any, D: Any, q: Any = 1.0) -> np.ndarray:
+    def band(self, N: ArrayLike, D: ArrayLike, q: ArrayLike = 1.0) -> np.ndarray:
         """(2, ...) low and high end of the 95 % bootstrap band."""
-        return np.asarray(np.percentile([draw(N, D, q) for draw in self.draws], [2.5, 97.5], axis=0))
+        losses = [draw(N, D, q) for draw in self.draws]
+        return np.asarray(np.percentile(losses, [2.5, 97.5], axis=0))
 
     def row(self) -> dict[str, Any]:
         """The law as JSON values."""
-        return {name: vars(self)[name] for name in ("E", "A", "alpha", "B", "beta", "gamma")} | {"intervals": self.intervals}
+        return {name: value for name, value in vars(self).items() if name != "draws"}
 
 
-def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bool = True, draws: int = 200) -> Law:
+def fit(
+    N: ArrayLike,
+    D: ArrayLike,
+    loss: ArrayLike,
+    q: ArrayLike | None = None,
+    *,
+    size: bool = True,
+    data: bool = True,
+    draws: int = 200,
+) -> Law:
     """Fit the law to n runs.
 
-    The bootstrap draws cells (runs of equal N, D and q) and within each as many of its runs, that is of its seeds.
+    The bootstrap draws cells (runs of equal N, D and q) and within each as many of its runs, that
+    is of its seeds.
 
     Args:
         N: (n,) parameters.
@@ -74,81 +96,123 @@ def fit(N: Any, D: Any, loss: Any, q: Any = None, *, size: bool = True, data: bo
     Raises:
         ValueError: a loss is not above 0.
     """
-    N, D, loss = (np.asarray(x, np.float64) for x in (N, D, loss))
-    q = np.ones(len(N)) if q is None else np.asarray(q, np.float64)
-    if not (loss > 0).all():
-        raise ValueError(f"loss: expected more than 0, got {loss.min():.4g}: subtract the floor of the head")
-    names = [*["alpha"] * size, *["beta"] * data, *["gamma"] * bool(data and np.ptp(q) > 1e-6)]
-    runs, rng = np.stack([N, D, q, loss]), np.random.default_rng(0)
-    law, cells = _fit(runs, names, list(itertools.product(*(STARTS[name] for name in names)))), _blocks(N, D, q)
+    quality = np.ones(np.shape(N)) if q is None else q
+    runs = np.array([N, D, quality, loss], np.float64)  # (4, n)
+    if not (runs[3] > 0).all():
+        got = f"{runs[3].min():.4g}"
+        raise ValueError(f"loss: expected more than 0, got {got}: subtract the floor of the head")
+    names = []
+    if size:
+        names.append("alpha")
+    if data:
+        names.append("beta")
+    if data and np.ptp(runs[2]) > 1e-6:
+        names.append("gamma")
+    law = _fit(runs, names, list(itertools.product(*(STARTS[name] for name in names))))
+
+    cells = _blocks(*runs[:3])
     members = [np.flatnonzero(cells == cell) for cell in range(cells.max() + 1)]
+    exponents = [vars(law)[name] for name in names]
+    rng = np.random.default_rng(0)
     drawn = []
     for _ in range(draws):
-        chosen = [rng.choice(members[cell], len(members[cell])) for cell in rng.integers(len(members), size=len(members))]
-        drawn.append(_fit(runs[:, np.concatenate(chosen)], names, [[vars(law)[name] for name in names]]))
-    shown = ["E", *["A", "alpha"] * size, *["B", "beta"] * data, *names[size + data :]]
-    intervals = {name: tuple(np.percentile([vars(d)[name] for d in drawn], [2.5, 97.5]).tolist()) for name in shown if drawn}
-    return replace(law, intervals=intervals, draws=tuple(drawn))
+        picked = rng.integers(len(members), size=len(members))
+        sample = [rng.choice(members[cell], len(members[cell])) for cell in picked]
+        drawn.append(_fit(runs[:, np.concatenate(sample)], names, [exponents]))
+    return replace(law, intervals=_intervals(drawn, names), draws=tuple(drawn))
 
 
-def cost(N: Any, D: Any, flops: Any) -> float:
-    """FLOPs per parameter and step of data: the median of the runs (n,) on at least half of the largest data."""
-    each, share = np.asarray(flops, np.float64) / N / D, np.asarray(D) / np.max(D)
-    return float(np.median(each[share >= 0.5]))
+def cost(N: ArrayLike, D: ArrayLike, flops: ArrayLike) -> float:
+    """FLOPs per parameter and step of data: median of the runs on half of the largest data or more.
+
+    N, D, flops: (n,).
+    """
+    each = _floats(flops) / _floats(N) / _floats(D)
+    return float(np.median(each[_floats(D) / np.max(D) >= 0.5]))
 
 
-def allocate(law: Law, flops: Any, cost: float) -> tuple[Any, Any]:
-    """N and D of the least loss whose compute is `flops` = cost N D: alpha A / N^alpha = beta B / D^beta there; flops broadcasts.
+def allocate(law: Law, flops: ArrayLike, cost: float) -> tuple[Any, Any]:
+    """N and D of the least loss whose compute is `flops` = cost N D.
 
-    A law with one term alone has no such pair: ValueError.
+    There alpha A / N^alpha = beta B / D^beta. flops broadcasts. A ValueError for a law with one
+    term alone, which has no such pair.
     """
     if not (law.A and law.B and law.alpha and law.beta):
-        raise ValueError("allocate: expected a law with a term of size and one of data; more of one of them costs nothing here")
-    product = np.asarray(flops, np.float64) / cost
-    N = (law.alpha * law.A / law.beta / law.B * product**law.beta) ** (1 / (law.alpha + law.beta))
+        wanted = "a law with a term of size and one of data"
+        raise ValueError(f"allocate: expected {wanted}; more of one of them costs nothing here")
+    product = _floats(flops) / cost
+    ratio = law.alpha * law.A / law.beta / law.B
+    N = (ratio * product**law.beta) ** (1 / (law.alpha + law.beta))
     return N, product / N
 
 
-def falls(x: Any, y: Any, blocks: Any = None, *, draws: int = 9999) -> float:
-    """p of a permutation test that y falls with x, by rank correlation within blocks. x, y, blocks: (n,).
+def falls(x: ArrayLike, y: ArrayLike, blocks: ArrayLike | None = None) -> float:
+    """p of a permutation test that y falls with x, by rank correlation within blocks.
 
-    scipy.stats.permutation_test has no blocks.
+    x, y, blocks: (n,). scipy.stats.permutation_test has no blocks.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    blocks, rng = np.zeros(len(x)) if blocks is None else np.asarray(blocks), np.random.default_rng(0)
-    total, shuffled = 0.0, np.zeros(draws)
+    x, y = _floats(x), _floats(y)
+    blocks = np.zeros(len(x)) if blocks is None else np.asarray(blocks)
+    rng = np.random.default_rng(0)
+    total = 0.0
+    shuffled = np.zeros(SHUFFLES)
     for block in np.unique(blocks):
-        a, b = (rankdata(values[blocks == block]) - (1 + (blocks == block).sum()) / 2 for values in (x, y))  # centred ranks
+        inside = blocks == block
+        middle = (1 + inside.sum()) / 2
+        a = rankdata(x[inside]) - middle
+        b = rankdata(y[inside]) - middle
         total += a @ b
-        shuffled += rng.permuted(np.tile(b, (draws, 1)), axis=1) @ a
-    return float((1 + (shuffled <= total + 1e-9).sum()) / (1 + draws))
+        shuffled += rng.permuted(np.tile(b, (SHUFFLES, 1)), axis=1) @ a
+    extreme = (shuffled <= total + 1e-9).sum()
+    return float((1 + extreme) / (1 + SHUFFLES))
 
 
-def describe(N: np.ndarray, D: np.ndarray, loss: np.ndarray, q: Any = None, *, draws: int = 200) -> dict[str, Any]:
-    """Test for trends, fit the law, and predict the largest model from the others. Arguments as of `fit`.
+def describe(
+    N: np.ndarray,
+    D: np.ndarray,
+    loss: np.ndarray,
+    q: np.ndarray | None = None,
+    *,
+    draws: int = 200,
+) -> dict[str, Any]:
+    """Test for trends, fit the law, and predict the largest model from the others.
+
+    Arguments as of `fit`.
 
     Returns:
-        p: of the trend with `size` and with `data`. law: with a term for each trend; None without a trend. left_out: relative
-        error of the law fitted without the largest model, on its losses; None without enough sizes.
+        p: of the trend with `size` and with `data`. law: with a term for each trend; None without a
+        trend. left_out: relative error of the law fitted without the largest model, on its losses;
+        None without enough sizes.
     """
-    q = np.ones(len(N)) if q is None else q
+    if q is None:
+        q = np.ones(len(N))
     p = {"size": falls(N, loss, _blocks(D, q)), "data": falls(D, loss, _blocks(N, q))}
-    terms = {name: chance <= CERTAIN and len(np.unique(x)) >= 3 for (name, chance), x in zip(p.items(), (N, D), strict=True)}
-    if not any(terms.values()) or len(N) < 8:
+    sizes = np.unique(N)
+    size = p["size"] <= CERTAIN and len(sizes) >= 3
+    data = p["data"] <= CERTAIN and len(np.unique(D)) >= 3
+    if len(N) < 8 or not (size or data):
         return {"p": p, "law": None, "left_out": None}
-    law, largest = fit(N, D, loss, q, **terms, draws=draws), N.max() == N
+    law = fit(N, D, loss, q, size=size, data=data, draws=draws)
     left_out = None
-    if terms["size"] and len(np.unique(N)) >= 4:
-        known = fit(N[~largest], D[~largest], loss[~largest], q[~largest], **terms, draws=0)
+    if size and len(sizes) >= 4:
+        largest = sizes[-1] == N
+        rest = ~largest
+        known = fit(N[rest], D[rest], loss[rest], q[rest], size=size, data=data, draws=0)
         missed = known(N[largest], D[largest], q[largest]) / loss[largest] - 1
-        left_out = {"parameters": float(N.max()), "missed": float(missed.mean()), "worst": float(missed[abs(missed).argmax()])}
+        left_out = {
+            "parameters": float(sizes[-1]),
+            "missed": float(missed.mean()),
+            "worst": float(missed[abs(missed).argmax()]),
+        }
     return {"p": p, "law": law, "left_out": left_out}
 
 
 def frontier(C: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, list[float] | None]:
-    """The runs that no run of less compute beats, (k,) int, and the power law [E, K, gamma] through them: E + K / C^gamma.
+    """The runs that no run of less compute beats, and the power law through them.
 
-    None instead of the law if there are fewer than four such runs, or if their compute hardly differs.
+    Returns:
+        (k,) int, and [E, K, gamma] of E + K / C^gamma; None if there are fewer than four such runs,
+        or if their compute hardly differs.
     """
     order = np.lexsort((loss, C))
     best = order[loss[order] <= np.minimum.accumulate(loss[order])]
@@ -158,96 +222,166 @@ def frontier(C: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, list[float] |
     return best, [law.E, law.A, law.alpha]
 
 
-def intrinsic(C: Any, score: Any) -> np.ndarray:
-    """Intrinsic performance of n runs: the least compute (n,) of any run that scores at least as much. C, score: (n,).
+def intrinsic(C: ArrayLike, score: ArrayLike) -> np.ndarray:
+    """Intrinsic performance: the least compute (n,) of any run that scores at least as much.
 
-    Source: Hilton, Tang and Schulman, Scaling laws for single-agent reinforcement learning, 2023, who define it for models that
-    are scaled along the frontier; here of the runs that were made.
+    C, score: (n,).
+
+    Source: Hilton, Tang and Schulman, Scaling laws for single-agent reinforcement learning, 2023,
+    who define it for models that are scaled along the frontier; here of the runs that were made.
     """
-    C, order = np.asarray(C, np.float64), np.lexsort((C, -np.asarray(score)))
-    least: np.ndarray = np.empty_like(C)
-    least[order] = np.minimum.accumulate(C[order])
+    compute = _floats(C)
+    order = np.lexsort((compute, -np.asarray(score)))
+    least = np.empty_like(compute)
+    least[order] = np.minimum.accumulate(compute[order])
     return least
 
 
 def loose(law: Law) -> list[str]:
-    """The exponents that the runs do not determine: the interval reaches the bounds, or is wide, or the term may be missing."""
-    factors = {"alpha": "A", "beta": "B"}
+    """The exponents that the runs do not determine.
+
+    Their interval reaches the bounds, or is wide, or the term may be missing.
+    """
+    intervals = law.intervals or {}
     found = []
     for name, bounds in BOUNDS.items():
-        low, high = (law.intervals or {}).get(name, (1.0, 1.0))
-        wide = name in factors and (high > WIDE * low or (law.intervals or {}).get(factors[name], (1.0,))[0] <= 0)
-        if wide or np.isclose([low, high], bounds, rtol=0.02).any():
+        low, high = intervals.get(name, (1.0, 1.0))
+        undetermined = np.isclose([low, high], bounds, rtol=0.02).any()
+        if name in FACTORS:
+            least_factor, _ = intervals.get(FACTORS[name], (1.0, 1.0))
+            undetermined |= high > WIDE * low or least_factor <= 0
+        if undetermined:
             found.append(name)
     return found
 
 
-def saturate(loss: Any, score: Any, *, draws: int = 200) -> dict[str, Any]:
-    """Fit score = low + (high - low) / (1 + exp(steep (loss - middle))), with its 95 % band; without a trend p alone."""
-    loss, score = np.asarray(loss, np.float64), np.asarray(score, np.float64)
-    p = falls(loss, score)
-    if p > CERTAIN or len(loss) < 8:
+def saturate(loss: ArrayLike, score: ArrayLike, *, draws: int = 200) -> dict[str, Any]:
+    """Fit a logistic of score against loss, with its 95 % band; without a trend p alone.
+
+    score = low + (high - low) / (1 + exp(steep (loss - middle)))
+    """
+    x, y = _floats(loss), _floats(score)
+    p = falls(x, y)
+    if p > CERTAIN or len(x) < 8:
         return {"p": p}
-    spread, scale = float(np.ptp(score)), float(np.ptp(loss))
-    low, high = [-np.inf, 0, 0, loss.min() - scale], [np.inf, 4 * spread, 100 / scale, loss.max() + scale]
+    spread, scale = float(np.ptp(y)), float(np.ptp(x))
+    low = [-np.inf, 0, 0, x.min() - scale]
+    high = [np.inf, 4 * spread, 100 / scale, x.max() + scale]
 
-    def curve(x: Any, at: np.ndarray) -> Any:
-        return x[0] + x[1] * expit(-x[2] * (at - x[3]))
+    def solve(scores: np.ndarray, start: Sequence[float]) -> OptimizeResult:
+        def residuals(parameters: np.ndarray) -> np.ndarray:
+            errors: np.ndarray = _logistic(parameters, x) - scores
+            return errors / spread
 
-    def solve(y: np.ndarray, starts: list[Any]) -> Any:
-        options: dict[str, Any] = {"bounds": (low, high), "loss": "soft_l1", "f_scale": 0.1}
-        tried = (least_squares(lambda x: (curve(x, loss) - y) / spread, start, **options) for start in starts)
-        return min(tried, key=lambda found: found.cost).x
+        return least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
 
-    starts = [[score.min(), spread, steep / scale, np.quantile(loss, at)] for steep in (3, 12) for at in (0.25, 0.5, 0.75)]
-    found, rng = solve(score, starts), np.random.default_rng(0)
-    fitted, at = curve(found, loss), np.linspace(loss.min(), loss.max(), 60)
-    drawn = [solve(fitted + rng.choice(score - fitted, len(loss)), [found]) for _ in range(draws)]
-    band = np.percentile([curve(x, at) for x in drawn], [2.5, 97.5], axis=0)
+    tried = []
+    for steep, share in itertools.product((3, 12), (0.25, 0.5, 0.75)):
+        tried.append(solve(y, [y.min(), spread, steep / scale, np.quantile(x, share)]))
+    found = min(tried, key=lambda result: result.cost).x
+
+    # bootstrap of the residuals
+    rng = np.random.default_rng(0)
+    fitted = _logistic(found, x)
+    at = np.linspace(x.min(), x.max(), 60)
+    curves = []
+    for _ in range(draws):
+        drawn = solve(fitted + rng.choice(y - fitted, len(x)), found)
+        curves.append(_logistic(drawn.x, at))
     return {
-        "p": p, "low": found[0], "high": found[0] + found[1], "steep": found[2], "middle": found[3],
-        "at": at.tolist(), "curve": curve(found, at).tolist(), "band": band.tolist(),
-    }  # fmt: skip
+        "p": p,
+        "low": found[0],
+        "high": found[0] + found[1],
+        "steep": found[2],
+        "middle": found[3],
+        "at": at.tolist(),
+        "curve": _logistic(found, at).tolist(),
+        "band": np.percentile(curves, [2.5, 97.5], axis=0).tolist(),
+    }
 
 
-def _fit(runs: np.ndarray, names: list[str], starts: list[Any]) -> Law:
-    """The law of runs (4, n): N, D, q, loss. Descends over the exponents `names` from the best start."""
+def _logistic(parameters: np.ndarray, loss: np.ndarray) -> np.ndarray:
+    """The scores at losses (n,) of a logistic with low, high - low, steep, middle."""
+    low, spread, steep, middle = parameters
+    return np.asarray(low + spread * expit(-steep * (loss - middle)))
+
+
+def _fit(runs: np.ndarray, names: list[str], starts: Sequence[Sequence[float]]) -> Law:
+    """The law of runs (4, n): N, D, q, loss.
+
+    Descends over the exponents `names` from the best of the starts.
+    """
     n, d, r, logs = np.log(runs)
-    middle = {"alpha": n.mean(), "beta": d.mean()}  # the columns are 1 there, so that they are alike in size
+    # the columns of the linear factors are 1 there, so that they are alike in size
+    middle = {"alpha": n.mean(), "beta": d.mean()}
+
+    def project(exponents: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """The best factors for these exponents, and the log residuals."""
+        at = dict(zip(names, _floats(exponents), strict=True))
+        columns = [np.ones_like(n)]
+        if "alpha" in at:
+            columns.append(np.exp(-at["alpha"] * (n - middle["alpha"])))
+        if "beta" in at:
+            data = d + at.get("gamma", 0) * r
+            columns.append(np.exp(-at["beta"] * (data - middle["beta"])))
+        table = np.stack(columns, 1)  # (n, k)
+        factors = _factors(table, logs)
+        return factors, np.log(table @ factors) - logs
+
+    def residuals(exponents: ArrayLike) -> np.ndarray:
+        return project(exponents)[1]
+
     low, high = zip(*(BOUNDS[name] for name in names), strict=True)
-
-    def project(x: Any) -> tuple[np.ndarray, np.ndarray]:
-        at = dict(zip(names, x, strict=True))
-        size = [np.exp(-at["alpha"] * (n - middle["alpha"]))] if "alpha" in at else []
-        data = [np.exp(-at["beta"] * (d + at.get("gamma", 0) * r - middle["beta"]))] if "beta" in at else []
-        columns = np.stack([np.ones_like(n), *size, *data], 1)
-        factors = _factors(columns, logs)
-        return factors, np.log(columns @ factors) - logs
-
-    def cost(x: Any) -> float:
-        return float(huber(HUBER, project(x)[1]).sum())
-
-    start = np.clip(min(starts, key=cost) if len(starts) > 1 else starts[0], np.add(low, 1e-6), np.subtract(high, 1e-6))
-    found = least_squares(lambda x: project(x)[1], start, bounds=(low, high), loss="huber", f_scale=HUBER).x
-    at = dict(zip(names, found.tolist(), strict=True))
-    E, *rest = project(found)[0].tolist()
-    A, B = (rest.pop(0) * float(np.exp(at[name] * mean)) if name in at else 0.0 for name, mean in middle.items())
-    return Law(E=E, A=A, B=B, **at)
+    best = min(starts, key=lambda exponents: huber(HUBER, residuals(exponents)).sum())
+    start = np.clip(best, np.add(low, 1e-6), np.subtract(high, 1e-6))
+    found = least_squares(residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER).x
+    values = dict(zip(names, found.tolist(), strict=True))
+    E, *factors = project(found)[0].tolist()
+    for exponent, mean in middle.items():
+        if exponent in values:
+            scale = float(np.exp(values[exponent] * mean))
+            values[FACTORS[exponent]] = factors.pop(0) * scale
+    return Law(E=E, **values)
 
 
 def _factors(columns: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """Factors (k,) >= 0 of columns (n, k): the least Huber loss of log(columns @ factors) - logs, by Gauss-Newton steps."""
-    factors, fitted = np.zeros(columns.shape[1]), logs
+    """Factors (k,) >= 0 of columns (n, k): the least Huber loss of log(columns @ factors) - logs.
+
+    By Gauss-Newton steps, each a non-negative least squares.
+    """
+    factors = np.zeros(columns.shape[1])
+    fitted = logs
     for _ in range(30):
         error = logs - fitted
         weight = np.sqrt(HUBER / np.maximum(abs(error), HUBER))
-        last, factors = factors, nnls(columns * (weight / np.exp(fitted))[:, None], weight * (1 + error))[0]
+        last = factors
+        scaled = columns * (weight / np.exp(fitted))[:, None]
+        factors, _norm = nnls(scaled, weight * (1 + error))
         if np.allclose(last, factors, rtol=1e-9, atol=0):
             break
         fitted = np.log(columns @ factors)
     return factors
 
 
+def _intervals(draws: Sequence[Law], names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """{name: 95 % interval} of E, of the exponents `names` and their factors; {} without draws."""
+    shown = ["E"]
+    for name in names:
+        if name in FACTORS:
+            shown.append(FACTORS[name])
+        shown.append(name)
+    found = {}
+    for name in shown if draws else []:
+        low, high = np.percentile([vars(draw)[name] for draw in draws], [2.5, 97.5]).tolist()
+        found[name] = (low, high)
+    return found
+
+
 def _blocks(*columns: np.ndarray) -> np.ndarray:
     """(n,) one number for each distinct row of these columns."""
-    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+    rows = np.stack(columns, 1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _floats(numbers: ArrayLike) -> np.ndarray:
+    return np.asarray(numbers, np.float64)

@@ -1,13 +1,17 @@
-"""A ledger of runs: one folder for each, named by the hash of its job, so that several processes share the work and repeat none.
+"""A ledger of runs, by which several processes share the work and repeat none.
+
+Each run has a folder, named by the hash of its job.
 
 runs/studies/x/<hash>/
   job.json       the job; its bytes hash to the folder's name, so that an edit is noticed
-  lock           locked by the process that works on the run; the kernel releases it when that process ends, in whatever way
+  lock           locked by the process that works on the run; the kernel releases it when that
+                 process ends, in whatever way
   begun          one line for each attempt
   done.json      the result; or failed.json, the reason
   log.txt        what the run printed
 
-planned: neither done nor failed, and the lock is free. Whatever a killed worker leaves behind is therefore planned again.
+planned: neither done nor failed, and the lock is free. Whatever a killed worker leaves behind is
+therefore planned again.
 """
 
 import errno
@@ -28,13 +32,17 @@ from typing import Any, Protocol
 
 from decisionllm.files import atomic, explained
 
-STATES = ("planned", "running", "done", "failed")
+ENDED = ("done", "failed")
+STATES = ("planned", "running", *ENDED)
 ATTEMPTS = 3  # a run whose workers were killed so often is failed
 CANNOT_WRITE, NO_LOCKS = 3, 4  # exit codes of workers
 REMEDY = "delete the folder to make the run again"
 WHY = {
-    CANNOT_WRITE: "a worker could not write there (disk full?); make room, then the same command goes on",
-    NO_LOCKS: "a worker does not see the locks of this machine; the file system must share them (NFS: without local_lock; Lustre: with flock)",
+    CANNOT_WRITE: ("a worker could not write there (disk full?); make room, then the same command goes on"),
+    NO_LOCKS: (
+        "a worker does not see the locks of this machine; the file system must share them (NFS: "
+        "without local_lock; Lustre: with flock)"
+    ),
 }
 
 Run = Callable[[Path, Any], dict[str, Any]]  # folder, job -> result, JSON values
@@ -69,14 +77,22 @@ def encode(job: Any) -> tuple[str, bytes]:
 
 
 def plan(root: str | Path, jobs: Iterable[Any]) -> list[str]:
-    """Make a folder for each job that has none. Returns their names, in order. A folder that was edited is an error, before any is made."""
-    root, wanted = Path(root), dict(map(encode, jobs))
-    present = wanted.keys() & set(os.listdir(root)) if root.is_dir() else set()
-    begun = {name for name in present if (root / name / "job.json").exists()}
-    for name in begun:
+    """Make a folder for each job that has none.
+
+    Returns:
+        Their names, in order.
+
+    Raises:
+        ValueError: a folder was edited; none is made then.
+    """
+    root = Path(root)
+    wanted = dict(map(encode, jobs))
+    present = set(os.listdir(root)) if root.is_dir() else set()
+    made = {name for name in present.intersection(wanted) if (root / name / "job.json").exists()}
+    for name in made:
         _content(root / name)
     root.mkdir(parents=True, exist_ok=True)
-    for name in wanted.keys() - begun:
+    for name in wanted.keys() - made:
         with atomic(root / name / "job.json") as file:
             file.write_bytes(wanted[name])
     return list(wanted)
@@ -85,21 +101,23 @@ def plan(root: str | Path, jobs: Iterable[Any]) -> list[str]:
 def state(folder: str | Path) -> str:
     """One of STATES. The folder is listed once, and the lock tried only if there is one."""
     found = set(os.listdir(folder))
-    for name in ("done", "failed"):
+    for name in ENDED:
         if f"{name}.json" in found:
             return name
     return "running" if "lock" in found and _locked(Path(folder) / "lock") else "planned"
 
 
 def status(root: str | Path, names: Iterable[str]) -> States:
-    """{name: state}, planned where there is no folder yet. A folder that was edited by hand is an error."""
+    """{name: state}, planned where there is no folder yet; a ValueError for an edited folder."""
     present = set(os.listdir(root)) if os.path.isdir(root) else set()
     for name in present.intersection(names):
         try:
             _content(f"{root}/{name}")
         except FileNotFoundError:
-            if any(not file.startswith(".") for file in os.listdir(f"{root}/{name}")):  # else `plan` was killed before it wrote
+            files = os.listdir(f"{root}/{name}")
+            if any(not file.startswith(".") for file in files):
                 raise
+            # else `plan` was killed before it wrote
     return {name: state(f"{root}/{name}") if name in present else "planned" for name in names}
 
 
@@ -110,8 +128,10 @@ def job(folder: str | Path) -> Any:
 
 def result(folder: str | Path) -> dict[str, Any]:
     """The result of a run that is done, or the reason and last lines of one that failed."""
-    path = next(path for name in ("done", "failed") if (path := Path(folder) / f"{name}.json").exists())
-    with explained(f"{path} was edited or is damaged", ValueError, KeyError, TypeError, remedy=REMEDY):
+    paths = [Path(folder) / f"{name}.json" for name in ENDED]
+    path = next(path for path in paths if path.exists())
+    damaged = f"{path} was edited or is damaged"
+    with explained(damaged, ValueError, KeyError, TypeError, remedy=REMEDY):
         kept = json.loads(path.read_text())
         if kept["digest"] != encode([Path(folder).name, kept["result"]])[0]:
             raise ValueError("its content does not match its digest")
@@ -129,55 +149,92 @@ def retry(root: str | Path, names: Iterable[str]) -> list[str]:
 
 @contextmanager
 def claim(folder: str | Path) -> Iterator[bool]:
-    """Holds the lock of a run. True if the run is planned; False if it is done, failed or locked by another process."""
+    """Hold the lock of a run, if it is free.
+
+    Yields:
+        True if the run is planned; False if it is done, failed or locked by another process.
+    """
     with (Path(folder) / "lock").open("w") as file:
-        for patience in (0.005, 0.02, 0):  # `state` of another process holds the lock for an instant
+        for patience in (
+            0.005,
+            0.02,
+            0,
+        ):  # `state` of another process holds the lock for an instant
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(patience)
             else:
-                os.utime(folder)  # over NFS, files of another machine are seen at once only after a write to their folder
-                yield not any((Path(folder) / f"{name}.json").exists() for name in ("done", "failed"))
+                # over NFS, files of another machine are seen at once only after a write to their
+                # folder
+                os.utime(folder)
+                yield not any((Path(folder) / f"{name}.json").exists() for name in ENDED)
                 return
         yield False
 
 
 def attempt(folder: str | Path, run: Run) -> bool:
-    """Work on a run unless another process does. Returns whether it was ours to work on.
+    """Work on a run unless another process does.
 
-    An exception makes the run failed, with the last lines of the exception; an interruption or a full disk leaves it planned.
+    An exception makes the run failed, with the last lines of the exception; an interruption or a
+    full disk leaves it planned.
+
+    Returns:
+        Whether it was ours to work on.
     """
     folder = Path(folder)
     with claim(folder) as ours:
-        if not ours:
-            return False
-        begun = folder / "begun"
-        tried = begun.read_text().splitlines() if begun.exists() else []
-        if len(tried) >= ATTEMPTS:
-            reason = f"its worker died {len(tried)} times without an error message (killed, or out of memory?)"
-            _end(folder, "failed", {"reason": reason, "lines": (folder / "log.txt").read_text().splitlines()[-8:]})
-            return True
-        work = job(folder)
-        begun.write_text("".join(f"{line}\n" for line in [*tried, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"]))
-        began = time.monotonic()
-        try:
-            with (folder / "log.txt").open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
-                ended, outcome = "done", run(folder, work)
-            encode(outcome)  # a result that is not JSON is a failure of the run
-        except BaseException as error:
-            full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
-            if full or not isinstance(error, Exception):  # not a failure of the run
-                begun.write_text("".join(f"{line}\n" for line in tried))
-                raise (OSError(str(error)) if full else error) from None
-            lines = traceback.format_exc().splitlines()
-            ended, outcome = "failed", {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
-        _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
-        return True
+        if ours:
+            _work_on(folder, run)
+        return ours
+
+
+def _work_on(folder: Path, run: Run) -> None:
+    """Do a claimed run, and write its result or why it failed."""
+    attempts = folder / "begun"
+    tried = attempts.read_text().splitlines() if attempts.exists() else []
+    if len(tried) >= ATTEMPTS:
+        why = "without an error message (killed, or out of memory?)"
+        reason = f"its worker died {len(tried)} times {why}"
+        lines = (folder / "log.txt").read_text().splitlines()
+        _end(folder, "failed", {"reason": reason, "lines": lines[-8:]})
+        return
+    planned = job(folder)
+    now = f"{os.getpid()} {time.time():.0f} {socket.gethostname()}"
+    write_lines(attempts, [*tried, now])
+    began = time.monotonic()
+    try:
+        log = (folder / "log.txt").open("a", buffering=1)
+        with log, redirect_stdout(log), redirect_stderr(log):
+            outcome = run(folder, planned)
+        encode(outcome)  # a result that is not JSON is a failure of the run
+        ended = "done"
+    except BaseException as error:
+        full = _is_full(error)
+        if full or not isinstance(error, Exception):  # not a failure of the run
+            write_lines(attempts, tried)
+        if full:
+            raise OSError(str(error)) from None
+        if not isinstance(error, Exception):
+            raise
+        ended = "failed"
+        lines = traceback.format_exc().splitlines()
+        outcome = {"reason": f"{type(error).__name__}: {error}", "lines": lines[-8:]}
+    _end(folder, ended, outcome | {"seconds": round(time.monotonic() - began, 3)})
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a file of these lines."""
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether an error, of whatever library, says that the disk or the quota is full."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def work(root: str | Path, names: list[str], run: Run, driver: str | Path, cwd: str | Path) -> int:
-    """A worker: attempt the planned runs until none is left or the driver has ended. Returns the exit code.
+    """A worker: attempt the planned runs until none is left or the driver has ended.
 
     It starts at a place of the list that depends on its process id, so that workers seldom meet.
 
@@ -187,6 +244,9 @@ def work(root: str | Path, names: list[str], run: Run, driver: str | Path, cwd: 
         run: does one run.
         driver: a file that the driver holds locked.
         cwd: the driver's working directory.
+
+    Returns:
+        The exit code.
     """
     os.chdir(cwd)
     first = os.getpid() * 7919 % len(names)
@@ -205,12 +265,18 @@ def work(root: str | Path, names: list[str], run: Run, driver: str | Path, cwd: 
 
 
 def drive(
-    root: str | Path, names: list[str], run: Run, start: Callable[[Callable[[], int]], Worker], count: int, *,
-    progress: Callable[[States], None] = lambda states: None, poll: float = 0.05,
-) -> States:  # fmt: skip
-    """Keep so many workers at work until every run is done or failed, here or by another driver. Returns {name: state}.
+    root: str | Path,
+    names: list[str],
+    run: Run,
+    start: Callable[[Callable[[], int]], Worker],
+    count: int,
+    *,
+    progress: Callable[[States], None] = lambda states: None,
+) -> States:
+    """Keep so many workers at work until every run is done or failed, here or by another driver.
 
-    A worker that dies is replaced, and its run is planned again. Ctrl-C interrupts all workers; they save their state.
+    A worker that dies is replaced, and its run is planned again. Ctrl-C interrupts all workers;
+    they save their state.
 
     Args:
         root: of the ledger.
@@ -219,47 +285,63 @@ def drive(
         start: starts a worker, see executors.
         count: workers at once.
         progress: called with the states at each look.
-        poll: seconds between two looks, at least.
+
+    Returns:
+        {name: state}.
     """
-    root, workers, unfinished, ended = Path(root), list[Worker](), list(names), States()
+    root = Path(root)
+    workers: list[Worker] = []
+    ended: States = {}
     with NamedTemporaryFile(dir=root, prefix=".driver-") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
         try:
             while True:
                 began = time.monotonic()
-                found = {name: state(root / name) for name in unfinished}
-                ended |= {name: was for name, was in found.items() if was in ("done", "failed")}
-                unfinished = [name for name in unfinished if name not in ended]
+                found = {name: state(root / name) for name in names if name not in ended}
+                ended |= {name: was for name, was in found.items() if was in ENDED}
                 progress(found | ended)
-                took = time.monotonic() - began  # of the look; a run that this process does itself is not part of it
-                if not unfinished:
+                # of the look; a run that this process does itself is not part of it
+                took = time.monotonic() - began
+                if found.keys() <= ended.keys():
                     return {name: ended[name] for name in names}
-                for worker in workers:
-                    if (code := worker.exitcode or 0) > 0:
-                        raise OSError(f"{root}: {WHY.get(code, 'a worker could not work:')} {worker.reason}")
+                check_exits(root, workers)
                 workers = [worker for worker in workers if worker.is_alive()]
-                planned = [name for name in unfinished if found[name] == "planned"]
+                planned = [name for name, was in found.items() if was == "planned"]
                 for _ in range(min(count - len(workers), len(planned))):
-                    workers.append(start(partial(work, root, planned, run, alive.name, os.getcwd())))
-                time.sleep(max(poll, 2 * took))  # a large ledger is listed less often
+                    call = partial(work, root, planned, run, alive.name, os.getcwd())
+                    workers.append(start(call))
+                time.sleep(max(0.05, 2 * took))  # a large ledger is listed less often
         finally:
-            for worker in (worker for worker in workers if worker.is_alive()):
-                worker.terminate()
+            for worker in workers:
+                if worker.is_alive():
+                    worker.terminate()
             for worker in workers:
                 worker.join()
 
 
+def check_exits(root: Path, workers: Iterable[Worker]) -> None:
+    """Raise an OSError if a worker ended because it could not work."""
+    for worker in workers:
+        code = worker.exitcode or 0
+        if code > 0:
+            why = WHY.get(code, "a worker could not work:")
+            raise OSError(f"{root}: {why} {worker.reason}")
+
+
 class Progress:
-    """Prints the state of a study: each failed run once, and the counts.
+    """Prints the state of a study: each failed run once, and the counts every ten seconds at most.
 
     Args:
         root: of the ledger.
         say: prints a line.
-        every: seconds between two lines of counts, at least.
     """
 
-    def __init__(self, root: Path, say: Say, every: float = 10) -> None:
-        self.root, self.say, self.every, self.failed, self.last, self.printed = root, say, every, set[str](), States(), -1e9
+    def __init__(self, root: Path, say: Say) -> None:
+        self.root = root
+        self.say = say
+        self.failed: set[str] = set()
+        self.last: States = {}
+        self.printed = -1e9
 
     def __call__(self, states: States) -> None:
         failed = {name for name, state in states.items() if state == "failed"}
@@ -267,11 +349,14 @@ class Progress:
             failure = result(self.root / name)
             lines = "".join(f"\n    {line}" for line in failure["lines"][-4:])
             self.say(f"failed: {self.root / name}: {failure['reason']}{lines}")
-        over = {"done", "failed"} >= set(states.values())
-        if states != self.last and (over or time.monotonic() - self.printed > self.every):
+        over = set(states.values()) <= {*ENDED}
+        due = over or time.monotonic() - self.printed > 10
+        if due and states != self.last:
             counts = Counter(states.values())
-            self.say(f"{self.root}: {len(states):,} runs; " + ", ".join(f"{counts[state]:,} {state}" for state in STATES))
-            self.last, self.printed = states, time.monotonic()
+            shown = ", ".join(f"{counts[state]:,} {state}" for state in STATES)
+            self.say(f"{self.root}: {len(states):,} runs; {shown}")
+            self.last = states
+            self.printed = time.monotonic()
         self.failed = failed
 
 
@@ -281,12 +366,14 @@ def _name(content: bytes) -> str:
 
 def _content(folder: str | Path) -> bytes:
     """The bytes of job.json, if the folder is named after them."""
-    path, missing = f"{folder}/job.json", FileNotFoundError
-    error = explained(f"{path}: expected a planned run, found none", missing, remedy=REMEDY, raised=missing)
-    with error, open(path, "rb") as file:
+    path = f"{folder}/job.json"
+    missing = FileNotFoundError
+    nothing = f"{path}: expected a planned run, found none"
+    with explained(nothing, missing, remedy=REMEDY, raised=missing), open(path, "rb") as file:
         content = file.read()
     if _name(content) != os.path.basename(folder):
-        raise ValueError(f"{path} was edited: it is not the run that its folder is named after; delete the folder, or undo it")
+        edited = f"{path} was edited: it is not the run that its folder is named after"
+        raise ValueError(f"{edited}; delete the folder, or undo it")
     return content
 
 
