@@ -328,9 +328,10 @@ class Auction(Env):
         found["by_category"] = means_by(scores, category, [str(c) for c in range(CATEGORIES)])
         found["by_budget"] = means_by(scores, size, ("small", "medium", "large"))
         found["by_period"] = {str(p): mean(scores[period == p]) for p in np.unique(period)}
-        if self.kinds:
-            kinds = [KINDS.index(self.kinds[e.task]) for e in episodes]
-            found["by_kind"] = means_by(scores, np.array(kinds), KINDS)
+        kinds = [self.kinds[e.task] for e in episodes if e.task in self.kinds]
+        if kinds:
+            numbers = np.array([KINDS.index(kind) for kind in kinds])
+            found["by_kind"] = means_by(scores, numbers, KINDS)
         return found
 
     @cached_property
