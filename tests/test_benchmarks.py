@@ -52,6 +52,7 @@ NAMES = sorted(
         "omar",
         "online",
         "permutation",
+        "played",
         "raw_traffic",
         "smax",
         "serve",
