@@ -8,7 +8,6 @@ and goes where it goes.
 """
 
 import argparse
-import sys
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ def roll_out(policy, text):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m examples.words_on_a_maze", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.words_on_a_maze", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -73,7 +72,8 @@ def main():
         axis.set_xlabel(f"{axis.get_xlabel()}\n{run.name}", fontsize=9)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(given.out, dpi=110)
-    print(f"{given.out}: sentences that were never trained on; a dot is where a ball begins, a cross where it ends")
+    marks = "a dot is where a ball begins, a cross where it ends"
+    print(f"{given.out}: sentences that were never trained on; {marks}")
 
 
 if __name__ == "__main__":
