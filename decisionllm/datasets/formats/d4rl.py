@@ -26,7 +26,7 @@ KEYS = [
     "timeouts",
 ]
 # rows with timeouts: the first ones and the last ones
-TIMEOUTS = {"maze2d-umaze-v1": ([91, 144, 230], [999592, 999702, 999868])}
+TIMEOUTS = {"maze2d-umaze-v1": ((91, 144, 230), (999592, 999702, 999868))}
 Columns = Mapping[str, np.ndarray]
 BORDER = 1e-6  # a distance so near to the radius is within or beyond it by rounding
 ROUNDING = 1e-4  # of dense rewards
@@ -134,7 +134,7 @@ def wrong_timeouts(timeouts: list[int], dataset: str) -> str:
     """How the rows with timeouts differ from those of a published log, "" if they don't."""
     if dataset not in TIMEOUTS:
         return ""
-    first, last = TIMEOUTS[dataset]
+    first, last = (list(rows) for rows in TIMEOUTS[dataset])
     if timeouts[: len(first)] == first and timeouts[-len(last) :] == last:
         return ""
     got = f"{timeouts[: len(first)]} and {timeouts[-len(last) :]}"
