@@ -100,7 +100,8 @@ def main() -> None:
     if bool(given.maze) == bool(given.days):
         parser.error("expected either --maze or --days")
     kind = "maze" if given.maze else "auction"
-    node, world = None, ""
+    node = None
+    world = ""
     if given.maze:
         node = choice("env", f"maze2d-{given.maze}")
         world = f"Maze2D {given.maze}."

@@ -23,7 +23,8 @@ from decisionllm.eval.maze2d import draw_maze, path
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build, choice
 
-BALLS, SEED = 8, 7
+BALLS = 8
+SEED = 7
 GOALS = {
     "1,1": "contrast",
     "3,1": "unseen_words",

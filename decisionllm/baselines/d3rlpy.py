@@ -61,7 +61,8 @@ def transitions(
     Raises:
         ValueError: discrete actions, or no transition.
     """
-    name, C = store.info["name"], store.spec.num_actions
+    name = store.info["name"]
+    C = store.spec.num_actions
     if C:
         raise ValueError(f"{name}: a baseline needs continuous actions, these are one of {C}")
     last = store.offsets[1:] - 1  # (E,) row of each episode's last step

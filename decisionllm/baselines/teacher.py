@@ -120,7 +120,9 @@ class Campaigns:
 
     def features(self) -> Tensor:
         """(M, 11) inputs of the network. No price is among them."""
-        t, day, curves = self.step, self.day, self.curves
+        t = self.step
+        day = self.day
+        curves = self.curves
         volume = curves.volume[day]  # (M, T)
         now = volume[:, t]
         value = curves.mean_value[day, t, self.advertiser] / curves.value_unit[day, 0]
@@ -233,11 +235,13 @@ def fit(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(11)
-    features, labels = [], []  # of all rounds
+    features = []  # of all rounds
+    labels = []
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
     for number in range(rounds):
         drawn = draw(curves, campaigns, generator)
-        seen, wanted = label(drawn, network if number else None, generator)
+        player = network if number else None
+        seen, wanted = label(drawn, player, generator)
         features.append(seen)
         labels.append(wanted)
         x, y = torch.cat(features), torch.cat(labels)
@@ -274,14 +278,16 @@ def label(
 
     The network bids; None: the oracle does, each campaign's bids times one random factor.
     """
-    features, labels = [], []
+    features = []
+    labels = []
     shake = torch.exp(0.25 * torch.randn(len(campaigns.day), generator=generator))
     for _ in range(STEPS):
         best = oracle(campaigns)
         bids = campaigns.remaining >= MIN_REMAINING
         features.append(campaigns.features()[bids])
         labels.append(torch.log(best / campaigns.limit)[bids])
-        campaigns.bid(network.act(campaigns) if network else best * shake, generator)
+        multipliers = network.act(campaigns) if network else best * shake
+        campaigns.bid(multipliers, generator)
     return torch.cat(features), torch.cat(labels)
 
 

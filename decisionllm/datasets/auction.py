@@ -131,7 +131,9 @@ def make_episodes(log: Log, spec: ObservationSpec, tasks: Sequence[str]) -> list
 
 def data_options(*, text: str = "none", **options: Any) -> dict[str, Any]:
     """See `datasets.store`. No text of the auction changes more than texts."""
-    return {"text": "informative" if text in TEXTS else text, **options}
+    if text in TEXTS:
+        text = "informative"
+    return {"text": text, **options}
 
 
 def worded(store: Store, *, text: str = "none", **options: Any) -> Store:

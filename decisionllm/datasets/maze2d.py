@@ -106,8 +106,8 @@ def load(
         blocks = partial(read_hdf5, file)
         info = describe_file(file, blocks(), simulator, published, maze, dense=dense)
     else:
-        count, limit = steps or STEPS[maze], HORIZON[maze]
-        log = generate(simulator, count, seed=seed, time_limit=limit, noise=noise)
+        count = steps or STEPS[maze]
+        log = generate(simulator, count, seed=seed, time_limit=HORIZON[maze], noise=noise)
         log["rewards"] = reward(log["observations"][:, :2], simulator.goal, dense=dense)
         blocks = partial(iter, [log])
         info = {"name": regenerated_name(published, steps=steps, noise=noise, seed=seed)}
@@ -362,7 +362,9 @@ def cut_points(
     before = None  # the position in row n - 1
     for block in blocks:
         own = block["observations"][:, :2]
-        position = np.concatenate([own[:1] if before is None else before, own])
+        if before is None:
+            before = own[:1]
+        position = np.concatenate([before, own])
         apart = np.abs(np.diff(position, axis=0)).max(1)
         jumps.append(n + np.flatnonzero(apart > 0.06))  # one step moves at most 0.053
         if cut == "timeouts":

@@ -144,7 +144,10 @@ def format_periods(periods: Any) -> str:
     """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
     known = np.unique(periods)
     runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
-    return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    parts = []
+    for run in runs:
+        parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(parts)
 
 
 def parse_periods(periods: str) -> list[int]:
@@ -382,7 +385,8 @@ def constants(
         column = columns[name]
         first = np.broadcast_to(column[:, :1], step.shape)
         refuse(f"{file}, {name}: ", column != first, what, *campaign, first, step, column)
-        found[field] = column[:, 0].astype(int if KNOWN.get(name) is COUNT else float)
+        kind = int if KNOWN.get(name) is COUNT else float
+        found[field] = column[:, 0].astype(kind)
     rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
     what = WHO + "expected a remaining budget that never grows"
     what += ", got {:g} before step {:g} and {:g} before step {:g}"
@@ -474,7 +478,9 @@ def summed(file: Path) -> tuple[Columns, dict[str, int]]:
         column = sums[name]
         wrong = again & (column[1:] != column[:-1])
         refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
-    return sums, {"rows without a number, left out": left_out} if left_out else {}
+    if not left_out:
+        return sums, {}
+    return sums, {"rows without a number, left out": left_out}
 
 
 def add_up(table: Any, keys: list[str]) -> Any:

@@ -44,7 +44,8 @@ def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
     for file in log_files(path):
         names = set(header(file))
         traffic = "pValue" in names
-        lacking = (TRAFFIC if traffic else PRICES).keys() - names
+        schema = TRAFFIC if traffic else PRICES
+        lacking = schema.keys() - names
         if lacking:
             wanted = "a traffic log or a file of market prices"
             missing = f"{', '.join(sorted(lacking))} not among its columns"

@@ -29,7 +29,7 @@ Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
 
 
 def industries(advertisers: int) -> np.ndarray:
-    """The industry of each advertiser, (N,) int, six blocks of neighbours: 48 -> 0 eight times, ..."""
+    """The industry of each advertiser, (N,) int, six blocks of neighbours: 48 -> 0 eight times ..."""
     return np.arange(advertisers) * CATEGORIES // advertisers
 
 
@@ -521,7 +521,8 @@ class Market:
         c = self.campaigns
         values = self.values
         volume = len(values)
-        states, remaining = self.observe(), c.remaining
+        states = self.observe()
+        remaining = c.remaining
         last = c.now == STEPS - 1
         chosen = self.choose(multipliers, positions)
         bids, outcome = self.settle(
@@ -533,7 +534,8 @@ class Market:
             seed=[self.seed, self.period, c.now],
         )
         n = max(volume, 1)
-        total, offered = bids.sum(0), self._value * n
+        total = bids.sum(0)
+        offered = self._value * n
         won = outcome.per_advertiser(outcome.sold)
         conversions = outcome.per_advertiser(outcome.converted)
         bought = np.take_along_axis(values, outcome.holder, 1)  # (n, K)
