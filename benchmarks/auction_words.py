@@ -1,64 +1,67 @@
-"""What a bidder makes of words: each campaign given its own text and that of another advertiser, campaign by campaign.
+"""What a bidder makes of words: each campaign given its own text and that of another advertiser,
+campaign by campaign.
 
-`python -m benchmarks.auction_words runs/auction/words-* --days data/later:200-203` replays the days with half, all and one and a half of
-the budgets, in trained and in held-out wordings, and appends a row for each budget to auction_words.jsonl: the mean scores over the runs, and
-by how much own words are better, with the 95 % interval over campaigns.
+`python -m benchmarks.auction_words runs/auction/words-* --days data/later:200-203` replays the days
+with half, all and one and a half of the budgets, in trained and in held-out wordings, and appends a
+row for each budget to auction_words.jsonl: the mean scores over the runs, and by how much own words
+are better, with the 95 % interval over campaigns.
 """
 
 import argparse
-import json
-import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.played import append, open_run, replay_options, roll_out
 from decisionllm.eval.report import interval
-from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
-from decisionllm.registry import build
 
 ROWS = Path(__file__).parent / "auction_words.jsonl"
 BUDGETS = "0.5,1,1.5"
 
 
-def scores(runs: list[Path], **options: Any) -> tuple[np.ndarray, dict[str, Any], str]:
-    """Mean score of each campaign over the runs (N,), which campaigns are of which condition, and the name of the runs."""
+def scores(runs: list[Path], options: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any], str]:
+    """Mean score of each campaign over the runs (N,), campaigns by condition, name of the runs."""
     found = []
     for run in runs:
-        policy, config, _ = checkpoint.load(run)
-        env = build(config["env"] | options, 1)
-        begin = partial(policy.begin, horizon=env.horizon)
-        found.append(env.score(rollout(begin, env, seed=0)))
+        policy, config, env = open_run(run, options)
+        found.append(env.score(roll_out(policy, env)))
     return np.mean(found, 0), env.conditions("per_agent", False), config["name"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.auction_words", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.auction_words", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--days", required=True, metavar="FOLDER:PERIODS", help="days to replay")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROWS)
     given = parser.parse_args()
-    path, _, periods = given.days.rpartition(":")
-    options = {"path": path, "periods": periods, "budgets": BUDGETS, "repeats": given.repeats}
+    options = {**replay_options(given.days), "budgets": BUDGETS, "repeats": given.repeats}
     versions = checkpoint.versions()
     for wordings in ("trained", "held_out"):
-        own, conditions, name = scores(given.runs, **options, wordings=wordings)
-        another, _, _ = scores(given.runs, **options, wordings=wordings, text_of="another")
+        options["wordings"] = wordings
+        own, conditions, name = scores(given.runs, options)
+        another, _, _ = scores(given.runs, options | {"text_of": "another"})
         for protocol, members in conditions.items():
             apart = (own - another)[members]
             low, high = interval(apart)
             row = {
-                "protocol": protocol, "policy": name, "runs": [str(run) for run in given.runs], "campaigns": len(members),
-                "own_words": float(own[members].mean()), "anothers_words": float(another[members].mean()),
-                "apart": float(apart.mean()), "low": low, "high": high, "versions": versions,
-            }  # fmt: skip
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                "protocol": protocol,
+                "policy": name,
+                "runs": [str(run) for run in given.runs],
+                "campaigns": len(members),
+                "own_words": float(own[members].mean()),
+                "anothers_words": float(another[members].mean()),
+                "apart": float(apart.mean()),
+                "low": low,
+                "high": high,
+                "versions": versions,
+            }
+            append(given.out, row)
             words = f"own words {row['own_words']:.1f}, another's {row['anothers_words']:.1f}"
-            print(f"{protocol}: {words}, {row['apart']:+.2f} [{low:+.2f}, {high:+.2f}]", flush=True)
+            difference = f"{row['apart']:+.2f} [{low:+.2f}, {high:+.2f}]"
+            print(f"{protocol}: {words}, {difference}", flush=True)
 
 
 if __name__ == "__main__":

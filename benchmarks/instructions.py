@@ -1,25 +1,24 @@
 """Instructions that no frame contains: does a policy do something of what they say?
 
-`python -m benchmarks.instructions runs/mazes/llm-pretrained-0 --maze medium` or `... runs/auction/llm-words-0 --days data/later:200-203` gives
-each instruction of instructions.yaml to the same episodes as a neutral text, and measures what changes, in the direction that the
-instruction means. It appends a row for each run to instructions.jsonl and prints one line an instruction.
+`python -m benchmarks.instructions runs/mazes/llm-pretrained-0 --maze medium` or `...
+runs/auction/llm-words-0 --days data/later:200-203` gives each instruction of instructions.yaml to
+the same episodes as a neutral text, and measures what changes, in the direction that the
+instruction means. It appends a row for each run to instructions.jsonl and prints one line an
+instruction.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from benchmarks.played import append, open_run, replay_options, roll_out
 from decisionllm.eval.report import interval
-from decisionllm.eval.rollout import rollout
 from decisionllm.policy import checkpoint
-from decisionllm.registry import build, choice
+from decisionllm.registry import choice
 from decisionllm.schema import Episode
 
 FOLDER = Path(__file__).parent
@@ -34,46 +33,65 @@ def of_maze(episodes: Sequence[Episode], measure: str) -> np.ndarray:
 
 def of_auction(episodes: Sequence[Episode], measure: str) -> np.ndarray:
     """What each campaign did (N,)."""
-    spend, bids = (np.stack([e.outcome[name] for e in episodes]) for name in ("step_spend", "step_multipliers"))
-    total, budget, conversions = (np.array([e.outcome[name] for e in episodes]) for name in ("spend", "budget", "conversions"))
-    half = spend.shape[1] // 2
+
+    def outcome(name: str) -> np.ndarray:
+        return np.stack([e.outcome[name] for e in episodes])
+
+    so_far = outcome("step_spend")  # (N, T)
+    noon = so_far[:, so_far.shape[1] // 2 - 1]
+    spend = outcome("spend")
     measures = {
-        "morning": spend[:, half - 1] / np.maximum(total, 1e-9),
-        "cost": total / np.maximum(conversions, 1),
-        "spent": total / budget,
-        "bid": bids.mean(1),
+        "morning": noon / np.maximum(spend, 1e-9),
+        "cost": spend / np.maximum(outcome("conversions"), 1),
+        "spent": spend / outcome("budget"),
+        "bid": outcome("step_multipliers").mean(1),
     }
     return measures[measure]
 
 
-def effects(run: Path, kind: str, options: dict[str, Any], world: str) -> list[dict[str, Any]]:
-    """What each instruction changes, in its direction, in standard deviations of the neutral episodes, with the 95 % interval.
+def effects(
+    run: Path,
+    kind: str,
+    options: dict[str, Any],
+    *,
+    node: dict[str, Any] | None = None,
+    world: str = "",
+) -> list[dict[str, Any]]:
+    """The effect of each instruction in its direction, with the 95 % interval.
 
-    world: the sentence before an instruction; empty: the words of each episode.
+    Its unit is the standard deviation of the neutral episodes.
+
+    Args:
+        run: the run directory.
+        kind: `maze` or `auction`.
+        options: of the environment.
+        node: the environment, where it is not the run's.
+        world: the sentence before an instruction; empty: the words of each episode.
     """
-    policy, config, _ = checkpoint.load(run)
-    given = yaml.safe_load((FOLDER / "instructions.yaml").read_text())[kind]
+    policy, _, env = open_run(run, options, node=node, count=EPISODES)
     measured = of_maze if kind == "maze" else of_auction
-    env = build(config["env"] | options if kind == "auction" else choice(group="env", **options), EPISODES)
+    given = yaml.safe_load((FOLDER / "instructions.yaml").read_text())[kind]
     before = [world or words for words in env.tasks]
-    begin = partial(policy.begin, horizon=env.horizon)
 
-    def played(text: str) -> list[Episode]:
+    def play(text: str) -> list[Episode]:
         env.tasks = [f"{words} {text}".strip() for words in before]
-        return rollout(begin, env, seed=0)
+        return roll_out(policy, env)
 
-    neutral, rows = played(given["neutral"]), []
+    neutral = play(given["neutral"])
+    rows = []
     for one in given["instructions"]:
-        plain = measured(neutral, one["measure"])
-        change = one["sign"] * (measured(played(one["text"]), one["measure"]) - plain) / max(plain.std(), 1e-9)
+        text, measure = one["text"], one["measure"]
+        plain = measured(neutral, measure)
+        change = one["sign"] * (measured(play(text), measure) - plain) / max(plain.std(), 1e-9)
         low, high = interval(change)
-        rows.append({"text": one["text"], "measure": one["measure"], "effect": float(change.mean()), "low": low, "high": high})
-        print(f"{rows[-1]['effect']:+.2f} [{low:+.2f}, {high:+.2f}] {one['measure']}: {one['text']}", flush=True)
+        effect = float(change.mean())
+        rows.append({"text": text, "measure": measure, "effect": effect, "low": low, "high": high})
+        print(f"{effect:+.2f} [{low:+.2f}, {high:+.2f}] {measure}: {text}", flush=True)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--maze", help="umaze, medium or large")
     parser.add_argument("--days", metavar="FOLDER:PERIODS", help="days to replay")
@@ -81,16 +99,21 @@ def main() -> None:
     given = parser.parse_args()
     if bool(given.maze) == bool(given.days):
         parser.error("expected either --maze or --days")
+    kind = "maze" if given.maze else "auction"
+    node = None
+    world = ""
     if given.maze:
-        kind, options, world = "maze", {"name": f"maze2d-{given.maze}", "text": "goal"}, f"Maze2D {given.maze}."
+        node = choice("env", f"maze2d-{given.maze}")
+        world = f"Maze2D {given.maze}."
+        options = {"text": "goal"}
     else:
-        path, _, periods = given.days.rpartition(":")
-        kind, options, world = "auction", {"path": path, "periods": periods}, ""
+        options = replay_options(given.days)
     for run in given.runs:
-        rows = effects(run, kind, options, world)
+        rows = effects(run, kind, options, node=node, world=world)
         right = sum(row["low"] > 0 for row in rows)
         wrong = sum(row["high"] < 0 for row in rows)
-        print(f"{run}: {right} of {len(rows)} do what they say beyond the interval, {wrong} the opposite")
+        counts = f"{right} of {len(rows)} do what they say beyond the interval"
+        print(f"{run}: {counts}, {wrong} the opposite")
         row = {
             "run": str(run),
             "kind": kind,
@@ -99,8 +122,7 @@ def main() -> None:
             "effects": rows,
             "versions": checkpoint.versions(),
         }
-        with given.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append(given.out, row)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def evaluate(config: dict[str, Any]) -> Path:
             dataset = loaded.info["dataset"]["name"]
             published[dataset] = published_scores(env, loaded.info["dataset"])
             units[dataset] = env.unit
-            contenders = policy_contenders(loaded, env, config, console)
+            contenders = policy_contenders(loaded, env, config)
             if config["baselines"] and dataset + changed not in baselines_played:
                 baselines_played.add(dataset + changed)
                 contenders += scripted_contenders(env, config["seed"])
@@ -271,7 +271,6 @@ def policy_contenders(
     loaded: Loaded,
     env: Env,
     config: dict[str, Any],
-    console: Console,
 ) -> list[Contender]:
     """The policy once for each target return, see `targets`."""
     policy = loaded.policy

@@ -51,6 +51,7 @@ NAMES = sorted(
         "multiagent",
         "omar",
         "permutation",
+        "played",
         "raw_traffic",
         "smax",
         "serve",

@@ -1,7 +1,8 @@
-"""AWAC, CQL, IQL, ReBRAC and TD3+BC of d3rlpy: their transitions and scales from a store, and the trained actor as a policy.
+"""AWAC, CQL, IQL, ReBRAC and TD3+BC of d3rlpy: their transitions and scales from a store, and the
+trained actor as a policy.
 
-d3rlpy's MDPDataset, fit and save are not used: they know neither final observations of truncated episodes nor our seeded batches, and
-a saved algorithm needs the library to act.
+d3rlpy's MDPDataset, fit and save are not used: they know neither final observations of truncated
+episodes nor our seeded batches, and a saved algorithm needs the library to act.
 """
 
 import io
@@ -16,7 +17,13 @@ from decisionllm.files import explained
 from decisionllm.protocols import Player
 from decisionllm.schema import Spec
 
-ALGORITHMS = {"awac": "AWAC", "cql": "CQL", "iql": "IQL", "rebrac": "ReBRAC", "td3bc": "TD3PlusBC"}  # their names in d3rlpy
+ALGORITHMS = {  # {our name: d3rlpy's}
+    "awac": "AWAC",
+    "cql": "CQL",
+    "iql": "IQL",
+    "rebrac": "ReBRAC",
+    "td3bc": "TD3PlusBC",
+}
 READ_NEXT_ACTION = ("rebrac",)
 
 
@@ -29,51 +36,76 @@ def library() -> Any:
 
 
 def transitions(
-    store: Any, episodes: np.ndarray | Sequence[int], *, ends: bool = False, next_actions: bool = False
+    store: Any,
+    episodes: np.ndarray | Sequence[int],
+    *,
+    ends: bool = False,
+    next_actions: bool = False,
 ) -> list[np.ndarray]:
-    """The transitions of these episodes of a store, without steps whose action or next observation is unknown.
+    """The transitions of these episodes of a store.
 
-    A terminated episode's last step is terminal. A truncated one's leads to the final observation; without one the step is left out.
+    Steps whose action or next observation is unknown are left out. A terminated episode's last step
+    is terminal. A truncated one's leads to the final observation; without one the step is left out.
 
     Args:
         store: a datasets.store.Store.
         episodes: their numbers.
         ends: treat truncation as terminal, as for days of fixed length.
-        next_actions: leave out steps whose next action is unknown too, which are the last ones of truncated episodes.
+        next_actions: leave out steps whose next action is unknown too, which are the last ones of
+            truncated episodes.
 
     Returns:
-        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), next actions (M, A), of a last step its own,
-        terminal (M, 1) as 0 or 1.
+        Observations (M, S), actions (M, A), rewards (M, 1), next observations (M, S), next actions
+        (M, A), of a last step its own, terminal (M, 1) as 0 or 1.
 
     Raises:
         ValueError: discrete actions, or no transition.
     """
-    name, C = store.info["name"], store.spec.num_actions
+    name = store.info["name"]
+    C = store.spec.num_actions
     if C:
         raise ValueError(f"{name}: a baseline needs continuous actions, these are one of {C}")
-    last, after = store.offsets[1:] - 1, np.arange(len(store.rewards)) + 1
-    terminal, known = np.zeros(len(after), np.float32), np.ones(len(after), bool)
-    terminal[last], after[last] = store.terminated | ends, last
+    last = store.offsets[1:] - 1  # (E,) row of each episode's last step
+    n = len(store.rewards)
+    terminal = np.zeros(n, np.float32)
+    terminal[last] = store.terminated | ends
+    after = np.arange(n) + 1
+    after[last] = last
     following = store.observations[after]
+    known = np.ones(n, bool)
     if store.final_observation is None or next_actions:
         known[last] = terminal[last] > 0
     else:
         following[last] = store.final_observation
-    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
     if store.action_weight is not None:
-        known &= (store.action_weight > 0) & (not next_actions or store.action_weight[after] > 0)
+        known &= store.action_weight > 0
+        if next_actions:
+            known &= store.action_weight[after] > 0
+    rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
     rows = rows[known[rows]]
     if not len(rows):
         got = f"{len(episodes)} truncated episodes of one step"
         raise ValueError(f"{name}: expected steps with a next observation, got {got}")
-    columns = store.observations, store.actions, store.rewards[:, None], following, store.actions[after], terminal[:, None]
+    columns = (
+        store.observations,
+        store.actions,
+        store.rewards[:, None],
+        following,
+        store.actions[after],
+        terminal[:, None],
+    )
     return [x[rows] for x in columns]
 
 
 def scales(
-    spec: Spec, observations: np.ndarray, actions: np.ndarray, *, action_clip_quantile: float = 0.0
+    spec: Spec,
+    observations: np.ndarray,
+    actions: np.ndarray,
+    *,
+    action_clip_quantile: float = 0.0,
 ) -> dict[str, np.ndarray]:
-    """`mean` and `deviation` of the observations (S,), `low` and `high` of the actions (A,), float32.
+    """`mean` and `deviation` of the observations (S,), `low` and `high` of the actions (A,),
+    float32.
 
     Args:
         spec: has the bounds of the actions.
@@ -82,12 +114,16 @@ def scales(
         action_clip_quantile: share of the actions beyond each bound; 0: the bounds of the spec.
     """
     if not 0 <= action_clip_quantile < 0.5:
-        raise ValueError(f"action_clip_quantile: expected a share from 0 to less than 0.5, got {action_clip_quantile}")
-    mean, deviation = (f(observations, 0, dtype=np.float64) for f in (np.mean, np.std))
-    deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1.0)  # a constant column becomes 0
+        wanted = "a share from 0 to less than 0.5"
+        raise ValueError(f"action_clip_quantile: expected {wanted}, got {action_clip_quantile}")
+    mean = np.mean(observations, 0, dtype=np.float64)
+    deviation = np.std(observations, 0, dtype=np.float64)
+    # a constant column becomes 0
+    deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1.0)
     low, high = spec.low, spec.high
     if action_clip_quantile:
-        low, high = np.quantile(actions, [action_clip_quantile, 1 - action_clip_quantile], axis=0)
+        shares = [action_clip_quantile, 1 - action_clip_quantile]
+        low, high = np.quantile(actions, shares, axis=0)
     if np.equal(low, high).any():
         given = f"action_clip_quantile={action_clip_quantile}"
         raise ValueError(f"expected actions that differ, at {given} all are {low}; take less")
@@ -97,40 +133,64 @@ def scales(
 
 def actor_weights(actor: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Weights of the mean of d3rlpy's actor: {"0.weight": ..., "0.bias": ..., "1.weight": ...}"""
-    linear = [m for name, m in actor.named_modules() if isinstance(m, torch.nn.Linear) and not name.endswith("logstd")]
-    return {f"{i}.{name}": x.detach().cpu() for i, m in enumerate(linear) for name, x in m.named_parameters()}
+    linear = []
+    for name, module in actor.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.endswith("logstd"):
+            linear.append(module)
+    weights = {}
+    for i, module in enumerate(linear):
+        for name, x in module.named_parameters():
+            weights[f"{i}.{name}"] = x.detach().cpu()
+    return weights
 
 
 @torch.inference_mode()
 def actor_mean(weights: dict[str, torch.Tensor], observations: np.ndarray) -> np.ndarray:
-    """Observations (N, S) -> the actor's mean actions (N, A), raw units. weights: of `actor_weights` and `scales`."""
+    """Observations (N, S) -> the actor's mean actions (N, A), raw units.
+
+    weights: of `actor_weights` and `scales`.
+    """
     x = torch.as_tensor(observations, dtype=torch.float32, device=weights["mean"].device)
-    hidden, last = (x - weights["mean"]) / weights["deviation"], sum(name.endswith("weight") for name in weights) - 1
-    for i in range(last + 1):
+    hidden = (x - weights["mean"]) / weights["deviation"]
+    layers = sum(name.endswith("weight") for name in weights)
+    for i in range(layers):
         hidden = torch.nn.functional.linear(hidden, weights[f"{i}.weight"], weights[f"{i}.bias"])
-        hidden = hidden.relu() if i < last else hidden.tanh()
-    return (weights["low"] + (weights["high"] - weights["low"]) * (hidden + 1) / 2).cpu().numpy()
+        hidden = hidden.relu() if i < layers - 1 else hidden.tanh()
+    low, high = weights["low"], weights["high"]
+    return (low + (high - low) * (hidden + 1) / 2).cpu().numpy()
 
 
 class Baseline(Player):
-    """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not needed. Its sessions are itself.
+    """A trained baseline as a policy. It has no memory and conditions on no return; d3rlpy is not
+    needed. Its sessions are itself.
 
     Args:
         weights: of `actor_weights` and `scales`, as the command `baseline` saves them.
         device: that computes.
     """
 
-    return_conditioned, target_return, planning_horizon, decode, execution = False, None, 0, "mode", "per_agent"
+    return_conditioned = False
+    target_return = None
+    planning_horizon = 0
+    decode = "mode"
+    execution = "per_agent"
 
     def __init__(self, weights: dict[str, torch.Tensor], device: str) -> None:
         self.weights = {name: x.to(device) for name, x in weights.items()}
 
     def begin(
-        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
+        self,
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any = None,
+        groups: np.ndarray | None = None,
     ) -> "Baseline":
         return self
 
     def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+        self,
+        observations: np.ndarray,
+        rewards: np.ndarray | None = None,
+        action_masks: np.ndarray | None = None,
     ) -> np.ndarray:
         return actor_mean(self.weights, observations)

@@ -1,14 +1,18 @@
-"""Task texts in many wordings: sentence frames with named fields, one YAML file a domain, filled with the facts of a task.
+"""Task texts in many wordings: sentence frames with named fields, filled with the facts of a task.
 
-A file in `frames/` has `fields`, the facts that a frame may name; `identify`, sets of fields that each tell one task from all others,
-of which every frame names at least one; `trained`, the frames of training; and `held_out`, frames of evaluation alone, by kind. It may
-have `world`, a sentence that stands before each frame which does not name its fields itself: where the task is to be done. Tasks of
-different worlds are never contrasted. A field `other_x` is the fact x of another task, for contrasts: "not row {other_row}, but row {row}".
+`frames/` has one YAML file a domain:
+
+- `fields`: the facts that a frame may name. A field `other_x` is the fact x of another task, for
+  contrasts: "not row {other_row}, but row {row}".
+- `identify`: sets of fields that tell one task from all others. Every frame names at least one set.
+- `trained`: the frames of training. `held_out`: frames of evaluation alone, by kind.
+- `world`, optional: a sentence that says where the task is to be done. It stands before each frame
+  that does not name the fields of the world itself. Tasks of different worlds are never contrasted.
 """
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,57 +24,129 @@ from decisionllm.files import explained
 from decisionllm.schema import Window
 
 FOLDER = Path(__file__).parent / "frames"
-KINDS = ("new_frames", "contrast", "unseen_words")  # of held-out frames: seen words, other order or distractors, new words
+# of held-out frames: seen words in another order or with distractors, contrasts, new words
+KINDS = ("new_frames", "contrast", "unseen_words")
 OTHER = "other_"
-ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-ORDINALS = ["zeroth", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]  # fmt: skip
+ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = [
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+    "seventy",
+    "eighty",
+    "ninety",
+]
+ORDINALS = [
+    "zeroth",
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+]
+Worded = list[tuple[str, str]]  # texts: the kind of the frame, the text
 Facts = Mapping[str, Any]  # of a task: `library`, the name of a file, and the values of its fields
 
 
+@dataclass(frozen=True)
+class Library:
+    """The sentence frames of a domain."""
+
+    frames: dict[str, list[str]]  # by kind: `trained` and each of KINDS
+    world: str  # the sentence that names the world of a task; empty: there is one world
+
+
 @cache
-def library(name: str) -> dict[str, list[str]]:
+def library(name: str) -> Library:
     """The sentence frames in frames/NAME.yaml; see `read`."""
     one_of("wordings", name, sorted(path.stem for path in FOLDER.glob("*.yaml")))
     return read(FOLDER / f"{name}.yaml")
 
 
-def read(path: Path) -> dict[str, list[str]]:
-    """The sentence frames of a library file, by kind: `trained`, and the held-out ones of each of KINDS.
+def read(path: Path) -> Library:
+    """Read a library file.
 
     Raises:
-        ValueError: a key or a frame is missing or unknown; a frame names an unknown field, identifies no task, or is there twice.
+        ValueError: a key or a frame is missing or unknown; a frame names an unknown field,
+            identifies no task, or is there twice.
     """
     import yaml
 
     with explained(f"{path}: not YAML", yaml.YAMLError):
         given = yaml.safe_load(path.read_text())
     keys = ["fields", "identify", "trained", "held_out"]
-    if (
-        not isinstance(given, dict)
-        or sorted({*given} - {"world"}) != sorted(keys)
-        or sorted(given["held_out"] or ()) != sorted(KINDS)
-    ):
-        raise ValueError(f"{path}: expected {', '.join(keys)}, and {', '.join(KINDS)} in held_out, got {given and list(given)}")
-    known, seen = given["fields"].split(), set()
-    found: dict[str, list[str]] = {"trained": given["trained"]} | given["held_out"]
-    for kind, frame in ((kind, frame) for kind, frames in found.items() for frame in frames or [""]):
-        where = f"{path}: {kind} frame {frame!r}"
-        if not isinstance(frame, str) or not frame:
-            raise ValueError(f"{where}: expected a sentence with fields")
-        named = fields_of(frame)
-        if unknown := sorted(name for name in named if name.removeprefix(OTHER) not in known):
-            raise ValueError(f"{where}: no field {unknown[0]}; there are {', '.join(known)}, each also with {OTHER} before it")
-        if not any(named.issuperset(group.split()) for group in given["identify"]):
-            raise ValueError(f"{where}: lacks a field; expected all of one of: {'; '.join(given['identify'])}")
-        if (same := " ".join(frame.casefold().split())) in seen:
-            raise ValueError(f"{where}: is there twice; a held-out frame must not be trained")
-        seen.add(same)
+    if not _has_keys(given, keys):
+        wanted = f"{', '.join(keys)}, and {', '.join(KINDS)} in held_out"
+        raise ValueError(f"{path}: expected {wanted}, got {given and list(given)}")
+    known = given["fields"].split()
+    frames: dict[str, list[str]] = {"trained": given["trained"], **given["held_out"]}
+    seen: set[str] = set()
+    for kind in frames:
+        for frame in frames[kind] or [""]:
+            where = f"{path}: {kind} frame {frame!r}"
+            _check_frame(frame, known, given["identify"], where)
+            same = " ".join(frame.casefold().split())
+            if same in seen:
+                raise ValueError(f"{where}: is there twice; a held-out frame must not be trained")
+            seen.add(same)
     world = given.get("world", "")
-    if unknown := sorted(fields_of(world) - {*known}):
-        raise ValueError(f"{path}: world {world!r}: no field {unknown[0]}; there are {', '.join(known)}")
-    placed = {kind: [_in_world(frame, world) for frame in frames] for kind, frames in found.items()}
-    return placed | {"world": [world]}
+    unknown = sorted(fields_of(world) - set(known))
+    if unknown:
+        there_are = f"there are {', '.join(known)}"
+        raise ValueError(f"{path}: world {world!r}: no field {unknown[0]}; {there_are}")
+    for kind, own in frames.items():
+        frames[kind] = [_in_world(frame, world) for frame in own]
+    return Library(frames, world)
+
+
+def _has_keys(given: Any, keys: Sequence[str]) -> bool:
+    """Whether the content of a library file has these keys and all KINDS."""
+    if not isinstance(given, dict) or given.keys() - {"world"} != set(keys):
+        return False
+    return set(given["held_out"] or ()) == set(KINDS)
+
+
+def _check_frame(frame: Any, known: list[str], identify: list[str], where: str) -> None:
+    """Raise a ValueError unless a frame names known fields, of which some identify a task."""
+    if not isinstance(frame, str) or not frame:
+        raise ValueError(f"{where}: expected a sentence with fields")
+    named = fields_of(frame)
+    unknown = sorted(name for name in named if name.removeprefix(OTHER) not in known)
+    if unknown:
+        there_are = f"there are {', '.join(known)}, each also with {OTHER} before it"
+        raise ValueError(f"{where}: no field {unknown[0]}; {there_are}")
+    if not any(named.issuperset(group.split()) for group in identify):
+        raise ValueError(f"{where}: lacks a field; expected all of one of: {'; '.join(identify)}")
 
 
 def _in_world(frame: str, world: str) -> str:
@@ -88,78 +164,104 @@ def fields_of(frame: str) -> set[str]:
 
 
 class Renderer(string.Formatter):
-    """str.format with conversions of numbers: {row!w} three, {row!o} third, {budget!c} in hundredths, {budget!k} in thousands."""
+    """str.format with more conversions of numbers.
+
+    {row!w} is three, {row!o} third, {budget!c} in hundredths, {budget!k} in thousands.
+    """
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
-        forms: dict[str, Callable[[Any], str]] = {
-            "w": number_words, "o": lambda x: ORDINALS[x],
-            "c": lambda x: f"{100 * x:.0f}", "k": lambda x: f"{x / 1000:g}",
-        }  # fmt: skip
-        return forms[conversion](value) if conversion in forms else super().convert_field(value, conversion)
+        match conversion:
+            case "w":
+                return number_words(value)
+            case "o":
+                return ORDINALS[value]
+            case "c":
+                return f"{100 * value:.0f}"
+            case "k":
+                return f"{value / 1000:g}"
+        return super().convert_field(value, conversion)
 
 
 def number_words(number: float) -> str:
     """2914.5 -> "two thousand nine hundred fourteen point five"; 0 .. 999,999, six digits."""
     whole, _, part = f"{number:g}".partition(".")
     if part:
-        return " ".join([number_words(int(whole)), "point", *(ONES[int(digit)] for digit in part)])
+        digits = [ONES[int(digit)] for digit in part]
+        return " ".join([number_words(int(whole)), "point", *digits])
     number = int(number)
-    for size, name in ((1000, "thousand"), (100, "hundred")):
-        if number >= size:
-            rest = number % size
-            return f"{number_words(number // size)} {name}" + f" {number_words(rest)}" * bool(rest)
-    return ONES[number] if number < 20 else TENS[number // 10 - 2] + f"-{ONES[number % 10]}" * bool(number % 10)
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return f"{TENS[tens - 2]}-{ONES[ones]}" if ones else TENS[tens - 2]
+    size, name = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    count, rest = divmod(number, size)
+    words = f"{number_words(count)} {name}"
+    return f"{words} {number_words(rest)}" if rest else words
 
 
 def _world(facts: Facts) -> tuple[str, str]:
-    """The library of a task, and its sentence of the world where the task is to be done; empty where there is none."""
+    """The library of a task, and the sentence of its world; empty where there is none."""
     if not facts:
         return "", ""
-    return facts["library"], render(library(facts["library"])["world"][0], facts)
+    return facts["library"], render(library(facts["library"]).world, facts)
 
 
 def render(frame: str, facts: Facts, other: Facts | None = None) -> str:
     """The text of a frame. other: facts of another task, where the frame contrasts with one."""
-    return Renderer().vformat(frame, (), {**facts, **{OTHER + name: value for name, value in (other or {}).items()}})
+    contrast = {OTHER + name: value for name, value in (other or {}).items()}
+    return Renderer().vformat(frame, (), {**facts, **contrast})
 
 
 def is_held_out(wordings: str, text: str) -> bool:
-    """Whether an env's option `wordings` is `held_out`; a ValueError unless it is that or `trained` and fits the option `text`."""
+    """Whether an env's option `wordings` is `held_out`. A ValueError if it does not fit `text`."""
     one_of("env.wordings", wordings, ("trained", "held_out"))
     if wordings == "held_out" and text != "paraphrased":
         raise ValueError(f"env.wordings=held_out: needs text=paraphrased, got text={text}")
     return wordings == "held_out"
 
 
-def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> dict[str, list[tuple[str, str]]]:
+def spread(facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> dict[str, Worded]:
     """Every trained frame, or held-out one, once for each task: {task text: [(kind, text), ...]}.
 
     Args:
-        facts: {task text: facts}; the other task of a contrast is drawn from these, always the same one.
+        facts: {task text: facts}; the other task of a contrast is drawn from these, always the same
+            one.
         held_out: the frames of KINDS instead of the trained ones.
         frames: how many trained frames; 0: all.
     """
-    tasks, rng = list(facts), np.random.default_rng(0)
-    found: dict[str, list[tuple[str, str]]] = {task: [] for task in tasks}
+    tasks = list(facts)
+    rng = np.random.default_rng(0)
+    found: dict[str, Worded] = {task: [] for task in tasks}
     for kind in KINDS if held_out else ("trained",):
         words = Wordings(tasks, facts, kind=kind, frames=0 if held_out else frames)
         for k, task in enumerate(tasks):
             frame = np.arange(len(words.frames[k]))
-            found[task] += [(kind, words[i]) for i in words.number(np.full_like(frame, k), frame, rng.random(len(frame)))]
+            numbers = words.number(np.full_like(frame, k), frame, rng.random(len(frame)))
+            found[task] += [(kind, words[i]) for i in numbers]
     return found
 
 
-def turns(tasks: Sequence[str], facts: Mapping[str, Facts], *, held_out: bool, frames: int = 0) -> list[tuple[str, str]]:
+def turns(
+    tasks: Sequence[str],
+    facts: Mapping[str, Facts],
+    *,
+    held_out: bool,
+    frames: int,
+) -> Worded:
     """(kind, text) of each task of an evaluation, its frames in turn; arguments as in `spread`."""
     choices = spread(facts, held_out=held_out, frames=frames)
     return [choices[task][i % len(choices[task])] for i, task in enumerate(tasks)]
 
 
 class Wordings(Sequence[str]):
-    """All texts of some tasks, rendered when read. A text's number stands for its task, its frame and the other task of a contrast;
-    -1 - k is the text of task k itself.
+    """All texts of some tasks, rendered when read.
 
-    A frame that names a fact which a task lacks is not used for it. A task without facts has one text, its own.
+    A text's number stands for its task, its frame and the other task of a contrast; -1 - k is the
+    text of task k itself.
+
+    A frame that names a fact which a task lacks is not used for it. A task without facts has one
+    text, its own.
 
     Args:
         tasks: n task texts.
@@ -168,32 +270,49 @@ class Wordings(Sequence[str]):
         frames: how many frames of a task, the first ones; 0: all.
     """
 
-    def __init__(self, tasks: Sequence[str], facts: Mapping[str, Facts], *, kind: str = "trained", frames: int = 0) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        facts: Mapping[str, Facts],
+        *,
+        kind: str = "trained",
+        frames: int = 0,
+    ) -> None:
         if frames < 0:
-            raise ValueError(f"text_wordings: expected a number of frames, or 0 for all, got {frames}")
-        self.tasks, self.facts = list(tasks), [facts.get(task, {}) for task in tasks]
+            wanted = "a number of frames, or 0 for all"
+            raise ValueError(f"text_wordings: expected {wanted}, got {frames}")
+        self.tasks = list(tasks)
+        self.facts = [facts.get(task, {}) for task in tasks]
+        # tasks of one world with the same fields can be contrasted
         kinds = [(_world(known), *sorted(known)) for known in self.facts]
-        same: dict[Any, list[int]] = {}  # the tasks of each world with the same fields
-        for i, own in enumerate(kinds):
-            same.setdefault(own, []).append(i)
-        self.others = [same[own] for own in kinds]
+        same: dict[Any, list[int]] = {}
+        for i, fields in enumerate(kinds):
+            same.setdefault(fields, []).append(i)
+        self.others = [same[fields] for fields in kinds]  # of each task, itself among them
         self.frames = [self._usable(i, kind, frames) for i in range(len(tasks))]
-        self.counts = np.array([[len(f), max(len(o) - 1, 1)] for f, o in zip(self.frames, self.others, strict=True)])
-        self.most = int(self.counts[:, 0].max())
+        self.most = max(len(own) for own in self.frames)
+        # (n, 2): frames of each task, and the other tasks of its contrasts
+        self.counts = np.empty((len(tasks), 2), int)
+        self.contrasts = np.zeros((len(tasks), self.most), bool)  # whether a frame is a contrast
+        for i, own in enumerate(self.frames):
+            self.counts[i] = len(own), max(len(self.others[i]) - 1, 1)
+            for k, frame in enumerate(own):
+                self.contrasts[i, k] = any(name.startswith(OTHER) for name in fields_of(frame))
         self.text = lru_cache(100_000)(self._text)
-        self.contrasts = np.array([
-            [any(name.startswith(OTHER) for name in fields_of(frame)) for frame in own] + [False] * (self.most - len(own))
-            for own in self.frames
-        ])  # fmt: skip
 
     def _usable(self, task: int, kind: str, count: int) -> list[str]:
+        """The first `count` frames that the facts of a task fill; 0: all."""
         known = self.facts[task]
         if not known:
             return ["{task}"]
-        names = set(known) | {OTHER + name for name in known if len(self.others[task]) > 1}
-        usable = [frame for frame in library(known["library"])[kind] if fields_of(frame) <= names]
+        names = set(known)
+        if len(self.others[task]) > 1:
+            names |= {OTHER + name for name in known}
+        frames = library(known["library"]).frames[kind]
+        usable = [frame for frame in frames if fields_of(frame) <= names]
         if len(usable) < max(count, 1):
-            raise ValueError(f"text_wordings={count}: {len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}")
+            what = f"{len(usable)} {kind} frames fit the facts of {self.tasks[task]!r}"
+            raise ValueError(f"text_wordings={count}: {what}")
         return usable[: count or None]
 
     def __len__(self) -> int:
@@ -205,11 +324,18 @@ class Wordings(Sequence[str]):
     def _text(self, number: int) -> str:
         rest, turn = divmod(number, len(self.tasks))
         task, frame = divmod(rest, self.most)
-        members, own, sentence = self.others[task], self.facts[task], self.frames[task][frame]
-        first = members.index(task) + 1 + turn
-        turned = (self.facts[members[(first + k) % len(members)]] for k in range(len(members) - 1))
-        names = [name.removeprefix(OTHER) for name in fields_of(sentence) if name.startswith(OTHER)]
-        other = next((other for other in turned if any(other[name] != own[name] for name in names)), own)
+        members = self.others[task]
+        own = self.facts[task]
+        sentence = self.frames[task][frame]
+        fields = fields_of(sentence)
+        names = [name.removeprefix(OTHER) for name in fields if name.startswith(OTHER)]
+        # the other task is the first one from `turn` on that differs in what the sentence names
+        other = own
+        for k in range(1, len(members)):
+            candidate = self.facts[members[(members.index(task) + turn + k) % len(members)]]
+            if any(candidate[name] != own[name] for name in names):
+                other = candidate
+                break
         return render(sentence, {**own, "task": self.tasks[task]}, other)
 
     def draw(self, task: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -218,12 +344,21 @@ class Wordings(Sequence[str]):
         return self.number(task, (frame * self.counts[task, 0]).astype(int), turn)
 
     def number(self, task: np.ndarray, frame: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """The numbers (B,) of these frames (B,) of these tasks (B,). turn: (B,) within 0 .. 1, which other task a contrast has."""
+        """The numbers (B,) of these frames (B,) of these tasks (B,).
+
+        turn: (B,) within 0 .. 1, the other task that a contrast has.
+        """
         other = (turn * self.counts[task, 1]).astype(int) * self.contrasts[task, frame]
         return np.asarray((task * self.most + frame) * len(self.tasks) + other)
 
     def sampler(
-        self, sampler: Callable[[int], Window], *, task: np.ndarray, seed: int, texts: int, worded: np.ndarray | None = None
+        self,
+        sampler: Callable[[int], Window],
+        *,
+        task: np.ndarray,
+        seed: int,
+        texts: int,
+        worded: np.ndarray | None = None,
     ) -> Callable[[int], Window]:
         """The windows of a sampler, a text drawn for each row: a pure function of (seed, step).
 
@@ -231,15 +366,17 @@ class Wordings(Sequence[str]):
             sampler: step -> Window.
             task: (E,) of each episode.
             seed: of the draws.
-            texts: of a batch; row i has that of row i % texts, whose task is the same, see `windows.TextSampler`.
-            worded: (E,) whether the texts of an episode are drawn; the others have that of their task. None: all are.
+            texts: of a batch; row i has that of row i % texts, whose task is the same, see
+                `windows.TextSampler`.
+            worded: (E,) whether the texts of an episode are drawn; the others have that of their
+                task. None: all are.
         """
 
         def drawn(step: int) -> Window:
             window = sampler(step)
             own = task[window.episodes]
-            number = self.draw(own[:texts], np.random.default_rng((seed, step, 1)))
-            number = number[np.arange(len(own)) % texts]
+            rng = np.random.default_rng((seed, step, 1))
+            number = self.draw(own[:texts], rng)[np.arange(len(own)) % texts]
             if worded is not None:
                 number = np.where(worded[window.episodes], number, -1 - own)
             return replace(window, text_index=number)

@@ -1,12 +1,14 @@
-"""The Maze2D simulator: D4RL's ball in a maze in closed form, and the planner of its data protocol, one maze or thousands at once.
+"""The Maze2D simulator: D4RL's ball in a maze in closed form, and the planner of its data protocol,
+one maze or thousands at once.
 
-Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two damped slides, pushed
-by two motors of gear 100, integrated by semi-implicit Euler. Its contacts with the unit boxes of the walls are MuJoCo's
-soft constraints with the default solver parameters; for one sphere they are a two-variable problem that is solved here
-exactly, so that no simulator is needed. `tests/envs/test_maze2d.py` compares it with MuJoCo where that is installed.
+Facts from Farama-Foundation/D4RL, `d4rl/pointmaze/`: a sphere of radius 0.1 and density 1000 on two
+damped slides, pushed by two motors of gear 100, integrated by semi-implicit Euler. Its contacts
+with the unit boxes of the walls are MuJoCo's soft constraints with the default solver parameters;
+for one sphere they are a two-variable problem that is solved here exactly, so that no simulator is
+needed. `tests/envs/test_maze2d.py` compares it with MuJoCo where that is installed.
 
-States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame is 0.2 off the walls':
-the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
+States are (x, y, vx, vy): x grows with the row of the layout, y with the column. The ball's frame
+is 0.2 off the walls': the middle of free cell (i, j) is at position (i - 0.2, j - 0.2).
 """
 
 from dataclasses import dataclass
@@ -32,13 +34,19 @@ LAYOUTS = {
     "open": "####### #OOOOO# #OOGOO# #OOOOO# #######",
     "umaze": "##### #GOO# ###O# #OOO# #####",
     "medium": "######## #OO##OO# #OO#OOO# ##OOO### #OO#OOO# #O#OO#O# #OOO#OG# ########",
-    "large": "############ #OOOO#OOOOO# #O##O#O#O#O# #OOOOOO#OOO# #O####O###O# #OO#O#OOOOO# ##O#O#O#O### #OO#OOO#OGO# ############",
+    "large": """
+        ############ #OOOO#OOOOO# #O##O#O#O#O# #OOOOOO#OOO# #O####O###O# #OO#O#OOOOO#
+        ##O#O#O#O### #OO#OOO#OGO# ############
+    """,
 }
 
 
 @dataclass(frozen=True)
 class Maze:
-    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal; rows are separated by blanks."""
+    """A layout of `#` walls, `O` free cells and one `G`, the free cell of the fixed goal.
+
+    Rows are separated by blanks.
+    """
 
     layout: str
 
@@ -66,23 +74,27 @@ class Maze:
 
     @cached_property
     def _paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """The next cell of a shortest path, for every start (walls too) and goal, and its moves: (rows, columns, goals, 2) int,
-        (rows, columns, goals).
+        """Shortest paths from every start, walls too, to every goal.
 
-        D4RL iterates values with discount 0.99 and takes the greedy move, the first among equals; with one rewarded cell
-        that is the first move that shortens the distance.
+        The next cell, (rows, columns, goals, 2) int, and the number of moves, (rows, columns,
+        goals). D4RL iterates values with discount 0.99 and takes the greedy move, the first among
+        equals; with one rewarded cell that is the first move that shortens the distance.
         """
-        cells = np.arange(self.walls.size).reshape(self.walls.shape)
+        shape = self.walls.shape
+        cells = np.arange(self.walls.size).reshape(shape)
         moves = np.array([(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)])
-        starts = np.argwhere(cells >= 0)  # (cells, 2)
-        after = np.clip(starts[:, None] + moves, 0, np.array(self.walls.shape) - 1)  # (cells, 5, 2)
-        after = np.where(self.walls[*np.moveaxis(after, -1, 0)][..., None], starts[:, None], after)
-        target = cells[*np.moveaxis(after, -1, 0)]  # (cells, 5)
-        graph = csr_array((np.ones(target.size), (np.repeat(cells, 5), target.ravel())), (cells.size, cells.size))
-        distance = shortest_path(graph, unweighted=True)[:, cells[*self.free_cells.T]]  # (cells, goals)
+        starts = np.argwhere(cells >= 0)[:, None]  # (cells, 1, 2)
+        after = np.clip(starts + moves, 0, np.array(shape) - 1)  # (cells, 5, 2)
+        blocked = self.walls[after[..., 0], after[..., 1]]  # (cells, 5)
+        after = np.where(blocked[..., None], starts, after)
+        target = cells[after[..., 0], after[..., 1]]  # (cells, 5)
+        edges = np.repeat(cells, 5), target.ravel()
+        graph = csr_array((np.ones(target.size), edges), (cells.size, cells.size))
+        goals = cells[tuple(self.free_cells.T)]
+        distance = shortest_path(graph, unweighted=True)[:, goals]  # (cells, goals)
         best = distance[target].argmin(1)  # (cells, goals)
         steps = np.take_along_axis(after, best[..., None], 1)
-        return steps.reshape(*self.walls.shape, -1, 2), distance.reshape(*self.walls.shape, -1)
+        return steps.reshape(*shape, -1, 2), distance.reshape(*shape, -1)
 
     @cached_property
     def _goal_index(self) -> np.ndarray:
@@ -92,27 +104,35 @@ class Maze:
         return index
 
     def cells(self, given: str, name: str) -> np.ndarray:
-        """ "1,3; 3,1" -> (cells, 2) int; a ValueError that names this option unless all are free cells."""
+        """ "1,3; 3,1" -> (cells, 2) int; a ValueError names this option."""
         free = {f"{row},{column}": (row, column) for row, column in self.free_cells.tolist()}
-        words = [word for word in given.replace(" ", "").split(";") if word]
-        if wrong := [word for word in words if word not in free]:
-            raise ValueError(f"{name}: expected free cells as row,column, of {' '.join(free)}; got {wrong[0]!r}")
-        return np.array([free[word] for word in words], int).reshape(-1, 2)
+        found = []
+        for word in given.replace(" ", "").split(";"):
+            if word and word not in free:
+                wanted = f"free cells as row,column, of {' '.join(free)}"
+                raise ValueError(f"{name}: expected {wanted}; got {word!r}")
+            if word:
+                found.append(free[word])
+        return np.array(found, int).reshape(-1, 2)
 
     def distance(self, start: np.ndarray, goal: np.ndarray) -> int:
         """Moves of a shortest path between two free cells."""
         return int(self._paths[1][*start, self._goal_index[*goal]])
 
     def reset(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, at rest but for noise."""
+        """(count, 4) float64 starts as in D4RL: any free cell, the goal's too, noise."""
         cells = self.free_cells[rng.integers(len(self.free_cells), size=count)]
-        return np.concatenate([cells + rng.uniform(-0.1, 0.1, (count, 2)), rng.normal(0, 0.1, (count, 2))], 1)
+        positions = cells + rng.uniform(-0.1, 0.1, (count, 2))
+        velocities = rng.normal(0, 0.1, (count, 2))
+        return np.concatenate([positions, velocities], 1)
 
     def step(self, states: np.ndarray, actions: np.ndarray, *, margin: float = 0.002) -> np.ndarray:
-        """One time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped to [-1, 1].
+        """One time step of the ball: (..., 4), (..., 2) -> (..., 4) float64, actions clipped to
+        [-1, 1].
 
-        margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo >= 3.5 adds the margins
-        of both bodies, so that an unchanged model file behaves as 0.004 there.
+        margin: the distance at which contacts begin, 0.002 as in the physics of D4RL's data. MuJoCo
+        >= 3.5 adds the margins of both bodies, so that an unchanged model file behaves as 0.004
+        there.
 
         Raises:
             ValueError: a position is not a number, or beyond the outer walls.
@@ -120,84 +140,125 @@ class Maze:
         shape = np.shape(states)
         states = np.asarray(states, np.float64).reshape(-1, 4)
         actions = np.asarray(actions, np.float64).reshape(-1, 2)
-        position, velocity = states[:, :2], np.clip(states[:, 2:], -MAX_SPEED, MAX_SPEED)
+        position = states[:, :2]
+        velocity = np.clip(states[:, 2:], -MAX_SPEED, MAX_SPEED)
         inner = np.array(self.walls.shape) - 2
-        outside = np.logical_not(((position > 0.5 - FRAME) & (position < inner + 0.5 - FRAME)).all(1))
-        expected = f"state {{}}: expected a position between the outer walls, 0.3 .. {inner[0] + 0.3} and 0.3 .. {inner[1] + 0.3}, got {{}}"
-        refuse("", outside, expected, np.arange(len(states)), position)
+        inside = (position > 0.5 - FRAME) & (position < inner + 0.5 - FRAME)
+        limits = f"0.3 .. {inner[0] + 0.3} and 0.3 .. {inner[1] + 0.3}"
+        message = f"state {{}}: expected a position between the outer walls, {limits}, got {{}}"
+        refuse("", np.logical_not(inside.all(1)), message, np.arange(len(states)), position)
         force = GEAR * np.clip(actions, -1, 1) - velocity  # the joints' damping is 1
         self._push_walls(position, velocity, force, margin)
-        velocity = velocity + TIME_STEP / (MASS + TIME_STEP) * force  # damping is implicit in the new velocity
+        # damping is implicit in the new velocity
+        velocity = velocity + TIME_STEP / (MASS + TIME_STEP) * force
         return np.concatenate([position + TIME_STEP * velocity, velocity], 1).reshape(shape)
 
-    def _push_walls(self, position: np.ndarray, velocity: np.ndarray, force: np.ndarray, margin: float) -> None:
-        """Add the contact forces to `force`, in place. Up to three boxes touch: beside, above, and across the corner."""
-        limit = 0.5 - RADIUS - margin
-        cell = np.rint(position + FRAME).astype(int)
-        offset = position + FRAME - cell  # within [-0.5, 0.5]
-        near = np.abs(offset) > limit
-        rows = np.flatnonzero(near.any(1))
+    def _push_walls(
+        self,
+        position: np.ndarray,
+        velocity: np.ndarray,
+        force: np.ndarray,
+        margin: float,
+    ) -> None:
+        """Add the contact forces to `force`, in place. All (n, 2)."""
+        rows, normal, gap, touching = self._contacts(position, margin)
         if not len(rows):
             return
-        cell, offset, near = cell[rows], offset[rows], near[rows]
-        side = np.where(offset < 0, -1, 1)
-        to_face = 0.5 - np.abs(offset)  # (M, 2) distance to the plane between this cell and the next, per axis
-        zero = np.zeros(len(rows))
-        towards = np.stack([np.stack([to_face[:, 0], zero], 1), np.stack([zero, to_face[:, 1]], 1), to_face], 1)  # (M, 3, 2)
-        neighbour = cell[:, None] + side[:, None] * np.array([[1, 0], [0, 1], [1, 1]])
-        distance = np.linalg.norm(towards, axis=-1)
-        gap = distance - RADIUS
-        touching = self.walls[neighbour[..., 0], neighbour[..., 1]] & (gap < margin)
-        touching &= np.stack([near[:, 0], near[:, 1], near.all(1)], 1)
-        rows_touching = touching.any(1)
-        if not rows_touching.any():
-            return
-        found = (rows, side, towards, distance, gap, touching)
-        rows, side, towards, distance, gap, touching = (x[rows_touching] for x in found)
-        normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]  # from the wall to the ball
-
         # MuJoCo's defaults: solref (0.02, 1), solimp (0.9, 0.95, 0.001, 0.5, 2)
         depth = gap - margin
         bend = np.minimum(np.abs(depth) / 0.001, 1)
         impedance = 0.9 + 0.05 * np.where(bend <= 0.5, 2 * bend**2, 1 - 2 * (1 - bend) ** 2)
         stiffness = np.where(touching, MASS * impedance / (1 - impedance), 0)
         approach = (normal * velocity[rows, None]).sum(-1)
-        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2  # acceleration along the normal
-
-        # argmin over a of  m/2 |a - f/m|^2 + 1/2 sum_i D_i min(0, n_i a - wanted_i)^2, by Newton steps on the active set
-        push = force[rows]
-        acceleration = push / MASS
-        active = np.zeros_like(touching)
-        for _ in range(20):
-            now = touching & ((normal * acceleration[:, None]).sum(-1) < wanted)
-            if (now == active).all():
-                break
-            active = now
-            weight = np.where(active, stiffness, 0)
-            xx, yy = MASS + (weight * normal[..., 0] ** 2).sum(1), MASS + (weight * normal[..., 1] ** 2).sum(1)
-            xy = (weight * normal[..., 0] * normal[..., 1]).sum(1)
-            right = push + ((weight * wanted)[..., None] * normal).sum(1)
-            acceleration = np.stack([yy * right[:, 0] - xy * right[:, 1], xx * right[:, 1] - xy * right[:, 0]], 1)
-            acceleration /= (xx * yy - xy * xy)[:, None]
+        # acceleration along the normal
+        wanted = -2 / (0.95 * 0.02) * approach - impedance * depth / (0.95 * 0.02) ** 2
+        acceleration = _accelerate(force[rows], normal, stiffness, wanted, touching)
         missing = np.maximum(wanted - (normal * acceleration[:, None]).sum(-1), 0)
         force[rows] += ((stiffness * missing)[..., None] * normal).sum(1)
 
+    def _contacts(self, position: np.ndarray, margin: float) -> tuple[np.ndarray, ...]:
+        """The balls that touch a wall, and their contacts with up to three boxes.
+
+        The boxes are beside the ball, above it, and across the corner.
+
+        Returns:
+            Rows of the balls (M,), normals from the wall to the ball (M, 3, 2), gaps (M, 3),
+            whether they touch (M, 3).
+        """
+        cell = np.rint(position + FRAME).astype(int)
+        offset = position + FRAME - cell  # within [-0.5, 0.5]
+        near = np.abs(offset) > 0.5 - RADIUS - margin
+        rows = np.flatnonzero(near.any(1))
+        cell, offset, near = cell[rows], offset[rows], near[rows]
+        side = np.where(offset < 0, -1, 1)
+        to_face = 0.5 - np.abs(offset)  # (M, 2) distance to the plane to the next cell, per axis
+        boxes = np.array([[1, 0], [0, 1], [1, 1]])
+        towards = to_face[:, None] * boxes  # (M, 3, 2)
+        neighbour = cell[:, None] + side[:, None] * boxes
+        distance = np.linalg.norm(towards, axis=-1)
+        gap = distance - RADIUS
+        touching = self.walls[neighbour[..., 0], neighbour[..., 1]] & (gap < margin)
+        touching &= np.stack([near[:, 0], near[:, 1], near.all(1)], 1)
+        normal = -side[:, None] * towards / np.maximum(distance, 1e-12)[..., None]
+        some = touching.any(1)
+        return rows[some], normal[some], gap[some], touching[some]
+
+
+def _accelerate(
+    push: np.ndarray,
+    normal: np.ndarray,
+    stiffness: np.ndarray,
+    wanted: np.ndarray,
+    touching: np.ndarray,
+) -> np.ndarray:
+    """The acceleration of M balls under a push and the contacts with walls, (M, 2).
+
+    argmin over a of  m/2 |a - f/m|^2 + 1/2 sum_i D_i min(0, n_i a - wanted_i)^2, by Newton steps on
+    the active set.
+
+    Args:
+        push: (M, 2) f, the force without contacts.
+        normal: (M, 3, 2) n.
+        stiffness: (M, 3) D.
+        wanted: (M, 3) acceleration along the normal.
+        touching: (M, 3) bool.
+    """
+    acceleration = push / MASS
+    active = np.zeros_like(touching)
+    for _ in range(20):
+        now = touching & ((normal * acceleration[:, None]).sum(-1) < wanted)
+        if (now == active).all():
+            break
+        active = now
+        weight = np.where(active, stiffness, 0)
+        xx = MASS + (weight * normal[..., 0] ** 2).sum(1)
+        yy = MASS + (weight * normal[..., 1] ** 2).sum(1)
+        xy = (weight * normal[..., 0] * normal[..., 1]).sum(1)
+        right = push + ((weight * wanted)[..., None] * normal).sum(1)
+        along_x = yy * right[:, 0] - xy * right[:, 1]
+        along_y = xx * right[:, 1] - xy * right[:, 0]
+        acceleration = np.stack([along_x, along_y], 1)
+        acceleration /= (xx * yy - xy * xy)[:, None]
+    return acceleration
+
 
 def reward(positions: np.ndarray, goal: np.ndarray, *, dense: bool = False) -> np.ndarray:
-    """Rewards at positions: 1 within 0.5 of the goal, or exp(-distance) if dense. (..., 2) -> (...)."""
+    """Rewards at positions, (..., 2) -> (...): 1 within 0.5 of the goal; dense: exp(-distance)."""
     distance: np.ndarray = np.linalg.norm(np.asarray(positions, np.float64) - goal, axis=-1)
     return np.exp(-distance) if dense else (distance <= GOAL_RADIUS).astype(np.float64)
 
 
 class Planner:
-    """D4RL's waypoint controller for N balls: a shortest path over cells, a noisy point in each, a PD controller between.
+    """D4RL's waypoint controller for N balls: a shortest path over cells, a noisy point in each, a
+    PD controller between.
 
-    Solved: the ball is within 0.1 of the middle of its goal cell. D4RL also requires that the ball moved less than 0.1 in the
-    last step; at speeds below 5.3 it always has.
+    Solved: the ball is within 0.1 of the middle of its goal cell. D4RL also requires that the ball
+    moved less than 0.1 in the last step; at speeds below 5.3 it always has.
     """
 
     def __init__(self, maze: Maze, count: int, rng: np.random.Generator) -> None:
-        self.maze, self.rng = maze, rng
+        self.maze = maze
+        self.rng = rng
         self.goals = np.zeros((count, 2), int)
         self.waypoints = np.zeros((count, len(maze.free_cells) + 1, 2))
         self.leg = np.zeros(count, int)
@@ -208,11 +269,13 @@ class Planner:
         cells = np.clip(np.rint(positions).astype(int), 0, np.array(maze.walls.shape) - 1)
         target = maze._goal_index[goals[:, 0], goals[:, 1]]
         if (target < 0).any():
-            raise ValueError(f"goal: expected free cells of the maze, got {goals[target < 0][0].tolist()}")
+            got = goals[target < 0][0].tolist()
+            raise ValueError(f"goal: expected free cells of the maze, got {got}")
         for leg in range(self.waypoints.shape[1]):
             cells = maze._paths[0][cells[:, 0], cells[:, 1], target]
             at_goal = (cells == goals).all(1, keepdims=True)
-            self.waypoints[rows, leg] = cells - np.where(at_goal, 0, self.rng.uniform(0, 0.2, cells.shape))
+            noise = self.rng.uniform(0, 0.2, cells.shape)
+            self.waypoints[rows, leg] = cells - np.where(at_goal, 0, noise)
             if at_goal.all():
                 self.waypoints[rows, leg + 1 :] = goals[:, None]
                 break

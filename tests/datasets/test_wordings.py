@@ -46,7 +46,7 @@ def put(path, **changed):
     ],
 )  # fmt: skip
 def test_a_library_with_a_mistake_is_refused(tmp_path, changed, message):
-    assert read(put(tmp_path / "good.yaml"))["trained"] == LIBRARY["trained"]
+    assert read(put(tmp_path / "good.yaml")).frames["trained"] == LIBRARY["trained"]
     with pytest.raises(ValueError, match=re.escape(message)):
         read(put(tmp_path / "bad.yaml", **changed))
 
@@ -62,8 +62,8 @@ def test_a_file_that_is_no_yaml_and_a_library_that_is_not_there_are_refused(tmp_
 def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
     frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
     given = {"fields": "row column spot maze", "world": "Maze {maze}. ", "trained": frames}
-    assert read(put(tmp_path / "good.yaml", **given))["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
-    assert read(put(tmp_path / "none.yaml", trained=frames[:1]))["trained"] == frames[:1]
+    assert read(put(tmp_path / "good.yaml", **given)).frames["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
+    assert read(put(tmp_path / "none.yaml", trained=frames[:1])).frames["trained"] == frames[:1]
     with pytest.raises(ValueError, match="world 'Maze {size}. ': no field size; there are row, column, spot, maze"):
         read(put(tmp_path / "bad.yaml", **given | {"world": "Maze {size}. "}))
 
@@ -142,7 +142,7 @@ def test_the_first_frames_are_used_and_too_many_are_refused():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(path):
-    frames = read(path)
+    frames = read(path).frames
     assert len(frames["trained"]) >= 60 and sum(len(frames[kind]) for kind in KINDS) == 20
 
     def words(frame):

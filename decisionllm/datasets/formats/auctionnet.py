@@ -1,21 +1,24 @@
-"""AuctionNet's files in and out: traffic and trajectory logs, plain, gzipped or Parquet, read into one record.
+"""AuctionNet's files in and out: traffic and trajectory logs, plain, gzipped or Parquet, read into
+one record.
 
-A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of each advertiser's step are kept. A
-trajectory log has a row for each advertiser's step, with the state as the text of a tuple. The header decides which of the two a file is;
-columns are found by their names. Rows are counted from 1, below the header.
-pyarrow on one thread adds rows in their order, so that a log gives the same bits everywhere; polars (streaming) does not.
+A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of
+each advertiser's step are kept. A trajectory log has a row for each advertiser's step, with the
+state as the text of a tuple. The header decides which of the two a file is; columns are found by
+their names. Rows are counted from 1, below the header. pyarrow on one thread adds rows in their
+order, so that a log gives the same bits everywhere; polars (streaming) does not.
 Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_generator.py`.
 """
 
 import csv
 import gzip
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -26,34 +29,74 @@ from decisionllm.schema import differs, refuse
 
 CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
 FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
-DAY = dict(zip(("period", "advertiser", "category", "budget", "target_cpa"), (*CAMPAIGN, *FIXED), strict=True))  # fields of Log
+DAY = {  # {field of Log: column}
+    "period": "deliveryPeriodIndex",
+    "advertiser": "advertiserNumber",
+    "category": "advertiserCategoryIndex",
+    "budget": "budget",
+    "target_cpa": "CPAConstraint",
+}
 KINDS = (".csv", ".csv.gz", ".parquet")
-BLOCK = 1 << 24  # bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
-Check = tuple[str, Callable[[np.ndarray], np.ndarray]]  # what a message expects, and which numbers are that
-NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)  # a remaining budget may be a rounding error below 0
+# bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
+BLOCK = 1 << 24
+# what a message expects, and which numbers are that
+Check = tuple[str, Callable[[np.ndarray], np.ndarray]]
+# a remaining budget may be a rounding error below 0
+NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)
 ABOVE_0: Check = ("a number above 0", lambda x: x > 0)
 COUNT: Check = ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x)))
-STEP: Check = (f"a step from 0 to {STEPS - 1}", lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)))
+STEP: Check = (
+    f"a step from 0 to {STEPS - 1}",
+    lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),
+)
 FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
 Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
-KNOWN: Schema = {**dict.fromkeys((*CAMPAIGN, FIXED[0]), COUNT), **dict.fromkeys(FIXED[1:], ABOVE_0)}
-TRAFFIC: Schema = KNOWN | {
-    "timeStepIndex": STEP, "remainingBudget": NUMBER, "pvIndex": None, "pValue": NUMBER, "pValueSigma": None, "bid": NUMBER,
-    "xi": FLAG, "adSlot": None, "cost": NUMBER, "isExposed": FLAG, "conversionAction": FLAG, "leastWinningCost": NUMBER,
+KNOWN: Schema = {
+    "deliveryPeriodIndex": COUNT,
+    "advertiserNumber": COUNT,
+    "advertiserCategoryIndex": COUNT,
+    "budget": ABOVE_0,
+    "CPAConstraint": ABOVE_0,
+}
+TRAFFIC: Schema = {
+    **KNOWN,
+    "timeStepIndex": STEP,
+    "remainingBudget": NUMBER,
+    "pvIndex": None,
+    "pValue": NUMBER,
+    "pValueSigma": None,
+    "bid": NUMBER,
+    "xi": FLAG,
+    "adSlot": None,
+    "cost": NUMBER,
+    "isExposed": FLAG,
+    "conversionAction": FLAG,
+    "leastWinningCost": NUMBER,
     "isEnd": FLAG,
-}  # fmt: skip
-TRAJECTORIES: Schema = KNOWN | {
-    "realAllCost": NUMBER, "realAllConversion": NUMBER, "timeStepIndex": STEP, "state": "text", "action": NUMBER,
-    "reward": NUMBER, "reward_continuous": NUMBER, "done": FLAG, "next_state": None,
-}  # fmt: skip
-ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")  # over the opportunities of a step
+}
+TRAJECTORIES: Schema = {
+    **KNOWN,
+    "realAllCost": NUMBER,
+    "realAllConversion": NUMBER,
+    "timeStepIndex": STEP,
+    "state": "text",
+    "action": NUMBER,
+    "reward": NUMBER,
+    "reward_continuous": NUMBER,
+    "done": FLAG,
+    "next_state": None,
+}
+# summed over the opportunities of a step
+ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
 WHO = "period {:g}, advertiser {:g}: "  # in messages
 Columns = dict[str, np.ndarray]
+# {campaign: (number of its first row that lacks a number, the column)}
+Lost = dict[tuple[float, ...], tuple[int, str]]
 
 
 @dataclass(frozen=True)
 class Log:
-    """K advertisers' days of T = 48 steps, by period and advertiser. Currency, conversions, values as in campaign."""
+    """K advertisers' days of T = 48 steps, by period and advertiser. Units as in campaign."""
 
     period: np.ndarray  # (K,) int
     advertiser: np.ndarray  # (K,) int
@@ -71,14 +114,18 @@ class Log:
 
     def rows(self, index: np.ndarray) -> "Log":
         """These days of the log."""
-        return replace(self, **{name: x[index] for name, x in vars(self).items() if name != "repairs"})
+        columns = {name: x[index] for name, x in vars(self).items() if name != "repairs"}
+        return replace(self, **columns)
 
 
 def concatenated(logs: Sequence[Log]) -> Log:
     """One log of all these days."""
-    arrays = {f.name: np.concatenate([vars(log)[f.name] for log in logs]) for f in fields(Log) if f.name != "repairs"}
-    counts = {what: sum(log.repairs.get(what, 0) for log in logs) for what in sorted({w for log in logs for w in log.repairs})}
-    return Log(**arrays, repairs=counts)
+    names = [f.name for f in fields(Log) if f.name != "repairs"]
+    columns = {name: np.concatenate([vars(log)[name] for log in logs]) for name in names}
+    repairs: Counter[str] = Counter()
+    for log in logs:
+        repairs.update(log.repairs)
+    return Log(**columns, repairs=dict(sorted(repairs.items())))
 
 
 def log_files(path: str | Path) -> list[Path]:
@@ -88,7 +135,8 @@ def log_files(path: str | Path) -> list[Path]:
     if given.is_dir():
         found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
     if not found:
-        raise FileNotFoundError(f"{path}: no log there; expected a file, a folder or a pattern of {', '.join(KINDS)}")
+        wanted = f"a file, a folder or a pattern of {', '.join(KINDS)}"
+        raise FileNotFoundError(f"{path}: no log there; expected {wanted}")
     return sorted(found)
 
 
@@ -96,7 +144,10 @@ def format_periods(periods: Any) -> str:
     """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
     known = np.unique(periods)
     runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
-    return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    parts = []
+    for run in runs:
+        parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(parts)
 
 
 def parse_periods(periods: str) -> list[int]:
@@ -113,33 +164,43 @@ def read(path: str | Path, *, periods: str = "") -> Log:
 
     Raises:
         FileNotFoundError: no log at `path`.
-        ValueError: a file is not a complete log, or a period is missing or in two files; names file, row and column.
+        ValueError: a file is not a complete log, or a period is missing or in two files; names
+            file, row and column.
     """
-    wanted, logs = parse_periods(periods), []
-    seen: dict[int, Path] = {}
+    wanted = parse_periods(periods)
+    logs = []
+    seen: dict[int, Path] = {}  # {period: its file}
     files = log_files(path)
     for file, log in zip(files, EACH.get()(read_file, files), strict=True):
         for period in np.unique(log.period).tolist():
             if period in seen:
-                raise ValueError(f"{file}: period {period} is in {seen[period]} too; leave one of the two out of dataset.path")
+                where = f"period {period} is in {seen[period]} too"
+                raise ValueError(f"{file}: {where}; leave one of the two out of dataset.path")
             seen[period] = file
         logs.append(log)
-    if lacking := sorted(set(wanted) - set(seen)):
-        raise ValueError(f"dataset.periods: {path} has no period {format_periods(lacking)}, only {format_periods(list(seen))}")
+    lacking = sorted(set(wanted) - set(seen))
+    if lacking:
+        missing = f"no period {format_periods(lacking)}, only {format_periods(list(seen))}"
+        raise ValueError(f"dataset.periods: {path} has {missing}")
     log = concatenated(logs)
     order = np.lexsort((log.advertiser, log.period))
-    return log.rows(order[np.isin(log.period[order], wanted or list(seen))])
+    if wanted:
+        order = order[np.isin(log.period[order], wanted)]
+    return log.rows(order)
 
 
 def read_file(file: Path) -> Log:
     """The log of one file; its header decides which of the two schemas it has."""
     names = header(file)
-    schema = max((TRAFFIC, TRAJECTORIES), key=lambda schema: len(schema.keys() & set(names)))
-    if lacking := [name for name in schema if name not in names]:
-        kind, unknown = "traffic" if schema is TRAFFIC else "trajectory", [name for name in names if name not in schema]
-        found = f"it has {', '.join(unknown) or 'nothing'} besides the known ones"
-        raise ValueError(f"{file}: expected the columns of a {kind} log, {', '.join(lacking)} not among them; {found}")
-    return read_traffic(file) if schema is TRAFFIC else read_trajectories(file)
+    traffic = len(TRAFFIC.keys() & names) >= len(TRAJECTORIES.keys() & names)
+    schema = TRAFFIC if traffic else TRAJECTORIES
+    lacking = [name for name in schema if name not in names]
+    if lacking:
+        kind = "traffic" if traffic else "trajectory"
+        unknown = ", ".join(name for name in names if name not in schema) or "nothing"
+        wanted = f"the columns of a {kind} log, {', '.join(lacking)} not among them"
+        raise ValueError(f"{file}: expected {wanted}; it has {unknown} besides the known ones")
+    return read_traffic(file) if traffic else read_trajectories(file)
 
 
 @contextmanager
@@ -150,9 +211,22 @@ def readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
-        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)  # it counts the header too
-        place = f", row {int(found[2]) - 1}" + (f", {header(file)[int(found[1])]}" if found[1] else "") if found else ""
-        raise ValueError(f"{file}{place}: not a readable log ({found[3] if found else error}); mend it or fetch it") from error
+        place = ""
+        problem: Any = error
+        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
+        if found:
+            column, row, problem = found.groups()
+            place = f", row {int(row) - 1}"  # pyarrow counts the header too
+            if column:
+                place += f", {header(file)[int(column)]}"
+        what = f"not a readable log ({problem}); mend it or fetch it"
+        raise ValueError(f"{file}{place}: {what}") from error
+
+
+def open_text(file: Path, mode: str, encoding: str) -> TextIO:
+    """Open a CSV file, plain or gzipped."""
+    opener: Callable[..., TextIO] = gzip.open if file.name.endswith(".gz") else open
+    return opener(file, mode, encoding=encoding, newline="")
 
 
 def header(file: Path) -> list[str]:
@@ -162,77 +236,122 @@ def header(file: Path) -> list[str]:
             from pyarrow import parquet
 
             return list(parquet.read_schema(file).names)
-        with (gzip.open if file.name.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
-            if names := next(csv.reader(text), []):
-                return names
-    raise ValueError(f"{file}: the file is empty; expected a header and rows")
+        with open_text(file, "rt", "utf-8-sig") as text:
+            names = next(csv.reader(text), [])
+    if not names:
+        raise ValueError(f"{file}: the file is empty; expected a header and rows")
+    return names
 
 
 def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or a pyarrow array of texts}).
+    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or
+    a pyarrow array of texts}).
 
     missing: whether a number may be missing; it is NaN.
     """
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-    from pyarrow import parquet
-
-    types, row = {name: pa.string() if kind == "text" else pa.float64() for name, kind in schema.items() if kind}, 1
-    read = arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False)
-    convert = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types))
+    row = 1
     with readable(file):
-        if file.name.endswith(".parquet"):
-            blocks = parquet.ParquetFile(file).iter_batches(batch_size=max(BLOCK // 128, 1), columns=list(types))
-        else:
-            blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
-        for block in blocks:
-            columns = {name: block.column(name).cast(type) for name, type in types.items()}
-            columns = {n: c if types[n] == pa.string() else c.to_numpy(zero_copy_only=False) for n, c in columns.items()}
-            numbers = row + np.arange(block.num_rows)
-            for name, (expected, allowed) in ((name, kind) for name, kind in schema.items() if isinstance(kind, tuple)):
-                column, absent = columns[name], np.isnan(columns[name])
-                refuse(f"{file}, row ", absent & (not missing), f"{{}}, {name}: expected a number, got none", numbers)
-                wrong = ~(allowed(column) & np.isfinite(column) | absent)
-                refuse(f"{file}, row ", wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
+        for block in arrow_blocks(file, schema):
+            numbers = row + np.arange(len(block["timeStepIndex"]))
+            columns = {}
+            for name, column in block.items():
+                kind = schema[name]
+                if isinstance(kind, tuple):
+                    column = column.to_numpy(zero_copy_only=False)
+                    check_column(f"{file}, row ", name, kind, numbers, column, missing)
+                columns[name] = column
             yield row, columns
-            row += block.num_rows
+            row += len(numbers)
     if row == 1:
         raise ValueError(f"{file}: expected rows below the header, got none")
 
 
+def arrow_blocks(file: Path, schema: Schema) -> Iterator[dict[str, Any]]:
+    """The columns that the schema reads, block by block: pyarrow arrays of float64 or string."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    types = {name: pa.float64() for name, kind in schema.items() if kind}
+    types |= {name: pa.string() for name, kind in schema.items() if kind == "text"}
+    names = list(types)
+    if file.name.endswith(".parquet"):
+        count = max(BLOCK // 128, 1)
+        blocks = parquet.ParquetFile(file).iter_batches(batch_size=count, columns=names)
+    else:
+        read = arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False)
+        convert = arrow_csv.ConvertOptions(column_types=types, include_columns=names)
+        blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
+    for block in blocks:
+        yield {name: block.column(name).cast(types[name]) for name in names}
+
+
+def check_column(
+    place: str,
+    name: str,
+    check: Check,
+    numbers: np.ndarray,
+    column: np.ndarray,
+    missing: bool,
+) -> None:
+    """Raise a ValueError about the first wrong number of a column (n,) of rows of these numbers."""
+    expected, allowed = check
+    absent = np.isnan(column)
+    if not missing:
+        refuse(place, absent, f"{{}}, {name}: expected a number, got none", numbers)
+    wrong = ~(allowed(column) & np.isfinite(column) | absent)
+    refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
+
+
 def read_trajectories(file: Path) -> Log:
     """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
-    read = batches(file, TRAJECTORIES, missing=False)
-    blocks = [columns | {"state": parsed(file, row, columns["state"])} for row, columns in read]
+    blocks = []
+    for row, columns in batches(file, TRAJECTORIES, missing=False):
+        columns["state"] = parsed(file, row, columns["state"])
+        blocks.append(columns)
     joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     order = whole_days(file, joined, numbered=True)
-    days = {name: column[order].reshape(-1, STEPS, *column.shape[1:]) for name, column in joined.items()}
+    days = {}  # (K, T, ...) each
+    for name, column in joined.items():
+        days[name] = column[order].reshape(-1, STEPS, *column.shape[1:])
     states = days["state"]
     remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
     fixed = constants(file, days, remaining, DAY | {"spend": "realAllCost"})
     return Log(
-        **fixed, states=states, multiplier=days["action"], conversions=days["reward"], done=days["done"] > 0,
-        exposed_value=days["reward_continuous"], remaining=remaining, repairs={},
-    )  # fmt: skip
+        **fixed,
+        states=states,
+        multiplier=days["action"],
+        conversions=days["reward"],
+        exposed_value=days["reward_continuous"],
+        remaining=remaining,
+        done=days["done"] > 0,
+        repairs={},
+    )
 
 
 def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
-    """The texts of tuples -> (n, 16) float64. "(1.0, 0.5)" and "(np.float64(1.0), np.float64(0.5))" are the same."""
+    """Read the texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16) float64."""
     import pyarrow.compute as pc
 
     bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
     words = pc.split_pattern(bare, ",")
-    sizes, flat = words.value_lengths().to_numpy(), words.flatten()
+    sizes = words.value_lengths().to_numpy()
+    flat = words.flatten()
     numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
-    numbers: np.ndarray = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
-    wrong = np.logical_or.reduceat(~(numbers >= -1e-9), np.cumsum(sizes) - sizes) | (sizes != len(STATE))
-    expected = f"expected {len(STATE)} numbers from 0"
-    refuse(f"{file}, row ", wrong, f"{{}}, state: {expected}, got {{}}", row + np.arange(len(texts)), texts)
+    numbers: np.ndarray
+    numbers = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
+    starts = np.cumsum(sizes) - sizes
+    wrong = np.logical_or.reduceat(~(numbers >= -1e-9), starts) | (sizes != len(STATE))
+    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
+    refuse(f"{file}, row ", wrong, message, row + np.arange(len(texts)), texts)
     return numbers.reshape(-1, len(STATE))
 
 
 def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = "") -> np.ndarray:
-    """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47. numbered: these are rows of the file."""
+    """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47.
+
+    numbered: these are rows of the file, which messages may number.
+    """
     if not len(columns["timeStepIndex"]):
         raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
     order = np.lexsort([columns[name] for name in reversed(CAMPAIGN)])
@@ -240,33 +359,47 @@ def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = ""
     first = np.flatnonzero(differs(period, advertiser))
     sizes = np.diff(np.append(first, len(step)))
     expected = np.arange(len(step)) - np.repeat(first, sizes)
-    what = ", row {4}" * numbered + ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
+    what = ", row {4}" if numbered else ""
+    what += ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
     refuse(str(file), step != expected, what, period, advertiser, expected, step, order + 1)
-    what = f"period {{:g}}, advertiser {{:g}} has {{}} steps, expected {STEPS}{remark}; the log is cut short"
+    what = f"period {{:g}}, advertiser {{:g}} has {{}} steps, expected {STEPS}{remark}"
+    what += "; the log is cut short"
     refuse(f"{file}: ", sizes != STEPS, what, period[first], advertiser[first], sizes)
     return order
 
 
-def constants(file: Path, columns: Columns, remaining: np.ndarray, names: dict[str, str]) -> Columns:
-    """Columns (K, T) that must not change over an advertiser's day -> (K,) each, by the fields that have these names; counts as int.
+def constants(
+    file: Path,
+    columns: Columns,
+    remaining: np.ndarray,
+    names: dict[str, str],
+) -> Columns:
+    """Columns (K, T) that must not change over a day -> (K,) each. names: {field of Log: column}.
 
-    A remaining budget (K, T) that grows over the day is refused too.
+    Counts are int. A remaining budget (K, T) that grows over the day is refused too.
     """
     *campaign, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
     what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
-    for name in names.values():
-        first = np.broadcast_to(columns[name][:, :1], step.shape)
-        refuse(f"{file}, {name}: ", columns[name] != first, what, *campaign, first, step, columns[name])
+    found = {}
+    for field, name in names.items():
+        column = columns[name]
+        first = np.broadcast_to(column[:, :1], step.shape)
+        refuse(f"{file}, {name}: ", column != first, what, *campaign, first, step, column)
+        kind = int if KNOWN.get(name) is COUNT else float
+        found[field] = column[:, 0].astype(kind)
     rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
-    what = WHO + "expected a remaining budget that never grows, got {:g} before step {:g} and {:g} before step {:g}"
-    refuse(f"{file}: ", rises, what, *campaign, remaining, step, remaining[:, 1:], step[:, 1:])
-    return {field: columns[name][:, 0].astype(int if KNOWN.get(name) is COUNT else float) for field, name in names.items()}
+    what = WHO + "expected a remaining budget that never grows"
+    what += ", got {:g} before step {:g} and {:g} before step {:g}"
+    after = remaining[:, 1:], step[:, 1:]
+    refuse(f"{file}: ", rises, what, *campaign, remaining, step, *after)
+    return found
 
 
 def read_traffic(file: Path) -> Log:
     """A traffic file: sums over each advertiser's step, then the state numbers of Campaigns.
 
-    A step's spend is the fall of the logged budget, in the last step its costs. Steps where the two differ are counted as repairs.
+    A step's spend is the fall of the logged budget, in the last step its costs. Steps where the two
+    differ are counted as repairs.
     """
     sums, repairs = summed(file)
     remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
@@ -276,79 +409,138 @@ def read_traffic(file: Path) -> Log:
     fixed = constants(file, days, remaining, DAY)
     fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
     differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
-    repairs |= {"steps whose costs are not what the budget fell by": int(differ.sum())} if differ.any() else {}
+    if differ.any():
+        repairs["steps whose costs are not what the budget fell by"] = int(differ.sum())
     campaigns = Campaigns(fixed["budget"], fixed["target_cpa"])
     states = np.empty((*remaining.shape, len(STATE)))
     for t in range(STEPS):
         mean = {name: days[name][:, t] / volume[:, t] for name in ADDED}
         states[:, t] = campaigns.observe(mean["pValue"], volume[:, t])
         campaigns.record(
-            bid=mean["bid"], market_price=mean["leastWinningCost"], value=mean["pValue"], conversion=mean["conversionAction"],
-            won=mean["xi"], volume=volume[:, t], spend=fell[:, t], conversions=days["conversionAction"][:, t],
+            bid=mean["bid"],
+            market_price=mean["leastWinningCost"],
+            value=mean["pValue"],
+            conversion=mean["conversionAction"],
+            won=mean["xi"],
+            volume=volume[:, t],
+            spend=fell[:, t],
+            conversions=days["conversionAction"][:, t],
             exposed_value=days["exposed_value"][:, t],
-        )  # fmt: skip
+        )
+    bid, value = days["bid"], days["pValue"]
+    last = np.arange(STEPS) == STEPS - 1
     return Log(
-        **fixed, states=states, remaining=remaining, spend=spend.sum(1), repairs=repairs, conversions=days["conversionAction"],
-        multiplier=np.divide(days["bid"], days["pValue"], out=np.zeros_like(spend), where=days["pValue"] > 0),
-        exposed_value=days["exposed_value"], done=(days["isEnd"] > 0) | (np.arange(STEPS) == STEPS - 1),
-    )  # fmt: skip
+        **fixed,
+        states=states,
+        multiplier=np.divide(bid, value, out=np.zeros_like(bid), where=value > 0),
+        conversions=days["conversionAction"],
+        exposed_value=days["exposed_value"],
+        remaining=remaining,
+        spend=spend.sum(1),
+        done=(days["isEnd"] > 0) | last,
+        repairs=repairs,
+    )
 
 
 def summed(file: Path) -> tuple[Columns, dict[str, int]]:
-    """The rows of a traffic file, summed over each (period, advertiser, step): columns, and counts of repairs.
+    """Sum a traffic file over each (period, advertiser, step). Returns columns, and repairs.
 
-    `cost` is the price of a slot, exposed or not: the payment is cost x exposed. A row without one of its numbers, as in the public
-    periods 9, 13 and 27, is left out. pvIndex is not used: it restarts with every step in the simulator's own files, and not in the
-    public ones.
+    `cost` is the price of a slot, exposed or not: the payment is cost x exposed. A row without one
+    of its numbers, as in the public periods 9, 13 and 27, is left out. pvIndex is not used: it
+    restarts with every step in the simulator's own files, and not in the public ones.
     """
     import pyarrow as pa
 
-    keys, parts, left_out = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"], [], 0
-    first: dict[tuple[float, float], tuple[int, str]] = {}  # of a campaign: its first row without a number, and which number
-
-    def add_up(columns: Any) -> Any:
-        sums = [(name, "sum") for name in (*ADDED, "spend", "exposed_value", "volume")]
-        table = pa.table(columns).group_by(keys, use_threads=False).aggregate(sums)
-        return table.rename_columns([name.removesuffix("_sum") for name in table.column_names])
-
+    keys = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"]
+    parts = []
+    left_out = 0
+    lost: Lost = {}
     for row, columns in batches(file, TRAFFIC, missing=True):
-        if (lacking := np.isnan(list(columns.values()))).any():
-            rows = np.flatnonzero(lacking.any(0))
-            left_out += len(rows)
-            keyed = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
-            for (period, advertiser), i in zip(*np.unique(keyed, axis=0, return_index=True), strict=True):
-                first.setdefault((period, advertiser), (row + rows[i], list(columns)[np.argmax(lacking[:, rows[i]])]))
-            columns = {name: column[~lacking.any(0)] for name, column in columns.items()}
-        paid, value = columns["cost"] * columns["isExposed"], columns["pValue"] * columns["isExposed"]
-        parts.append(add_up(columns | {"spend": paid, "exposed_value": value, "volume": np.ones(len(paid))}))
-    table = add_up(pa.concat_tables(parts)).sort_by([(key, "ascending") for key in keys])
+        lacking = np.isnan(list(columns.values()))  # (columns, n)
+        wrong = lacking.any(0)
+        if wrong.any():
+            left_out += int(wrong.sum())
+            for campaign, place in missing_numbers(row, columns, lacking).items():
+                lost.setdefault(campaign, place)
+            columns = {name: column[~wrong] for name, column in columns.items()}
+        exposed = columns["isExposed"]
+        columns["spend"] = columns["cost"] * exposed
+        columns["exposed_value"] = columns["pValue"] * exposed
+        columns["volume"] = np.ones(len(exposed))
+        parts.append(add_up(pa.table(columns), keys))
+    table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
     sums = {name: table[name].to_numpy() for name in table.column_names}
-    for (period, advertiser), (row, name) in first.items():
-        known = (sums[CAMPAIGN[0]] == period) & (sums[CAMPAIGN[1]] == advertiser)
-        if not known.any() and np.isfinite([period, advertiser]).all():
-            every = WHO.format(period, advertiser).rstrip(": ")
-            raise ValueError(f"{file}, row {row}, {name}: expected a number, got none; so it is in every row of {every}")
-    again = np.all([np.diff(sums[name]) == 0 for name in keys[:3]], 0)
+    refuse_lost(file, sums, lost)
+    campaign_step = [sums[name] for name in keys[:3]]
+    again = ~differs(*campaign_step)[1:]
+    what = WHO + "expected one value in step {:g}, got {:g} and {:g}"
     for name in keys[3:]:
-        what, column = WHO + "expected one value in step {:g}, got {:g} and {:g}", sums[name]
+        column = sums[name]
         wrong = again & (column[1:] != column[:-1])
-        refuse(f"{file}, {name}: ", wrong, what, *(sums[key] for key in keys[:3]), column, column[1:])
-    return sums, {"rows without a number, left out": left_out} if left_out else {}
+        refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
+    if not left_out:
+        return sums, {}
+    return sums, {"rows without a number, left out": left_out}
+
+
+def add_up(table: Any, keys: list[str]) -> Any:
+    """The rows of a table, summed over those with the same keys."""
+    names = [*ADDED, "spend", "exposed_value", "volume"]
+    sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+    return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
+
+
+def missing_numbers(row: int, columns: Columns, lacking: np.ndarray) -> Lost:
+    """The first row without a number of each campaign. row: number of the first row (n,)."""
+    names = list(columns)
+    rows = np.flatnonzero(lacking.any(0))
+    campaigns = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
+    campaigns, first = np.unique(campaigns, axis=0, return_index=True)
+    found = {}
+    for campaign, i in zip(campaigns, rows[first], strict=True):
+        found[tuple(campaign)] = row + i, names[np.argmax(lacking[:, i])]
+    return found
+
+
+def refuse_lost(file: Path, sums: Columns, lost: Lost) -> None:
+    """Raise a ValueError if every row of a campaign lacks a number."""
+    period, advertiser = (sums[name] for name in CAMPAIGN)
+    for campaign, (row, name) in lost.items():
+        kept = (period == campaign[0]) & (advertiser == campaign[1])
+        if np.isfinite(campaign).all() and not kept.any():
+            every = WHO.format(*campaign).rstrip(": ")
+            what = f"expected a number, got none; so it is in every row of {every}"
+            raise ValueError(f"{file}, row {row}, {name}: {what}")
 
 
 def convert(log: Log) -> dict[str, list[Any]]:
-    """A log as the fourteen columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
-    days = (log.period, log.advertiser, log.category, log.budget, log.target_cpa, log.spend, log.conversions.sum(1))
-    steps = (np.arange(STEPS), log.multiplier, log.conversions, log.exposed_value)
-    numbers = [np.broadcast_to(x, log.done.shape).astype(float) for x in (*(day[:, None] for day in days), *steps)]
-    flat = [column.reshape(-1).tolist() for column in (*numbers, log.done.astype(int))]
+    """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
     states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
-    after = [None if end else state for end, state in zip(flat[-1], [*states[1:], None], strict=True)]
-    return dict(zip(TRAJECTORIES, (*flat[:8], states, *flat[8:], after), strict=True))
+    done = log.done.astype(int).ravel().tolist()
+    after = [None if end else state for end, state in zip(done, [*states[1:], None], strict=True)]
+
+    def spread(x: np.ndarray) -> list[float]:
+        """(K, 1), (T,) or (K, T) -> K x T numbers."""
+        return np.broadcast_to(x, log.done.shape).astype(float).ravel().tolist()
+
+    columns: dict[str, list[Any]] = {}
+    for field, name in DAY.items():
+        columns[name] = spread(vars(log)[field][:, None])
+    return columns | {
+        "realAllCost": spread(log.spend[:, None]),
+        "realAllConversion": spread(log.conversions.sum(1)[:, None]),
+        "timeStepIndex": spread(np.arange(STEPS)),
+        "state": states,
+        "action": spread(log.multiplier),
+        "reward": spread(log.conversions),
+        "reward_continuous": spread(log.exposed_value),
+        "done": done,
+        "next_state": after,
+    }
 
 
 def write(path: str | Path, log: Log) -> None:
-    """Write a log as a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name."""
+    """Write a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -360,7 +552,7 @@ def write(path: str | Path, log: Log) -> None:
         if path.name.endswith(".parquet"):
             parquet.write_table(pa.table(columns), partial)
             return
-        with (gzip.open if path.name.endswith(".gz") else open)(partial, "wt", encoding="utf-8", newline="") as file:
+        with open_text(partial, "wt", "utf-8") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(columns)
             rows.writerows(zip(*columns.values(), strict=True))

@@ -1,27 +1,52 @@
-"""N advertising campaigns in progress: their history, spend and conversions, and the state numbers computed from them.
+"""N advertising campaigns in progress: their history, spend and conversions, and the state numbers
+computed from them.
 
-The log reader, the market, the replay and the server all use this class, so that a feature has one definition.
+The log reader, the market, the replay and the server all use this class, so that a feature has one
+definition.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+Numbers = np.ndarray | Sequence[float] | float  # one for each campaign, or the same for all
 STEPS = 48  # of a delivery period, half an hour each
 STATE = (
-    "time left", "budget left", "bid", "bid, last 3", "market price", "value", "conversion", "won",
-    "market price, last 3", "value, last 3", "conversion, last 3", "won, last 3",
-    "value now", "volume now", "volume, last 3", "volume, all",
-)  # fmt: skip
+    "time left",
+    "budget left",
+    "bid",
+    "bid, last 3",
+    "market price",
+    "value",
+    "conversion",
+    "won",
+    "market price, last 3",
+    "value, last 3",
+    "conversion, last 3",
+    "won, last 3",
+    "value now",
+    "volume now",
+    "volume, last 3",
+    "volume, all",
+)
 CONTEXT = ("log budget", "target cpa", "spend / target cpa", "conversions", "value exposed")
-HISTORIES = (  # AuctionNet's arguments of a bidder, of each step before this one
-    "historyPValueInfo", "historyBid", "historyAuctionResult", "historyImpressionResult", "historyLeastWinningCost",
-)  # fmt: skip
-MEANS = ("bid", "market_price", "value", "conversion", "won")  # of a step, over its opportunities
+# AuctionNet's arguments of a bidder, of each step before this one
+HISTORIES = (
+    "historyPValueInfo",
+    "historyBid",
+    "historyAuctionResult",
+    "historyImpressionResult",
+    "historyLeastWinningCost",
+)
+# of a step, over its opportunities
+MEANS = ("bid", "market_price", "value", "conversion", "won")
 
 
 class Campaigns:
-    """N campaigns of one period, step by step: `observe` before the bids of a step, `record` after its auctions.
+    """N campaigns of one period, step by step: `observe` before the bids of a step, `record` after
+    its auctions.
 
     Args:
         budgets: (N,) currency for the whole period.
@@ -31,63 +56,83 @@ class Campaigns:
     Raises:
         ValueError: a budget or a target CPA is not above 0.
 
-    Source: AuctionNet (arXiv 2412.10798), `train_data_generator.py` for the sixteen state numbers and their order.
+    Source: AuctionNet (arXiv 2412.10798), `train_data_generator.py` for the sixteen state numbers
+    and their order.
     """
 
-    def __init__(self, budgets: Any, target_cpa: Any, *, steps: int = STEPS) -> None:
-        self.budgets, self.target_cpa = np.array(budgets, np.float64), np.array(target_cpa, np.float64)
+    def __init__(self, budgets: Numbers, target_cpa: Numbers, *, steps: int = STEPS) -> None:
+        self.budgets = np.array(budgets, np.float64)
+        self.target_cpa = np.array(target_cpa, np.float64)
         for name, given in (("budgets", self.budgets), ("target_cpa", self.target_cpa)):
-            if given.ndim != 1 or not (np.isfinite(given).all() and (given > 0).all()):
-                raise ValueError(f"{name}: expected one number above 0 a campaign, got {given.tolist()}")
+            if given.ndim != 1 or not np.isfinite(given).all() or (given <= 0).any():
+                got = f"got {given.tolist()}"
+                raise ValueError(f"{name}: expected one number above 0 a campaign, {got}")
         N = len(self.budgets)
-        self.steps, self.now = steps, 0
-        self.remaining, self.spend = self.budgets.copy(), np.zeros(N)
-        self.conversions, self.exposed_value = np.zeros(N), np.zeros(N)
+        self.steps = steps
+        self.now = 0
+        self.remaining = self.budgets.copy()
+        self.spend = np.zeros(N)
+        self.conversions = np.zeros(N)
+        self.exposed_value = np.zeros(N)
         self.means = np.zeros((steps, len(MEANS), N))
         self.volumes = np.zeros((steps, N))
 
-    def observe(self, value: Any, volume: Any, *, features: str = "repaired") -> np.ndarray:
+    def observe(self, value: Numbers, volume: Numbers, *, features: str = "repaired") -> np.ndarray:
         """State numbers before a step.
 
         Args:
             value: (N,) mean value (predicted conversion probability) of the step's opportunities.
             volume: (N,) number of these opportunities.
-            features: `repaired`; `original` averages steps 0, 1, 2 where the last three are meant, as AuctionNet's policies do when
-                they bid.
+            features: `repaired`; `original` averages steps 0, 1, 2 where the last three are meant,
+                as AuctionNet's policies do when they bid.
 
         Returns:
             (N, 16) float64 in the order of STATE.
         """
-        t, N = self.now, len(self.budgets)
-        states = np.zeros((N, len(STATE)))
-        past, recent = self.means[:t], self.means[max(t - 3, 0) : t]
+        t = self.now
+        last = slice(max(t - 3, 0), t)
+        states = np.zeros((len(self.budgets), len(STATE)))
         states[:, 0] = (self.steps - t) / self.steps
         states[:, 1] = self.remaining / self.budgets
         if t:
-            last = self.means[: min(t, 3)] if features == "original" else recent
-            states[:, [2, 4, 5, 6, 7]] = past.mean(0).T
-            states[:, [3, 8, 9, 10, 11]] = last.mean(0).T
-        states[:, 12], states[:, 13] = value, volume
-        states[:, 14], states[:, 15] = self.volumes[max(t - 3, 0) : t].sum(0), self.volumes[:t].sum(0)
+            averaged = slice(min(t, 3)) if features == "original" else last
+            states[:, [2, 4, 5, 6, 7]] = self.means[:t].mean(0).T
+            states[:, [3, 8, 9, 10, 11]] = self.means[averaged].mean(0).T
+        states[:, 12] = value
+        states[:, 13] = volume
+        states[:, 14] = self.volumes[last].sum(0)
+        states[:, 15] = self.volumes[:t].sum(0)
         return states
 
     def context(self) -> np.ndarray:
         """What the state numbers leave out: (N, 5) float64, in the order of CONTEXT."""
         limit = self.target_cpa
-        return np.stack([np.log(self.budgets), limit, self.spend / limit, self.conversions, self.exposed_value], 1)
+        progress = [self.spend / limit, self.conversions, self.exposed_value]
+        return np.stack([np.log(self.budgets), limit, *progress], 1)
 
     def guarded(self, multipliers: np.ndarray) -> np.ndarray:
         """Multipliers (N,), capped at target_cpa while the realised CPA exceeds it.
 
-        A won opportunity costs at most multiplier x value, so purchases under the cap keep the expected CPA within its target.
+        A won opportunity costs at most multiplier x value, so purchases under the cap keep the
+        expected CPA within its target.
         """
-        over = self.spend > self.target_cpa * np.maximum(self.conversions, self.exposed_value)
+        conversions = np.maximum(self.conversions, self.exposed_value)
+        over = self.spend > self.target_cpa * conversions
         return np.where(over, np.minimum(multipliers, self.target_cpa), multipliers)
 
     def record(
-        self, *, bid: Any, market_price: Any, value: Any, conversion: Any, won: Any, volume: Any, spend: Any, conversions: Any,
-        exposed_value: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        bid: Numbers,
+        market_price: Numbers,
+        value: Numbers,
+        conversion: Numbers,
+        won: Numbers,
+        volume: Numbers,
+        spend: Numbers,
+        conversions: Numbers,
+        exposed_value: Numbers,
+    ) -> None:
         """Add the results of a step.
 
         Args:
@@ -101,8 +146,8 @@ class Campaigns:
             conversions: (N,) counted.
             exposed_value: (N,) sum of the values of the exposed ads.
         """
-        for row, mean in zip(self.means[self.now], (bid, market_price, value, conversion, won), strict=True):
-            row[:] = mean
+        for k, mean in enumerate((bid, market_price, value, conversion, won)):
+            self.means[self.now, k] = mean
         self.volumes[self.now] = volume
         self.remaining = self.remaining - spend
         self.spend = self.spend + spend
@@ -111,21 +156,24 @@ class Campaigns:
         self.now += 1
 
 
-def score(conversions: Any, spend: Any, target_cpa: Any) -> np.ndarray:
+def score(conversions: Numbers, spend: Numbers, target_cpa: Numbers) -> np.ndarray:
     """AuctionNet's score: conversions x min(1, (target CPA / CPA)^2). Any shapes that broadcast.
 
     Source: AuctionNet, `getScore_neurips`, without its 1e-10 terms: no conversions score 0.
     """
-    conversions, spend = np.asarray(conversions, np.float64), np.asarray(spend, np.float64)
+    conversions = np.asarray(conversions, np.float64)
+    spend = np.asarray(spend, np.float64)
     unlimited = np.full(np.broadcast(conversions, spend).shape, np.inf)
     ratio = np.divide(target_cpa * conversions, spend, out=unlimited, where=spend > 0)
     return np.asarray(conversions * np.minimum(1, ratio) ** 2)
 
 
-def offered(values: Any) -> tuple[float, int]:
-    """Mean value and number of a step's opportunities, as `Campaigns.observe` takes them: values (n,).
+def offered(values: ArrayLike) -> tuple[float, int]:
+    """Mean value and number of a step's opportunities, as `Campaigns.observe` takes them: values
+    (n,).
 
-    The sum runs in the order of the opportunities, as in the market, so that both give the same bits.
+    The sum runs in the order of the opportunities, as in the market, so that both give the same
+    bits.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
@@ -133,34 +181,60 @@ def offered(values: Any) -> tuple[float, int]:
     return _total(values) / max(len(values), 1), len(values)
 
 
-def summary(values: Any, bids: Any, auction: Any, impressions: Any, market_prices: Any) -> dict[str, Any]:
-    """A step of one advertiser, given by opportunity as AuctionNet reports it -> arguments of `Campaigns.record`.
+def summary(
+    values: ArrayLike,
+    bids: ArrayLike,
+    auction: ArrayLike,
+    impressions: ArrayLike,
+    market_prices: ArrayLike,
+) -> dict[str, Any]:
+    """A step of one advertiser, given by opportunity as AuctionNet reports it -> arguments of
+    `Campaigns.record`.
 
     Args:
         values: (n,) predicted conversion probabilities.
         bids: (n,) currency.
         auction: (n, 3) whether a slot was won, which slot, its price in currency.
-        impressions: (n, 2) whether the ad was exposed, whether it converted. Only exposed ads are paid for.
+        impressions: (n, 2) whether the ad was exposed, whether it converted. Only exposed ads are
+            paid for.
         market_prices: (n,) least winning bids, currency.
 
     Raises:
         ValueError: an array has another shape, or a number that is not finite.
     """
     value, n = offered(values)
-    arrays, given = [], (bids, auction, impressions, market_prices)
-    for name, numbers, shape in zip(HISTORIES[1:], given, ((n,), (n, 3), (n, 2), (n,)), strict=True):
-        array = np.asarray(numbers, np.float64)
-        arrays.append(array if n else array.reshape(shape))
-        if arrays[-1].shape != shape or not np.isfinite(array).all():
-            raise ValueError(f"{name}: expected finite numbers of shape {shape}, one row an opportunity, got {array.shape}")
-    bids, auction, impressions, market_prices = arrays
-    won, price, exposed, converted = auction[:, 0], auction[:, 2], impressions[:, 0], impressions[:, 1]
-    conversions, share = _total(converted), max(n, 1)
+    _, bid_name, auction_name, impressions_name, price_name = HISTORIES
+    bids = _finite(bid_name, bids, (n,))
+    auction = _finite(auction_name, auction, (n, 3))
+    impressions = _finite(impressions_name, impressions, (n, 2))
+    market_prices = _finite(price_name, market_prices, (n,))
+    won, price = auction[:, 0], auction[:, 2]
+    exposed, converted = impressions[:, 0], impressions[:, 1]
+    conversions = _total(converted)
+    share = max(n, 1)
     return {
-        "bid": _total(bids) / share, "market_price": np.ascontiguousarray(market_prices).sum() / share, "value": value,
-        "conversion": conversions / share, "won": _total(won) / share, "volume": n, "spend": _total(price * exposed),
-        "conversions": conversions, "exposed_value": _total(np.asarray(values, np.float64) * exposed),
-    }  # fmt: skip
+        "bid": _total(bids) / share,
+        "market_price": np.ascontiguousarray(market_prices).sum() / share,
+        "value": value,
+        "conversion": conversions / share,
+        "won": _total(won) / share,
+        "volume": n,
+        "spend": _total(price * exposed),
+        "conversions": conversions,
+        "exposed_value": _total(np.asarray(values, np.float64) * exposed),
+    }
+
+
+def _finite(name: str, numbers: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of this shape; an empty one may have any. A ValueError otherwise."""
+    array = np.asarray(numbers, np.float64)
+    got = array.shape
+    if not shape[0]:
+        array = array.reshape(shape)
+    if array.shape != shape or not np.isfinite(array).all():
+        wanted = f"finite numbers of shape {shape}, one row an opportunity"
+        raise ValueError(f"{name}: expected {wanted}, got {got}")
+    return array
 
 
 def _total(x: np.ndarray) -> float:

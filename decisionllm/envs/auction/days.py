@@ -1,17 +1,26 @@
-"""Replayable days of traffic: their market prices, and what each bid multiplier of a grid would have cost and brought.
+"""Replayable days of traffic: their market prices, and what each bid multiplier of a grid would
+have cost and brought.
 
-A folder holds one file for each day, `period_7.npz`, with the fields of Day. Training reads the curves, evaluation the prices. The
-opportunities of the published traffic are made again from the day's number; those of another traffic log are in the file.
+A folder holds one file for each day, `period_7.npz`, with the fields of Day. Training reads the
+curves, evaluation the prices. The opportunities of the published traffic are made again from the
+day's number; those of another traffic log are in the file.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from decisionllm.envs.auction.market import PUBLISHED, Market, Roster, Traffic, scaled_traffic, with_prices
+from decisionllm.envs.auction.market import (
+    Market,
+    Roster,
+    Traffic,
+    scaled_traffic,
+    with_prices,
+)
 from decisionllm.files import atomic, explained
 
 FORMAT = "decisionllm-replay-1"
@@ -26,11 +35,13 @@ class Day:
     Attributes:
         period: its number.
         prices: whose market prices they are.
-        total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas` hold the traffic.
+        total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas`
+            hold the traffic.
         volume: (T,) int, opportunities of each step.
         market_price: (n,) currency, step after step.
         mean_value: (T, N) over a step's opportunities.
-        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would have cost the advertiser.
+        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would
+            have cost the advertiser.
         value: (T, N, G) float32, the sum of the values of the opportunities it would have won.
         won: (T, N, G) float32, their number.
         values: (n, N) or (0, N) predicted conversion probabilities.
@@ -50,7 +61,7 @@ class Day:
     sigmas: np.ndarray
 
     def by_step(self, rows: np.ndarray) -> list[np.ndarray]:
-        """(n, ...) -> T times (opportunities of the step, ...)"""
+        """(n, ...) -> T times (opportunities of the step, ...)."""
         return np.split(rows, np.cumsum(self.volume)[:-1])
 
     def traffic(self) -> Traffic:
@@ -60,7 +71,14 @@ class Day:
         return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
 
 
-def make(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, prices: str, total: int = 0) -> Day:
+def make(
+    period: int,
+    traffic: Traffic,
+    market_prices: Iterable[np.ndarray],
+    *,
+    prices: str,
+    total: int = 0,
+) -> Day:
     """A day of this traffic at these market prices, (n,) currency for each step.
 
     Args:
@@ -73,22 +91,32 @@ def make(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray], *, 
     Raises:
         ValueError: the prices are not as many as the opportunities.
     """
-    steps, found = [], []
+    steps = []
+    found = []
+    kept = slice(0) if total else slice(None)
     for values, sigmas, price in with_prices(period, traffic, market_prices):
-        kept = slice(0) if total else slice(None)
         steps.append((values[kept], sigmas[kept].astype(np.float32), price))
         found.append(curves(values, price))
-    values, sigmas, price = (np.concatenate(x) for x in zip(*steps, strict=True))
+    values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))
     cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
-    volume = np.array([len(p) for _, _, p in steps])
     return Day(
-        period=period, prices=prices, total=total, volume=volume, market_price=price, mean_value=mean_value, cost=cost, value=value,
-        won=won, values=values, sigmas=sigmas,
-    )  # fmt: skip
+        period=period,
+        prices=prices,
+        total=total,
+        volume=np.array([len(price) for _, _, price in steps]),
+        market_price=market_price,
+        mean_value=mean_value,
+        cost=cost,
+        value=value,
+        won=won,
+        values=values,
+        sigmas=sigmas,
+    )
 
 
 def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Cost, value and number of the opportunities won with each multiplier of GRID, and the mean value.
+    """Cost, value and number of the opportunities won with each multiplier of GRID, and the mean
+    value.
 
     Args:
         values: (n, N).
@@ -97,20 +125,31 @@ def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
     Returns:
         Three arrays (N, G) float32, and (N,) float64.
     """
-    (n, N), G = values.shape, len(GRID)
+    n, N = values.shape
+    G = len(GRID)
     with np.errstate(divide="ignore"):
-        cell = np.searchsorted(GRID, prices[:, None] / values) + np.arange(N) * (G + 1)  # of the least multiplier that wins
-    sums = (
-        np.bincount(cell.ravel(), weights, N * (G + 1)).reshape(N, G + 1)[:, :G].cumsum(1).astype(np.float32)
-        for weights in (np.repeat(prices, N), values.ravel(), None)
-    )
-    return (*sums, values.sum(0) / max(n, 1))
+        least = np.searchsorted(GRID, prices[:, None] / values)  # (n, N), of a multiplier that wins
+    cell = (least + np.arange(N) * (G + 1)).ravel()
+
+    def total(weights: np.ndarray | None) -> np.ndarray:
+        """Sums over the opportunities that each multiplier wins: (N, G) float32."""
+        sums = np.bincount(cell, weights, N * (G + 1)).reshape(N, G + 1)
+        return sums[:, :G].cumsum(1).astype(np.float32)
+
+    mean = values.sum(0) / max(n, 1)
+    return total(np.repeat(prices, N)), total(values.ravel()), total(None), mean
 
 
-def play(period: int, roster: Callable[[], Roster], *, total: int = PUBLISHED["opportunities"], seed: int = 0) -> Day:
+def play(period: int, roster: Callable[[], Roster], *, total: int, seed: int = 0) -> Day:
     """A day of our own market with these bidders."""
     played = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed).play(period)
-    return make(period, scaled_traffic(period, total), played.market_prices, prices="own market", total=total)
+    return make(
+        period,
+        scaled_traffic(period, total),
+        played.market_prices,
+        prices="own market",
+        total=total,
+    )
 
 
 def save(folder: str | Path, day: Day) -> Path:
@@ -121,18 +160,32 @@ def save(folder: str | Path, day: Day) -> Path:
     return path
 
 
-def day_files(folder: str | Path, periods: Sequence[int] = (), *, option: str = "days") -> dict[int, Path]:
-    """The files of these days in a folder, by period; without periods, of all. option: what names the folder, for messages.
+def day_files(
+    folder: str | Path,
+    periods: Sequence[int] = (),
+    *,
+    option: str = "days",
+) -> dict[int, Path]:
+    """The files of these days in a folder, by period; without periods, of all.
+
+    option: the name of the folder in messages.
 
     Raises:
         FileNotFoundError: a day is not there.
     """
-    found = {int(file.stem[7:]): file for file in Path(folder).expanduser().glob("period_*.npz") if file.stem[7:].isdigit()}
-    if (absent := [str(p) for p in periods if p not in found]) or not found:
-        wanted = f"period_{(absent or '*')[0]}.npz in {folder or 'a path'}, a folder of replay days"
+    found = {}
+    for file in Path(folder).expanduser().glob("period_*.npz"):
+        number = file.stem.removeprefix("period_")
+        if number.isdigit():
+            found[int(number)] = file
+    absent = [period for period in periods if period not in found]
+    if absent or not found:
+        first = absent[0] if absent else "*"
+        wanted = f"period_{first}.npz in {folder or 'a path'}, a folder of replay days"
         known = ", ".join(map(str, sorted(found))) or "none"
-        raise FileNotFoundError(f"{option}: expected {wanted}; there are periods {known}; `{MAKE}` makes one")
-    return {p: found[p] for p in sorted(periods or found)}
+        there_are = f"there are periods {known}; `{MAKE}` makes one"
+        raise FileNotFoundError(f"{option}: expected {wanted}; {there_are}")
+    return {period: found[period] for period in sorted(periods or found)}
 
 
 def read(file: str | Path) -> Day:
@@ -142,9 +195,13 @@ def read(file: str | Path) -> Day:
         ValueError: it is not such a file, or of another version.
     """
     again = f"make it again: {MAKE}"
-    with explained(f"{file}: not a readable day", OSError, ValueError, EOFError, remedy=again), np.load(file) as arrays:
-        kept = {name: arrays[name] for name in arrays.files}
-    if (got := str(kept.pop("format", "another"))) != FORMAT or kept.keys() != {f.name for f in fields(Day)}:
+    unreadable = f"{file}: not a readable day"
+    with explained(unreadable, OSError, ValueError, EOFError, remedy=again), np.load(file) as arrays:
+        kept: dict[str, Any] = dict(arrays)
+    got = str(kept.pop("format", "another"))
+    if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:
         raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")
-    scalars = {"period": int(kept["period"]), "prices": str(kept["prices"]), "total": int(kept["total"])}
-    return Day(**kept | scalars)
+    kept["period"] = int(kept["period"])
+    kept["prices"] = str(kept["prices"])
+    kept["total"] = int(kept["total"])
+    return Day(**kept)

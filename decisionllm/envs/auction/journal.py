@@ -1,7 +1,8 @@
 """Journal of served campaigns and their ticks: a SQLite file, written before an answer is sent.
 
-One row per campaign and one per tick. A write is one transaction that is on the disk when it returns (WAL, synchronous=FULL),
-so that neither a killed process nor a power failure loses an answered tick; writes that come together share a transaction.
+One row per campaign and one per tick. A write is one transaction that is on the disk when it
+returns (WAL, synchronous=FULL), so that neither a killed process nor a power failure loses an
+answered tick; writes that come together share a transaction.
 """
 
 import json
@@ -17,12 +18,14 @@ from decisionllm.files import atomic, explained
 
 Entry = tuple[str, tuple[Any, ...]]  # an SQL statement and its values
 
-VERSION, APPLICATION = 1, 0x444C4C4D  # of the tables; SQLite's application_id: DLLM
+VERSION = 1  # of the tables
+APPLICATION = 0x444C4C4D  # SQLite's application_id: DLLM
 SCHEMA = (
-    "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, opened REAL NOT NULL,"
-    " facts TEXT NOT NULL, ended TEXT)",  # facts: the settings in JSON; the column's name belongs to version 1
-    "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL, request TEXT NOT NULL,"
-    " answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
+    # facts: the settings in JSON; the column's name belongs to version 1
+    "CREATE TABLE campaigns (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,"
+    " opened REAL NOT NULL, facts TEXT NOT NULL, ended TEXT)",
+    "CREATE TABLE ticks (campaign TEXT NOT NULL REFERENCES campaigns (id), step INTEGER NOT NULL,"
+    " request TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (campaign, step)) WITHOUT ROWID",
 )
 LAST = "(SELECT answer FROM ticks WHERE campaign = id ORDER BY step DESC LIMIT 1)"
 Row = tuple[dict[str, Any], dict[str, Any] | None]  # a campaign, and the answer to its last tick
@@ -33,7 +36,8 @@ class Journal:
 
     Args:
         path: a file, created if there is none; `:memory:` keeps nothing after the process.
-        read_only: no row is written; the file may be a running server's, or lie where nothing can be written.
+        read_only: no row is written; the file may be a running server's, or lie where nothing can
+            be written.
 
     Raises:
         ValueError: the file cannot be written, is no journal, or one of another version.
@@ -43,18 +47,27 @@ class Journal:
         self.path = str(path)
         self.shadow_path = self._beside("shadow")
         self.bids_path = self._beside("bids")
-        kind = "a journal of a server" if read_only else "a file to write, or one written by a server"
+        in_memory = self.path == ":memory:"
+        kind = "a file to write, or one written by a server"
+        if read_only:
+            kind = "a journal of a server"
         with explained(f"journal: expected {kind}, got {path}", sqlite3.Error, OSError):
+            self._writing = threading.Lock()
             if read_only:
-                self._writer, self._writing = _connect_to_read(self.path), threading.Lock()
+                self._writer = _connect_to_read(self.path)
             else:
                 self._open_to_write()
-            found = tuple(self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-            self._reader, self._reading = self._writer, self._writing
-            if self.path != ":memory:" and not read_only:  # readers do not wait for a write
-                self._reader, self._reading = _connect(self.path), threading.Lock()
-        if found != (APPLICATION, VERSION):
-            got = f"version {found[1]}" if found[0] == APPLICATION else "another database"
+            pragmas = "PRAGMA application_id", "PRAGMA user_version"
+            application, version = (self._writer.execute(x).fetchone()[0] for x in pragmas)
+            self._reader = self._writer
+            self._reading = self._writing
+            if not in_memory and not read_only:  # readers do not wait for a write
+                self._reader = _connect(self.path)
+                self._reading = threading.Lock()
+        got = "another database"
+        if application == APPLICATION:
+            got = f"version {version}"
+        if (application, version) != (APPLICATION, VERSION):
             raise ValueError(f"journal: expected one of version {VERSION}, got {got}: {self.path}")
 
     def _beside(self, name: str) -> str:
@@ -64,17 +77,23 @@ class Journal:
     def _open_to_write(self) -> None:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        self._writer, self._writing = _connect(self.path), threading.Lock()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
-            self._writer.execute(f"PRAGMA {pragma}")
-        self._writer.execute("BEGIN IMMEDIATE")  # of two processes that start together, one makes the tables
+        self._writer = _connect(self.path)
+        self._writer.execute("PRAGMA journal_mode=WAL")
+        self._writer.execute("PRAGMA synchronous=FULL")
+        # of two processes that start together, one makes the tables
+        self._writer.execute("BEGIN IMMEDIATE")
         if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in (*SCHEMA, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={VERSION}"):
+            for statement in SCHEMA:
                 self._writer.execute(statement)
+            self._writer.execute(f"PRAGMA application_id={APPLICATION}")
+            self._writer.execute(f"PRAGMA user_version={VERSION}")
         self._writer.execute("COMMIT")
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
-        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new; no row is changed."""
+        """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new.
+
+        No row is changed.
+        """
         with self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -87,7 +106,10 @@ class Journal:
         return new
 
     def campaigns(self) -> list[dict[str, Any]]:
-        """Every campaign in the order of opening: id, opened (seconds since 1970), ended (how, or None) and its settings."""
+        """Every campaign in the order of opening.
+
+        It has id, opened (seconds since 1970), ended (how, or None) and its settings.
+        """
         return [campaign for campaign, _ in self._found("ORDER BY number")]
 
     def campaign(self, id: str) -> dict[str, Any] | None:
@@ -105,8 +127,10 @@ class Journal:
             before: the id of a campaign; only those opened before it.
         """
         where = (
-            "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?)) OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
-            " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?)) ORDER BY number DESC LIMIT ?"
+            "WHERE (? = '' OR instr(lower(json_extract(facts, '$.name')), lower(?))"
+            " OR instr(id, ?) = 1 OR instr(key, ?) = 1)"
+            " AND (? IS NULL OR number < (SELECT number FROM campaigns WHERE id = ?))"
+            " ORDER BY number DESC LIMIT ?"
         )
         return self._found(where, *(search,) * 4, before, before, count, answer=LAST)
 
@@ -115,13 +139,18 @@ class Journal:
         return next(iter(self._found("WHERE id = ?", id, answer=LAST)), None)
 
     def _found(self, which: str, *values: Any, answer: str = "NULL") -> list[Row]:
-        rows = self._read(f"SELECT id, opened, ended, facts, {answer} FROM campaigns {which}", *values)
-        return [({"id": id, "opened": opened, "ended": ended, **json.loads(settings)}, last and json.loads(last))
-                for id, opened, ended, settings, last in rows]  # fmt: skip
+        columns = f"id, opened, ended, facts, {answer}"
+        rows = self._read(f"SELECT {columns} FROM campaigns {which}", *values)
+        found = []
+        for id, opened, ended, settings, last in rows:
+            campaign = {"id": id, "opened": opened, "ended": ended, **json.loads(settings)}
+            found.append((campaign, json.loads(last) if last else None))
+        return found
 
     def still_open(self) -> int:
         """Number of campaigns that have not ended."""
-        return int(self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")[0][0])
+        ((count,),) = self._read("SELECT COUNT(*) FROM campaigns WHERE ended IS NULL")
+        return int(count)
 
     def open_ids(self, count: int) -> list[str]:
         """Ids of campaigns that have not ended, the one opened last first, at most so many."""
@@ -130,16 +159,23 @@ class Journal:
 
     def ticks(self, id: str, first: int = 0) -> list[dict[str, Any]]:
         """The ticks of a campaign from this one on, in their order: index, request and answer."""
-        rows = self._read("SELECT step, request, answer FROM ticks WHERE campaign = ? AND step >= ? ORDER BY step", id, first)
-        return [{"index": step, "request": json.loads(request), "answer": json.loads(answer)} for step, request, answer in rows]
+        which = "campaign = ? AND step >= ? ORDER BY step"
+        rows = self._read(f"SELECT step, request, answer FROM ticks WHERE {which}", id, first)
+        found = []
+        for step, request, answer in rows:
+            tick = {"index": step, "request": json.loads(request), "answer": json.loads(answer)}
+            found.append(tick)
+        return found
 
     def steps(self, id: str) -> int:
         """Number of ticks of a campaign."""
-        return int(self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)[0][0])
+        ((count,),) = self._read("SELECT COUNT(*) FROM ticks WHERE campaign = ?", id)
+        return int(count)
 
     def tick(self, id: str, step: int) -> tuple[str, str] | None:
         """(request, answer) of a tick as they were written."""
-        found = self._read("SELECT request, answer FROM ticks WHERE campaign = ? AND step = ?", id, step)
+        query = "SELECT request, answer FROM ticks WHERE campaign = ? AND step = ?"
+        found = self._read(query, id, step)
         return found[0] if found else None
 
     def _read(self, query: str, *values: Any) -> list[Any]:
@@ -148,17 +184,20 @@ class Journal:
 
     def verify(self) -> None:
         """Read the whole file. Raises sqlite3.DatabaseError if it is damaged."""
-        if (found := self._read("PRAGMA quick_check(1)")) != [("ok",)]:
+        found = self._read("PRAGMA quick_check(1)")
+        if found != [("ok",)]:
             raise sqlite3.DatabaseError(found[0][0])
 
     def check_room(self) -> None:
         """Write and delete 100 kB. Raises sqlite3.Error if that fails."""
         with self._writing:
-            for statement in ("CREATE TABLE IF NOT EXISTS room (x)", "INSERT INTO room VALUES (zeroblob(100000))", "DROP TABLE room"):  # fmt: skip
-                self._writer.execute(statement)
+            self._writer.execute("CREATE TABLE IF NOT EXISTS room (x)")
+            self._writer.execute("INSERT INTO room VALUES (zeroblob(100000))")
+            self._writer.execute("DROP TABLE room")
 
     def backup(self, to: str | Path) -> None:
-        """Copy the journal, and the decisions of a shadow policy beside it, also while a server writes them.
+        """Copy the journal, and the decisions of a shadow policy beside it, also while a server
+        writes them.
 
         Raises:
             ValueError: there is a file already.
@@ -167,14 +206,18 @@ class Journal:
             if Path(path).exists():
                 raise ValueError(f"to: expected a new file, got {path}, which exists")
         with ExitStack() as stack:
-            if Path(self.shadow_path).is_file():  # first, so that it has no decision on a tick that the copied journal lacks
+            # first, so that it has no decision on a tick that the copied journal lacks
+            if Path(self.shadow_path).is_file():
                 shadow = stack.enter_context(closing(_connect_to_read(self.shadow_path)))
                 _copy(shadow, stack.enter_context(atomic(f"{to}.shadow")))
             with self._reading:
                 _copy(self._reader, stack.enter_context(atomic(to)))
 
     def close(self) -> None:
-        """Close the file; what SQLite kept beside it is then in it, unless another process has it open."""
+        """Close the file.
+
+        What SQLite kept beside it is then in it, unless another process has it open.
+        """
         with self._writing:
             self._writer.close()
         with self._reading:
@@ -182,11 +225,20 @@ class Journal:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, uri=path.startswith("file:"))
+    return sqlite3.connect(
+        path,
+        timeout=10,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=path.startswith("file:"),
+    )
 
 
 def _connect_to_read(path: str) -> sqlite3.Connection:
-    """A connection that changes no row; where nothing can be written beside the file, only to one without a log."""
+    """A connection that changes no row.
+
+    Where nothing can be written beside the file, it must have no log.
+    """
     file = Path(path).resolve()
     connection = _connect(f"{file.as_uri()}?mode=rw")
     try:
@@ -194,7 +246,8 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError:
         log = file.with_name(f"{file.name}-wal")
-        if not file.is_file() or (log.is_file() and log.stat().st_size):
+        has_log = log.is_file() and log.stat().st_size
+        if has_log or not file.is_file():
             raise
         connection = _connect(f"{file.as_uri()}?immutable=1")
     return connection
@@ -213,9 +266,18 @@ def opened(id: str, key: str | None, settings: dict[str, Any]) -> Entry:
 
 
 def ticked(id: str, step: int, request: str, answer: str) -> Entry:
-    """The entry of a tick of a campaign that has not ended; request and answer are JSON and read back unchanged."""
+    """The entry of a tick of a campaign that has not ended.
+
+    Request and answer are JSON and read back unchanged.
+    """
     still_open = "EXISTS (SELECT 1 FROM campaigns WHERE id = ? AND ended IS NULL)"
-    return f"INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE {still_open}", (id, step, request, answer, id)
+    return f"INSERT OR IGNORE INTO ticks SELECT ?, ?, ?, ? WHERE {still_open}", (
+        id,
+        step,
+        request,
+        answer,
+        id,
+    )
 
 
 def ended(id: str, how: str) -> Entry:

@@ -1,13 +1,16 @@
-"""The advertising market: opportunities to show an ad, bids of N advertisers, slots, prices, conversions; one period at a time.
+"""The advertising market: opportunities to show an ad, bids of N advertisers, slots, prices,
+conversions; one period at a time.
 
-A period is a day of 48 steps. All opportunities of a step are auctioned at once; an advertiser bids its multiplier times the value
-(predicted conversion probability) of each. Letters: T steps, N advertisers, M of them, n opportunities of a step, K slots.
-Facts and constants: AuctionNet (arXiv 2412.10798), `simul_bidding_env`; `auctionnet/README.md` lists the files that ship here.
+A period is a day of 48 steps. All opportunities of a step are auctioned at once; an advertiser bids
+its multiplier times the value (predicted conversion probability) of each. Letters: T steps, N
+advertisers, M of them, n opportunities of a step, K slots. Facts and constants: AuctionNet (arXiv
+2412.10798), `simul_bidding_env`; `auctionnet/README.md` lists the files that ship here.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,16 +24,21 @@ DATA = Path(__file__).parent / "auctionnet"
 PUBLISHED: dict[str, Any] = json.loads((DATA / "constants.json").read_text())
 CATEGORIES: int = PUBLISHED["categories"]
 MEAN_VALUE = 0.0005  # conversions an exposure
-Traffic = Iterable[tuple[np.ndarray, np.ndarray]]  # a step's values and standard deviations, (n, N) each
+# of each step the values and their standard deviations, (n, N) each
+Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
 
 
 def industries(advertisers: int) -> np.ndarray:
-    """The industry of each advertiser, six blocks of neighbours: 48 -> 0 eight times, 1 eight times, ...  (N,) int"""
+    """The industry of each advertiser, (N,) int, six blocks of neighbours: 48 -> 0 eight times ..."""
     return np.arange(advertisers) * CATEGORIES // advertisers
 
 
 def opportunities(
-    period: int, *, total: int = PUBLISHED["opportunities"], advertisers: int = 48, scale: float = 1.0
+    period: int,
+    *,
+    total: int = PUBLISHED["opportunities"],
+    advertisers: int = 48,
+    scale: float = 1.0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The published traffic of a period. It depends on these four numbers alone.
 
@@ -50,32 +58,27 @@ def opportunities(
     """
     if period < 0 or total < 1 or advertisers < 1:
         given = f"{period}, {total}, {advertisers}"
-        raise ValueError(f"opportunities: expected a period from 0, total and advertisers from 1, got {given}")
-    clock, N = np.array(PUBLISHED["clock"]), advertisers
-    flow = _blocks(period, 4, 0.6, 1.4)
-    counts = np.floor(total * (clock * flow * (clock.sum() / (clock * flow).sum()))).astype(int)
-
-    category = industries(N)
-    # 1 - 0.7 is not 0.3 to the last bit; AuctionNet has 1 - 0.7
-    factors = np.stack([_blocks(11111 * period + k, 8, 1 - 0.7, 1 + 0.7) for k in range(CATEGORIES)])[category]
-    for i in range(1, N):
-        if category[i] == category[i - 1]:  # the first of a category is the category
-            factors[i] *= _blocks(11111 * period + i, 8, 0.5, 1.5)
-    mean = scale * MEAN_VALUE * factors  # (N, T)
+        wanted = "a period from 0, total and advertisers from 1"
+        raise ValueError(f"opportunities: expected {wanted}, got {given}")
+    clock = np.array(PUBLISHED["clock"])
+    flow = clock * _blocks(period, 4, 0.6, 1.4)
+    counts = np.floor(total * (flow * (clock.sum() / flow.sum()))).astype(int)
+    mean = scale * MEAN_VALUE * _factors(period, advertisers)  # (N, T)
 
     rng = np.random.default_rng(period)
-    spread = _repair(rng.normal(0.5, 0.1, N))
-    spread = _repair(rng.normal(spread[:, None], 0.2 * spread[:, None], (N, STEPS))) * mean
-    doubt = np.abs(np.random.default_rng(period).normal(0.15, 0.06, N))  # standard deviation of a value, as a share of it
+    spread = _repair(rng.normal(0.5, 0.1, advertisers))[:, None]
+    spread = _repair(rng.normal(spread, 0.2 * spread, (advertisers, STEPS))) * mean
+    # standard deviation of a value, as a share of it
+    doubt = np.abs(np.random.default_rng(period).normal(0.15, 0.06, advertisers))
     doubt = np.where(doubt > 0.3, 0.2, doubt)
 
     rng = np.random.default_rng(period)
     for t, n in enumerate(counts):
-        values = rng.standard_normal((n, N))
+        values = rng.standard_normal((n, advertisers))
         values *= spread[:, t]
         values += mean[:, t]
         np.clip(values, 0, 1, out=values)
-        sigmas = np.random.default_rng(120000 * period + t).standard_normal((n, N))
+        sigmas = np.random.default_rng(120000 * period + t).standard_normal((n, advertisers))
         sigmas *= doubt / 2
         sigmas += doubt
         np.minimum(np.abs(sigmas, out=sigmas), 0.3, out=sigmas)
@@ -83,16 +86,40 @@ def opportunities(
         yield values, sigmas
 
 
+def _factors(period: int, advertisers: int) -> np.ndarray:
+    """How the mean value of each advertiser varies over a period: (N, T)."""
+    category = industries(advertisers)
+    # 1 - 0.7 is not 0.3 to the last bit; AuctionNet has 1 - 0.7
+    low, high = 1 - 0.7, 1 + 0.7
+    of_category = [_blocks(11111 * period + k, 8, low, high) for k in range(CATEGORIES)]
+    factors: np.ndarray = np.stack(of_category)[category]
+    for i in range(1, advertisers):
+        if category[i] == category[i - 1]:  # the first of a category is the category
+            factors[i] *= _blocks(11111 * period + i, 8, 0.5, 1.5)
+    return factors
+
+
 def scaled_traffic(period: int, total: int) -> Traffic:
-    """The published traffic with fewer opportunities, each worth more, so that budgets and target CPAs keep their meaning."""
+    """The published traffic with fewer opportunities, each worth more.
+
+    So budgets and target CPAs keep their meaning.
+    """
     return opportunities(int(period), total=total, scale=PUBLISHED["opportunities"] / total)
 
 
-def with_prices(period: int, traffic: Traffic, market_prices: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Values, standard deviations and market prices (n,) of each step; a ValueError unless there is a price for each opportunity."""
+def with_prices(
+    period: int,
+    traffic: Traffic,
+    market_prices: Iterable[np.ndarray],
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Values, standard deviations and market prices (n,) of each step.
+
+    A ValueError unless there is a price for each opportunity.
+    """
     for t, ((values, sigmas), prices) in enumerate(zip(traffic, market_prices, strict=True)):
         if len(prices) != len(values):
-            raise ValueError(f"expected {len(values)} market prices in step {t} of period {period}, got {len(prices)}")
+            wanted = f"{len(values)} market prices in step {t} of period {period}"
+            raise ValueError(f"expected {wanted}, got {len(prices)}")
         yield values, sigmas, np.asarray(prices, np.float64)
 
 
@@ -102,13 +129,16 @@ def _blocks(seed: int, width: int, low: float, high: float) -> np.ndarray:
 
 
 def _repair(x: np.ndarray) -> np.ndarray:
+    """Numbers within 0 .. 1: a negative one becomes 0.1."""
     return np.where(x < 0, 0.1, np.minimum(x, 1))
 
 
 def noise(period: int, advertisers: int = 48) -> np.ndarray:
-    """Bounds of the value errors, (N, 2) float64: an error, in standard deviations, is normal and cut to [-2 v1, 2 v2].
+    """Bounds of the value errors, (N, 2) float64: an error, in standard deviations, is normal and
+    cut to [-2 v1, 2 v2].
 
-    Periods 0-29 of the 48 published advertisers are AuctionNet's table; all others are uniform in [0, 1), seeded by the period.
+    Periods 0-29 of the 48 published advertisers are AuctionNet's table; all others are uniform in
+    [0, 1), seeded by the period.
     """
     table = np.load(DATA / "noise.npy")
     if advertisers == table.shape[1] and 0 <= period < len(table):
@@ -130,20 +160,22 @@ class Outcome:
     rounds: int  # 1 + how often bids were withdrawn
 
     def per_advertiser(self, where: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """Sum over slots: (n, K) bool, and weights (n, K) -> (N,) float64"""
-        weights = None if weights is None else weights[where]
-        return np.asarray(np.bincount(self.holder[where], weights, self.advertisers), np.float64)
+        """Sum over slots: (n, K) bool, and weights (n, K) -> (N,) float64."""
+        if weights is not None:
+            weights = weights[where]
+        sums = np.bincount(self.holder[where], weights, self.advertisers)
+        return np.asarray(sums, np.float64)
 
 
 class Draws:
-    """The random numbers of one step's auctions: one uniform a slot, independent of the slot's holder."""
+    """The random numbers of a step's auctions: a uniform a slot, independent of its holder."""
 
     def __init__(self, n: int, slots: int, seed: Any) -> None:
         self.rng = np.random.default_rng(seed)
         self.uniforms = self.rng.random((3, n, slots))  # of exposure, value error, conversion
 
     def exposure(self, rows: np.ndarray, holder: np.ndarray) -> np.ndarray:
-        """Uniforms (m, K) of these opportunities (m,), whose slots these advertisers (m, K) hold."""
+        """Uniforms (m, K) of the slots of opportunities. rows: (m,); holder: (m, K) advertisers."""
         return np.asarray(self.uniforms[0, rows])
 
     def withdrawn(self, rows: np.ndarray, count: int) -> np.ndarray:
@@ -151,22 +183,41 @@ class Draws:
         return np.asarray(self.rng.choice(rows, count, replace=False))
 
     def conversion(
-        self, values: np.ndarray, sigmas: np.ndarray, noise: np.ndarray, cells: tuple[np.ndarray, ...], holder: np.ndarray
+        self,
+        values: np.ndarray,
+        sigmas: np.ndarray,
+        noise: np.ndarray,
+        cells: tuple[np.ndarray, ...],
+        holder: np.ndarray,
     ) -> np.ndarray:
-        """Uniforms (2, m) of the value errors and conversions of these slots: `cells`, (row, slot), and their holders (m,)."""
+        """Uniforms (2, m) of the value errors and conversions of slots.
+
+        cells: their rows and slots; holder: their holders; all (m,).
+        """
         return np.asarray(self.uniforms[1:, cells[0], cells[1]])
 
 
 def settle(
-    bids: np.ndarray, values: np.ndarray, sigmas: np.ndarray, noise: np.ndarray, remaining: np.ndarray, *,
-    reserve: float = PUBLISHED["reserve"], exposure: Sequence[float] = tuple(PUBLISHED["exposure"]), seed: Any = 0,
+    bids: np.ndarray,
+    values: np.ndarray,
+    sigmas: np.ndarray,
+    noise: np.ndarray,
+    remaining: np.ndarray,
+    *,
+    reserve: float = PUBLISHED["reserve"],
+    exposure: Sequence[float] = tuple(PUBLISHED["exposure"]),
+    seed: Any = 0,
     draws: type[Draws] = Draws,
-) -> tuple[np.ndarray, Outcome]:  # fmt: skip
-    """Run the auctions of a step. While an advertiser owes more than it has left, withdraw bids of it at random and run them again.
+) -> tuple[np.ndarray, Outcome]:
+    """Run the auctions of a step.
 
-    The K highest bids get the slots, each at the next bid or the reserve. A slot whose price is the reserve is not sold. Slot k is
-    exposed with probability `exposure[k]` if the slot above it is: 1, 0.8, 0.6 means 1, 0.8, 0.48. An exposed ad converts with
-    probability value + sigma z, with z from the cut normal of `noise`.
+    While an advertiser owes more than it has left, withdraw bids of it at random and run them
+    again.
+
+    The K highest bids get the slots, each at the next bid or the reserve. A slot whose price is the
+    reserve is not sold. Slot k is exposed with probability `exposure[k]` if the slot above it is:
+    1, 0.8, 0.6 means 1, 0.8, 0.48. An exposed ad converts with probability value + sigma z, with z
+    from the cut normal of `noise`.
 
     Args:
         bids: (n, N) currency; negative ones count as 0.
@@ -186,46 +237,76 @@ def settle(
         ValueError: arrays of different shapes.
     """
     n, N = np.shape(values)
-    given = {"bids": (bids, (n, N)), "sigmas": (sigmas, (n, N)), "noise": (noise, (N, 2)), "remaining": (remaining, (N,))}
-    for name, (x, shape) in given.items():
+    shapes = (
+        ("bids", bids, (n, N)),
+        ("sigmas", sigmas, (n, N)),
+        ("noise", noise, (N, 2)),
+        ("remaining", remaining, (N,)),
+    )
+    for name, x, shape in shapes:
         if np.shape(x) != shape:
             raise ValueError(f"{name}: expected {shape} as values are {(n, N)}, got {np.shape(x)}")
     bids = np.maximum(bids, 0.0)  # a copy
-    K, rows, rounds, drawn = len(exposure), np.arange(n), 1, draws(n, len(exposure), seed)
-    holder, price, visible = np.empty((n, K), np.intp), np.empty((n, K)), np.empty((n, K), bool)
+    chances = np.asarray(exposure, np.float64)
+    K = len(chances)
+    drawn = draws(n, K, seed)
+    holder = np.empty((n, K), np.intp)
+    price = np.empty((n, K))
+    visible = np.empty((n, K), bool)
+    rows = np.arange(n)  # the auctions to be run again
+    rounds = 1
     while True:
         holder[rows], price[rows] = _rank(bids[rows], K)
-        u = drawn.exposure(rows, holder[rows])
-        visible[rows] = np.logical_and.accumulate(_bernoulli(u, np.asarray(exposure, np.float64)), 1)
+        shown = _bernoulli(drawn.exposure(rows, holder[rows]), chances)
+        visible[rows] = np.logical_and.accumulate(shown, 1)
         cost = np.maximum(price, reserve)
         sold = cost > reserve
         exposed = visible & sold
         owed = np.bincount(holder[exposed], cost[exposed], N)
-        short = np.flatnonzero(owed > remaining)
-        if not len(short):
-            break
         touched = []
-        for i in short:
+        for i in np.flatnonzero(owed > remaining):
             share = (owed[i] - remaining[i]) / (owed[i] + 1e-4)
+            own = sold & (holder == i)
             for k in range(K):
-                own = np.flatnonzero(sold[:, k] & (holder[:, k] == i))
-                if len(own):
-                    touched.append(drawn.withdrawn(own, int(np.ceil(len(own) * share))))
-                    bids[touched[-1], i] = 0
-        rows, rounds = np.unique(np.concatenate(touched)), rounds + 1
+                of_slot = np.flatnonzero(own[:, k])
+                if len(of_slot):
+                    lost = drawn.withdrawn(of_slot, math.ceil(len(of_slot) * share))
+                    bids[lost, i] = 0
+                    touched.append(lost)
+        if not touched:
+            break
+        rows = np.unique(np.concatenate(touched))
+        rounds += 1
 
     cells = np.nonzero(exposed)
-    at = cells[0], holder[cells]
-    u = drawn.conversion(values, sigmas, noise, cells, at[1])
+    owner = holder[cells]  # (m,)
+    opportunity = cells[0], owner
+    errors, u = drawn.conversion(values, sigmas, noise, cells, owner)
+    chance = realised_value(errors, values[opportunity], sigmas[opportunity], noise[owner])
     converted = np.zeros((n, K), bool)
-    converted[cells] = _bernoulli(u[1], realised_value(u[0], values[at], sigmas[at], noise[at[1]]))
-    return bids, Outcome(N, holder, sold, cost, exposed, converted, cost[:, -1].copy(), rounds)
+    converted[cells] = _bernoulli(u, chance)
+    market_price = cost[:, -1].copy()
+    return bids, Outcome(
+        advertisers=N,
+        holder=holder,
+        sold=sold,
+        cost=cost,
+        exposed=exposed,
+        converted=converted,
+        market_price=market_price,
+        rounds=rounds,
+    )
 
 
 def _rank(bids: np.ndarray, K: int) -> tuple[np.ndarray, np.ndarray]:
-    """The K highest bidders and the bid below each: (n, N) -> (n, K) int, (n, K). Equal bids keep the order of the advertisers."""
-    left, rows = bids.copy(), np.arange(len(bids))
-    holder, bid = np.empty((len(bids), K + 1), np.intp), np.empty((len(bids), K + 1))
+    """The K highest bidders and the bid below each: (n, N) -> (n, K) int, (n, K).
+
+    Equal bids keep the order of the advertisers.
+    """
+    left = bids.copy()
+    rows = np.arange(len(bids))
+    holder = np.empty((len(bids), K + 1), np.intp)
+    bid = np.empty((len(bids), K + 1))
     for k in range(K + 1):
         holder[:, k] = left.argmax(1)
         bid[:, k] = left[rows, holder[:, k]]
@@ -238,10 +319,19 @@ def _bernoulli(u: np.ndarray, p: np.ndarray) -> np.ndarray:
     return np.where(p > 0.5, u <= p, u > 1 - p)
 
 
-def realised_value(u: np.ndarray, value: np.ndarray, sigma: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Conversion probabilities value + sigma z, z by the inverse distribution function from u: all (m,), noise (m, 2)."""
+def realised_value(
+    u: np.ndarray,
+    value: np.ndarray,
+    sigma: np.ndarray,
+    noise: np.ndarray,
+) -> np.ndarray:
+    """Conversion probabilities value + sigma z, z by the inverse distribution function from u.
+
+    All (m,), noise (m, 2).
+    """
     low, high = ndtr(-2 * noise[..., 0]), ndtr(2 * noise[..., 1])
-    return np.asarray(np.clip(value + sigma * ndtri(low + u * (high - low)), 0, 1))
+    z = ndtri(low + u * (high - low))
+    return np.asarray(np.clip(value + sigma * z, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -276,18 +366,26 @@ class Bidder(Protocol):
         ...
 
 
-Roster = Sequence[tuple[Any, Bidder]]  # positions and their bidder; a later pair takes a position from an earlier one
+# positions and their bidder; a later pair takes a position from an earlier one
+Roster = Sequence[tuple[Any, Bidder]]
+Positions = Sequence[int] | np.ndarray | slice
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class MarketStep:
-    """One step of N advertisers. `Market.play` returns the same fields with T in front; its market_prices is a list of T arrays."""
+    """One step of N advertisers.
+
+    `Market.play` returns the same fields with T in front; its market_prices is a list of T arrays.
+    """
 
     states: np.ndarray  # (N, 16) before the step
     remaining: np.ndarray  # (N,) currency, before the step
     done: np.ndarray  # (N,) bool: too little was left before it, or it is the last
-    chosen_multipliers: np.ndarray  # (N,) bid multiplier as the bidder chose it; 0 where too little was left
-    multipliers: np.ndarray  # (N,) sum of bids / sum of values after bids were withdrawn: the action of AuctionNet's logs
+    # (N,) bid multiplier as the bidder chose it; 0 where too little was left
+    chosen_multipliers: np.ndarray
+    # (N,) sum of bids / sum of values after bids were withdrawn: the action of AuctionNet's logs
+    multipliers: np.ndarray
     volume: Any  # opportunities
     means: np.ndarray  # (5, N) over the opportunities, in the order of campaign.MEANS
     won: np.ndarray  # (N,) slots held, exposed or not
@@ -301,7 +399,8 @@ class MarketStep:
 class Market:
     """One period of N advertisers, step by step.
 
-    `step()` lets the roster bid; `step(multipliers, positions)` sets the multipliers of these positions for this step.
+    `step()` lets the roster bid; `step(multipliers, positions)` sets the multipliers of these
+    positions for this step.
 
     Args:
         roster: positions and their bidders.
@@ -314,22 +413,32 @@ class Market:
         seed: of the draws; those of a step depend on seed, period and step alone.
 
     Raises:
-        ValueError: sizes that do not agree, or traffic that is not finite or has fewer than 48 steps.
+        ValueError: sizes that do not agree, or traffic that is not finite or has fewer than 48
+            steps.
     """
 
     def __init__(
-        self, roster: Roster = (), *, budgets: Any = PUBLISHED["budgets"], target_cpa: Any = PUBLISHED["target_cpa"],
-        budget_factor: Any = 1.0, traffic: Callable[[int], Traffic] = opportunities,
-        settle: Callable[..., tuple[np.ndarray, Outcome]] = settle, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        roster: Roster = (),
+        *,
+        budgets: Any = PUBLISHED["budgets"],
+        target_cpa: Any = PUBLISHED["target_cpa"],
+        budget_factor: Any = 1.0,
+        traffic: Callable[[int], Traffic] = opportunities,
+        settle: Callable[..., tuple[np.ndarray, Outcome]] = settle,
+        seed: int = 0,
+    ) -> None:
         self.budgets = np.array(budgets, np.float64) * budget_factor
         self.target_cpa = np.array(target_cpa, np.float64)
         N = len(self.budgets)
         if self.target_cpa.shape != (N,):
-            raise ValueError(f"target_cpa: expected one an advertiser, {N} as budgets has, got shape {self.target_cpa.shape}")
+            wanted = f"one an advertiser, {N} as budgets has"
+            raise ValueError(f"target_cpa: expected {wanted}, got shape {self.target_cpa.shape}")
         self.categories = industries(N)
         self.roster = [(np.atleast_1d(positions), bidder) for positions, bidder in roster]
-        self.traffic, self.settle, self.seed = traffic, settle, seed
+        self.traffic = traffic
+        self.settle = settle
+        self.seed = seed
 
     def reset(self, period: int) -> np.ndarray:
         """Begin a period. Returns the states before its first step, (N, 16)."""
@@ -343,37 +452,51 @@ class Market:
         return self.observe()
 
     def _next(self) -> None:
-        now, N = self.campaigns.now, len(self.budgets)
+        """Receive the opportunities of the next step."""
+        now = self.campaigns.now
+        N = len(self.budgets)
         step = next(self._traffic, None)
         if step is None:
             raise ValueError(f"traffic: expected {STEPS} steps, period {self.period} has {now}")
         self.values, self.sigmas = step
         if self.values.shape[1] != N:
-            raise ValueError(f"traffic: expected values for {N} advertisers, got {self.values.shape[1]} in step {now}")
+            got = f"got {self.values.shape[1]} in step {now}"
+            raise ValueError(f"traffic: expected values for {N} advertisers, {got}")
         self._states: dict[str, np.ndarray] = {}
         self._value = self.values.sum(0) / max(len(self.values), 1)
         if not np.isfinite(self._value).all():
-            raise ValueError(f"traffic: expected finite values, got others in step {now} of period {self.period}")
+            where = f"step {now} of period {self.period}"
+            raise ValueError(f"traffic: expected finite values, got others in {where}")
 
     @property
     def ended(self) -> bool:
         return self.campaigns.now == STEPS
 
     def observe(self, features: str = "repaired") -> np.ndarray:
-        """(N, 16) float64, the states before the next step"""
+        """(N, 16) float64, the states before the next step."""
         if features not in self._states:
-            self._states[features] = self.campaigns.observe(self._value, len(self.values), features=features)
+            volume = len(self.values)
+            states = self.campaigns.observe(self._value, volume, features=features)
+            self._states[features] = states
         return self._states[features]
 
-    def context(self, positions: Any = slice(None)) -> BidderContext:
+    def context(self, positions: Positions = ALL) -> BidderContext:
         """What the bidder of these positions receives beside the states."""
         c = self.campaigns
-        at = (x[positions] for x in (self.categories, c.budgets, c.target_cpa, c.remaining, c.conversions))
-        return BidderContext(c.now, *at)
+        return BidderContext(
+            step=c.now,
+            categories=self.categories[positions],
+            budgets=c.budgets[positions],
+            target_cpa=c.target_cpa[positions],
+            remaining=c.remaining[positions],
+            conversions=c.conversions[positions],
+        )
 
-    def choose(self, multipliers: Any = None, positions: Any = slice(None)) -> np.ndarray:
-        """(N,) multipliers: those given for these positions, the roster's for the rest; 0 where too little is left."""
-        chosen, given, c = np.full(len(self.budgets), np.nan), np.zeros(len(self.budgets), bool), self.campaigns
+    def choose(self, multipliers: np.ndarray | None, positions: Positions) -> np.ndarray:
+        """(N,) multipliers: those given, the roster's elsewhere; 0 where too little is left."""
+        c = self.campaigns
+        chosen = np.full(len(self.budgets), np.nan)
+        given = np.zeros(len(self.budgets), bool)
         given[positions] = multipliers is not None
         for own, bidder in self.roster:
             if not given[own].all():
@@ -382,43 +505,77 @@ class Market:
             chosen[positions] = multipliers
         if not np.isfinite(chosen).all():
             i = int(np.argmin(np.isfinite(chosen)))
-            got = f"got {chosen[i]} for {i}; give one, or put a bidder in its position in the roster"
-            raise ValueError(f"step {c.now}: expected a multiplier for every advertiser, {got}")
+            remedy = "give one, or put a bidder in its position in the roster"
+            wanted = "expected a multiplier for every advertiser"
+            raise ValueError(f"step {c.now}: {wanted}, got {chosen[i]} for {i}; {remedy}")
         chosen[c.remaining < MIN_REMAINING] = 0
         return chosen
 
-    def step(self, multipliers: Any = None, positions: Any = slice(None)) -> MarketStep:
-        """Bid, run the auctions, record. multipliers: (M,) of these positions; the roster bids for the rest."""
+    def step(self, multipliers: np.ndarray | None = None, positions: Positions = ALL) -> MarketStep:
+        """Bid, run the auctions, record.
+
+        multipliers: (M,) of these positions; the roster bids for the rest.
+        """
         if self.ended:
             raise ValueError("step: the period is over; reset the market to begin one")
-        c, values = self.campaigns, self.values
-        states, remaining, last = self.observe(), c.remaining, c.now == STEPS - 1
+        c = self.campaigns
+        values = self.values
+        volume = len(values)
+        states = self.observe()
+        remaining = c.remaining
+        last = c.now == STEPS - 1
         chosen = self.choose(multipliers, positions)
-        seed = [self.seed, self.period, c.now]
-        bids, outcome = self.settle(values * chosen, values, self.sigmas, self._errors, remaining, seed=seed)
-        n = max(len(values), 1)
-        total, offered = bids.sum(0), self._value * n
-        won, exposed = outcome.per_advertiser(outcome.sold), outcome.per_advertiser(outcome.exposed)
+        bids, outcome = self.settle(
+            values * chosen,
+            values,
+            self.sigmas,
+            self._errors,
+            remaining,
+            seed=[self.seed, self.period, c.now],
+        )
+        n = max(volume, 1)
+        total = bids.sum(0)
+        offered = self._value * n
+        won = outcome.per_advertiser(outcome.sold)
+        conversions = outcome.per_advertiser(outcome.converted)
+        bought = np.take_along_axis(values, outcome.holder, 1)  # (n, K)
         totals = {
             "spend": outcome.per_advertiser(outcome.exposed, outcome.cost),
-            "conversions": outcome.per_advertiser(outcome.converted),
-            "exposed_value": outcome.per_advertiser(outcome.exposed, np.take_along_axis(values, outcome.holder, 1)),
+            "conversions": conversions,
+            "exposed_value": outcome.per_advertiser(outcome.exposed, bought),
         }
         c.record(
-            bid=total / n, market_price=outcome.market_price.sum() / n, value=self._value, conversion=totals["conversions"] / n,
-            won=won / n, volume=len(values), **totals,
-        )  # fmt: skip
+            bid=total / n,
+            market_price=outcome.market_price.sum() / n,
+            value=self._value,
+            conversion=conversions / n,
+            won=won / n,
+            volume=volume,
+            **totals,
+        )
         if not last:
             self._next()
         return MarketStep(
-            states=states, remaining=remaining, done=last | (remaining < MIN_REMAINING), chosen_multipliers=chosen,
-            multipliers=np.divide(total, offered, out=np.zeros_like(total), where=offered > 0), volume=len(values),
-            means=c.means[c.now - 1], won=won, exposed=exposed, market_prices=outcome.market_price, **totals,
-        )  # fmt: skip
+            states=states,
+            remaining=remaining,
+            done=last | (remaining < MIN_REMAINING),
+            chosen_multipliers=chosen,
+            multipliers=np.divide(total, offered, out=np.zeros_like(total), where=offered > 0),
+            volume=volume,
+            means=c.means[c.now - 1],
+            won=won,
+            exposed=outcome.per_advertiser(outcome.exposed),
+            market_prices=outcome.market_price,
+            **totals,
+        )
 
     def play(self, period: int) -> MarketStep:
         """A whole period of the roster, with T in front of every field."""
         self.reset(period)
         steps = [self.step() for _ in range(STEPS)]
-        columns: dict[str, Any] = {name: [vars(step)[name] for step in steps] for name in vars(steps[0])}
-        return MarketStep(**{name: x if name == "market_prices" else np.stack(x) for name, x in columns.items()})
+        columns: dict[str, Any] = {}
+        for field in fields(MarketStep):
+            columns[field.name] = [vars(step)[field.name] for step in steps]
+            if field.name != "market_prices":
+                columns[field.name] = np.stack(columns[field.name])
+        return MarketStep(**columns)

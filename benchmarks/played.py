@@ -1,0 +1,44 @@
+"""Trained runs that are played: options of days, one rollout, rows of a file."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from decisionllm.eval.rollout import rollout
+from decisionllm.policy import checkpoint
+from decisionllm.protocols import Env
+from decisionllm.registry import build
+from decisionllm.schema import Episode
+
+
+def replay_options(days: str) -> dict[str, str]:
+    """FOLDER:PERIODS -> the options of an environment that replays these days."""
+    path, _, periods = days.rpartition(":")
+    return {"path": path, "periods": periods}
+
+
+def open_run(
+    run: Path,
+    options: dict[str, Any],
+    *,
+    node: dict[str, Any] | None = None,
+    count: int = 1,
+) -> tuple[Any, dict[str, Any], Env]:
+    """The policy of a run, its config, and an environment with these options.
+
+    node: of another environment than the run's; count: of episodes.
+    """
+    policy, config, _ = checkpoint.load(run)
+    return policy, config, build((node or config["env"]) | options, count)
+
+
+def roll_out(policy: Any, env: Env) -> list[Episode]:
+    """The episodes of a policy from the seed 0."""
+    return rollout(partial(policy.begin, horizon=env.horizon), env, seed=0)
+
+
+def append(out: Path, row: dict[str, Any]) -> None:
+    """Append a row to a file of JSON lines."""
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
