@@ -1,7 +1,9 @@
-"""Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with the package.
+"""Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with
+the package.
 
-`tokenizer.json` is made from `corpus.txt` by `python -m docs.tokenizer`; a test makes it again and compares the bytes. It splits
-text as Qwen does, digits apart, and its vocabulary holds every byte, so that every text can be encoded.
+`tokenizer.json` is made from `corpus.txt` by `python -m docs.tokenizer`; a test makes it again and
+compares the bytes. It splits text as Qwen does, digits apart, and its vocabulary holds every byte,
+so that every text can be encoded.
 """
 
 import re
@@ -16,15 +18,19 @@ from torch import Tensor
 from decisionllm.tokenizers.numbers import insert
 
 HERE = Path(__file__).parent
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
+# Qwen's names, so that a true Qwen tokenizer is a change of path
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def of_team(tasks: Iterable[str]) -> str:
-    """Combine the members' task texts into one team text: each sentence once, in the order of the sorted texts."""
+    """Combine the members' task texts: each sentence once, in the order of the sorted texts."""
     different = sorted(set(tasks))
     if len(different) == 1:
         return different[0]
-    return " ".join(dict.fromkeys(sentence for task in different for sentence in re.split(r"(?<=\.) ", task)))
+    sentences: list[str] = []
+    for task in different:
+        sentences += re.split(r"(?<=\.) ", task)
+    return " ".join(dict.fromkeys(sentences))
 
 
 @cache
@@ -32,10 +38,16 @@ def own_tokenizer() -> Any:
     """The tokenizer that ships with the package, for backbones with random weights."""
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
+    file = str(HERE / "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=file, pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
-def encode(tokenizer: Any, texts: Sequence[str], *, with_numbers: bool = False) -> tuple[Tensor, Tensor]:
+def encode(
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    with_numbers: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Token ids of texts, padded on the right.
 
     Args:
@@ -44,21 +56,24 @@ def encode(tokenizer: Any, texts: Sequence[str], *, with_numbers: bool = False) 
         with_numbers: a `[NUM]` token follows each number, see `numbers.insert`.
 
     Returns:
-        ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all texts are empty.
+        ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all
+        texts are empty.
     """
-    if with_numbers:
-        read = (tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts)
-        ids = [insert(x["input_ids"], x["offset_mapping"], text) for x, text in zip(read, texts, strict=True)]
-    else:
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    ids = []
+    for text in texts:
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=with_numbers)
+        found = read["input_ids"]
+        if with_numbers:
+            found = insert(found, read["offset_mapping"], text)
+        ids.append(found)
     return padded(ids)
 
 
 def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
-    length = max(map(len, ids), default=0)
-    if not length:
-        return torch.zeros(len(ids), 0, dtype=torch.long), torch.zeros(len(ids), 0, dtype=torch.bool)
-    rows = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], dtype=torch.long).view(len(ids), length)
-    sizes = torch.tensor([len(row) for row in ids])
-    return rows, torch.arange(length) < sizes[:, None]
+    sizes = torch.tensor([len(row) for row in ids], dtype=torch.long)
+    rows = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.long)
+    mask = torch.arange(rows.shape[1]) < sizes[:, None]
+    for row, tokens in zip(rows, ids, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+    return rows, mask
