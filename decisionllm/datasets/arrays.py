@@ -1,9 +1,9 @@
-"""Your own data: episodes made in Python, arrays in D4RL's layout, or a data store that exists already."""
+"""Your own data: episodes made in Python, arrays in D4RL's layout, or a data store that exists
+already."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -36,10 +36,18 @@ VERSION = 1  # of what `load` accepts
 
 @register("dataset", "arrays", text="${text}")
 def load(
-    *, path: str, name: str = "", task: str = "", text: str = "none", horizon: int = 0, num_actions: int = 0,
-    low: Sequence[float] = [], high: Sequence[float] = [],
-) -> Source:  # fmt: skip
-    """The episodes of an .npz or HDF5 file in D4RL's layout, see `cut`; the file is never held as a whole.
+    *,
+    path: str,
+    name: str = "",
+    task: str = "",
+    text: str = "none",
+    horizon: int = 0,
+    num_actions: int = 0,
+    low: Sequence[float] = [],
+    high: Sequence[float] = [],
+) -> Source:
+    """The episodes of an .npz or HDF5 file in D4RL's layout, see `cut`; the file is never held as a
+    whole.
 
     Args:
         path: the file.
@@ -47,33 +55,39 @@ def load(
         task: the text of every episode, read with text=constant.
         text: `none`, or `constant` where there is a task.
         horizon: refuse longer episodes; 0: the longest one.
-        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers, else they are continuous.
+        num_actions: C of discrete actions; 0: the largest index plus 1 where actions are integers,
+            else they are continuous.
         low: (A,) least action, raw units; empty: of the data.
         high: (A,) greatest action, raw units; empty: of the data.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a key is missing, a shape does not fit, a number is not finite, no row ends an episode, or the file is damaged.
+        ValueError: a key is missing, a shape does not fit, a number is not finite, no row ends an
+            episode, or the file is damaged.
 
     Source: D4RL, https://github.com/Farama-Foundation/D4RL/wiki/Tasks, `OfflineEnv.get_dataset`.
     """
-    words, file = constant_text("dataset", text, task), Path(path).expanduser()
+    words = constant_text("dataset", text, task)
+    file = Path(path).expanduser()
     widths = {"observations": 0, "actions": 0, "next_observations": 0}
     check_ends(file, blocks(file, widths))
     spec = spec_of(cut(blocks(file, widths)), horizon, num_actions, low, high)
     episodes = cut(blocks(file, widths), task=words)
-    return Source(spec, episodes, {"name": name or file.stem, "text": text, "file": str(file)})
+    info = {"name": name or file.stem, "text": text, "file": str(file)}
+    return Source(spec, episodes, info)
 
 
 @register("dataset", "store")
 def open_folder(*, path: str) -> Store:
-    """A data store that `from_episodes` or `store.write` made, as it is; the folder must stay. path: the folder."""
+    """A data store that `from_episodes` or `store.write` made, as it is; the folder must stay.
+    path: the folder."""
     return open_store(Path(path).expanduser())
 
 
 def files(*, path: str, **options: Any) -> list[Path]:
     """The files that these options read: a store is checked by its own card."""
-    return [file] if (file := Path(path).expanduser()).is_file() else []
+    file = Path(path).expanduser()
+    return [file] if file.is_file() else []
 
 
 def from_episodes(
@@ -88,24 +102,29 @@ def from_episodes(
     """Write episodes to a data store, all or nothing, to train on.
 
     Args:
-        episodes: of equal observation and action sizes, raw units. With a spec they are written as they come.
+        episodes: of equal observation and action sizes, raw units. With a spec they are written as
+            they come.
         path: the folder to write; a store that is there is replaced.
         name: of the dataset in results.
         spec: sizes, action space and horizon; None: those of the data, see `spec_of`.
-        observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, as
-            `spaces.observation_parts` gives them. An environment that lays its parts out in another way is refused. Empty: not said.
-        action_parts: sizes of the parts of a MultiDiscrete action, which the log holds as `spaces.encode_actions` does. Empty: not said.
+        observation_parts: (name, numbers) of the parts of an observation, in the order of its
+            columns, as `spaces.observation_parts` gives them. An environment that lays its parts
+            out in another way is refused. Empty: not said.
+        action_parts: sizes of the parts of a MultiDiscrete action, which the log holds as
+            `spaces.encode_actions` does. Empty: not said.
 
     Returns:
-        The config node of the data: `config["dataset"]` of `train`, or `dataset=store dataset.path=...` on the command line.
+        The config node of the data: `config["dataset"]` of `train`, or `dataset=store
+            dataset.path=...` on the command line.
 
     Raises:
         FileExistsError: the path holds something else than a store.
-        ValueError: there is no episode, or one does not fit the others or the spec; or the parts are not those of an
-            observation or an action.
+        ValueError: there is no episode, or one does not fit the others or the spec; or the parts
+            are not those of an observation or an action.
     """
     if spec is None:
-        spec = spec_of(episodes := list(episodes))
+        episodes = list(episodes)
+        spec = spec_of(episodes)
     info: dict[str, Any] = {"name": name}
     if observation_parts:
         info["observation_parts"] = stated_parts(observation_parts, spec.observation_dim)
@@ -118,32 +137,48 @@ def from_episodes(
 def cut(blocks: Iterable[Mapping[str, np.ndarray]], *, task: str = "") -> Iterator[Episode]:
     """D4RL's columns, rows of all episodes end to end in blocks, as episodes of the text `task`.
 
-    An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was truncated) is set, and with
-    the last row; `load` refuses a file without such a row, see `check_ends`. Actions of NaN are missing. Its final observation is known where the optional `next_observations` are there.
+    An episode ends with a row where `terminals` (it terminated) or the optional `timeouts` (it was
+    truncated) is set, and with the last row; `load` refuses a file without such a row, see
+    `check_ends`. Actions of NaN are missing. Its final observation is known where the optional
+    `next_observations` are there.
     """
-    left: Mapping[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
+    left: dict[str, np.ndarray] = {}  # the rows of an episode whose end has not come yet
     count = 0
-
-    def made(columns: Mapping[str, np.ndarray], rows: slice) -> Episode:
-        part = {key: np.asarray(column[rows]) for key, column in columns.items()}
-        ended, kind = bool(part["terminals"][-1]), part["actions"].dtype
-        return Episode(
-            part["observations"].astype(np.float32).reshape(len(part["rewards"]), -1),
-            part["actions"].astype(np.float32 if kind.kind == "f" else kind).reshape(len(part["rewards"]), -1),
-            part["rewards"].astype(np.float32),
-            group=count, task=task, terminated=ended, truncated=not ended,
-            final_observation=part["next_observations"][-1].astype(np.float32) if "next_observations" in part else None,
-        )  # fmt: skip
-
     for block in blocks:
-        columns = {key: np.concatenate([left[key], x]) if left else np.asarray(x) for key, x in block.items()}
+        columns = {key: np.asarray(x) for key, x in block.items()}
+        if left:
+            columns = {key: np.concatenate([left[key], x]) for key, x in columns.items()}
         start = 0
         for end in (np.flatnonzero(ends(columns)) + 1).tolist():
-            yield made(columns, slice(start, end))
-            start, count = end, count + 1
+            rows = {key: x[start:end] for key, x in columns.items()}
+            yield as_episode(rows, count, task)
+            start = end
+            count += 1
         left = {key: x[start:] for key, x in columns.items()}
     if len(left.get("rewards", ())):
-        yield made(left, slice(None))
+        yield as_episode(left, count, task)
+
+
+def as_episode(columns: Mapping[str, np.ndarray], group: int, task: str) -> Episode:
+    """One episode from its rows of D4RL's columns."""
+    n = len(columns["rewards"])
+    actions = columns["actions"]
+    if actions.dtype.kind == "f":
+        actions = actions.astype(np.float32)
+    final = None
+    if "next_observations" in columns:
+        final = columns["next_observations"][-1].astype(np.float32)
+    ended = bool(columns["terminals"][-1])
+    return Episode(
+        columns["observations"].astype(np.float32).reshape(n, -1),
+        actions.reshape(n, -1),
+        columns["rewards"].astype(np.float32),
+        group=group,
+        task=task,
+        terminated=ended,
+        truncated=not ended,
+        final_observation=final,
+    )
 
 
 def ends(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -153,7 +188,8 @@ def ends(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def check_ends(path: Path, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Raise a ValueError unless some row of a file ends an episode; reads up to the first one that does.
+    """Raise a ValueError unless some row of a file ends an episode; reads up to the first one that
+    does.
 
     Without this, all rows would be one episode, of which nothing can be held out.
     """
@@ -163,11 +199,24 @@ def check_ends(path: Path, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
             return
         rows += len(block["rewards"])
     remedy = "mark the last row of each episode, also of a single one; dataset.horizon cuts nothing"
-    raise ValueError(f"{path}: expected a row where terminals or timeouts is set, got {rows:,} rows without; {remedy}")
+    wanted = "a row where terminals or timeouts is set"
+    raise ValueError(f"{path}: expected {wanted}, got {rows:,} rows without; {remedy}")
 
 
-def constant_text(group: str, text: str, task: str, known: Sequence[str] = ("none", "constant")) -> str:
-    """The task text, or the template of it, of the option `text`: the given task, or none. known: the values of the option."""
+def constant_text(
+    group: str,
+    text: str,
+    task: str,
+    known: Sequence[str] = ("none", "constant"),
+) -> str:
+    """The task text, or its template: "" with text=none, else the given task.
+
+    Args:
+        group: of the options, for messages.
+        text: the option `text`.
+        task: the option `task`.
+        known: values of the option `text`.
+    """
     one_of(f"{group}.text", text, known)
     if text == "none":
         return ""
@@ -177,26 +226,40 @@ def constant_text(group: str, text: str, task: str, known: Sequence[str] = ("non
 
 
 def spec_of(
-    episodes: Iterable[Episode], horizon: int = 0, num_actions: int = 0, low: Sequence[float] = (), high: Sequence[float] = ()
+    episodes: Iterable[Episode],
+    horizon: int = 0,
+    num_actions: int = 0,
+    low: Sequence[float] = (),
+    high: Sequence[float] = (),
 ) -> Spec:
-    """The spec of these episodes. What is not given is that of the data: the horizon, bounds of continuous actions; where actions are
-    integers they are discrete, and C is the largest index plus 1."""
-    sizes, longest, actions, whole = None, 0, Moments(), True
+    """The spec of these episodes.
+
+    The data give what is not given here: the horizon, and the bounds of continuous actions. Where
+    actions are integers they are discrete, and C is the largest index plus 1.
+    """
+    S = A = longest = 0
+    actions = Moments()
+    discrete = True
     for episode in episodes:
-        S, A = sizes = sizes or (episode.observations.shape[1], episode.actions.shape[1])
+        taken = episode.actions
+        if not longest:
+            S, A = episode.observations.shape[1], taken.shape[1]
         longest = max(longest, len(episode.rewards))
-        taken = episode.actions if episode.action_weight is None else episode.actions[episode.action_weight > 0]
-        actions.add(taken if taken.shape[1] == A else taken[:0])
-        whole &= episode.actions.dtype.kind in "iub"
-    if not sizes:
+        discrete = discrete and taken.dtype.kind in "iub"
+        if episode.action_weight is not None:
+            taken = taken[episode.action_weight > 0]
+        if taken.shape[1] == A:  # `store.write` refuses an episode of another size
+            actions.add(taken)
+    if not longest:
         raise ValueError("episodes: expected at least one, got none")
     if not actions.count:
         why = "all of them are missing (NaN); record some to learn from"
         raise ValueError(f"episodes: expected the recorded action of some steps, {why}")
-    if whole and not num_actions:
+    if discrete and not num_actions:
         num_actions = 1 + int(actions.high.max())
     if not num_actions:
-        low, high = low or actions.low.tolist(), high or actions.high.tolist()
+        low = low or actions.low.tolist()
+        high = high or actions.high.tolist()
     return Spec(S, A, horizon or longest, tuple(low), tuple(high), num_actions)
 
 
@@ -211,37 +274,79 @@ def blocks(path: Path, widths: Mapping[str, int]) -> Iterator[dict[str, np.ndarr
 
     widths = {"rewards": 1, "terminals": 1, "timeouts": 1, **widths}
     npz = path.suffix == ".npz"
+    wanted = f"{path}: expected an .npz or HDF5 file in D4RL's layout"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, found none")
+        raise FileNotFoundError(f"{wanted}, found none")
     if not (npz or path.suffix in HDF5 or h5py.is_hdf5(path)):
         remedy = "np.savez makes one of the columns of a table, see docs/data.md"
-        raise ValueError(f"{path}: expected an .npz or HDF5 file in D4RL's layout, got another format; {remedy}")
-    what = f"{path}: not a readable {'npz' if npz else 'HDF5'} file, perhaps truncated"
-    reading = partial(explained, what, OSError, ValueError, EOFError, BadZipFile, zlib.error, remedy=AGAIN)
+        raise ValueError(f"{wanted}, got another format; {remedy}")
+    kind = "npz" if npz else "HDF5"
+    what = f"{path}: not a readable {kind} file, perhaps truncated"
+    errors = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
     with ExitStack() as stack:
-        with reading():
-            file: Any = stack.enter_context(ZipFile(path) if npz else h5py.File(path))
-            found = [name.removesuffix(".npy") for name in file.namelist()] if npz else file  # which knows nested keys too
-            columns = {key: Member(file, key) if npz else file[key] for key in (*KEYS, *widths) if key in found}
-        check_keys(path, list(found), [*KEYS, *widths])
-        sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
-        if len(set(sizes.values())) > 1 or not sizes["rewards"]:
-            raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
-        for key, x in columns.items():
-            numbers = int(np.prod(x.shape[1:]))
-            if len(x.shape) not in (1, 2) or x.dtype.kind not in "biuf" or not numbers or numbers != (widths[key] or numbers):
-                raise ValueError(f"{path}: expected {key} of {widths[key] or 'some'} columns, got shape {x.shape}, {x.dtype}")
-        rows = max(BLOCK // max(int(np.prod(x.shape[1:])) for x in columns.values()), 1)
-        for start in range(0, sizes["rewards"], rows):
-            with reading():
+        with explained(what, *errors, remedy=AGAIN):
+            found, columns = open_columns(stack, path, [*KEYS, *widths])
+        check_keys(path, found, [*KEYS, *widths])
+        n = check_shapes(path, columns, widths)
+        rows = max(BLOCK // max(numbers_of(x) for x in columns.values()), 1)
+        for start in range(0, n, rows):
+            with explained(what, *errors, remedy=AGAIN):
                 block = {key: column[start : start + rows] for key, column in columns.items()}
             for key, x in block.items():
                 check_finite(path, key, x, start)
-            yield block | {key: block[key].reshape(-1) for key in ("rewards", "terminals", "timeouts") if key in block}
+                if key in ("rewards", "terminals", "timeouts"):
+                    block[key] = x.reshape(-1)
+            yield block
+
+
+def open_columns(
+    stack: ExitStack,
+    path: Path,
+    keys: Sequence[str],
+) -> tuple[list[str], dict[str, Any]]:
+    """All keys of a file, and its columns of `keys`, each read where it is indexed by a slice."""
+    if path.suffix == ".npz":
+        archive = stack.enter_context(ZipFile(path))
+        found = [name.removesuffix(".npy") for name in archive.namelist()]
+        return found, {key: Member(archive, key) for key in keys if key in found}
+
+    import h5py
+
+    file = stack.enter_context(h5py.File(path))
+    return list(file), {key: file[key] for key in keys if key in file}  # `in` finds nested keys too
+
+
+def numbers_of(column: Any) -> int:
+    """Numbers in one row of a column."""
+    return int(np.prod(column.shape[1:]))
+
+
+def check_shapes(path: Path, columns: Mapping[str, Any], widths: Mapping[str, int]) -> int:
+    """The number of rows of all columns.
+
+    Args:
+        path: of the file.
+        columns: with shape and dtype.
+        widths: as in `blocks`.
+
+    Raises:
+        ValueError: columns differ in length or have no row, or one has another shape or type.
+    """
+    sizes = {key: (*column.shape, 1)[0] for key, column in columns.items()}
+    if len(set(sizes.values())) > 1 or not sizes["rewards"]:
+        raise ValueError(f"{path}: expected columns of one length, at least 1, got {sizes}")
+    for key, x in columns.items():
+        width = numbers_of(x)
+        fits = len(x.shape) in (1, 2) and x.dtype.kind in "biuf" and width
+        if not fits or (widths[key] and width != widths[key]):
+            wanted = f"{key} of {widths[key] or 'some'} columns"
+            raise ValueError(f"{path}: expected {wanted}, got shape {x.shape}, {x.dtype}")
+    return int(sizes["rewards"])
 
 
 def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
-    """Raise a ValueError if a file lacks a required key, or has an optional one under the name of another library.
+    """Raise a ValueError if a file lacks a required key, or has an optional one under the name of
+    another library.
 
     Args:
         path: of the file.
@@ -253,7 +358,8 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
         others = [other for other in ELSEWHERE.get(key, ()) if other in found]
         if key not in found and others:
             renamed[key] = others[0]
-    lacking = [key for key in dict.fromkeys(read) if key in renamed or (key in KEYS and key not in found)]
+    required = [key for key in KEYS if key not in found]
+    lacking = [key for key in dict.fromkeys(read) if key in renamed or key in required]
     if not lacking:
         return
     pairs = []
@@ -261,7 +367,8 @@ def check_keys(path: Path, found: Sequence[str], read: Sequence[str]) -> None:
         either = " (timeouts where a time limit ended the episode)" if other in BOTH_ENDS else ""
         pairs.append(f"{other}: {key}{either}")
     remedy = f"; rename {', '.join(pairs)}" if pairs else ""
-    raise ValueError(f"{path}: expected D4RL's keys, {', '.join(lacking)} not among {', '.join(found)}{remedy}")
+    wrong = f"{', '.join(lacking)} not among {', '.join(found)}"
+    raise ValueError(f"{path}: expected D4RL's keys, {wrong}{remedy}")
 
 
 def check_finite(path: Path, key: str, x: np.ndarray, start: int) -> None:
@@ -273,10 +380,12 @@ def check_finite(path: Path, key: str, x: np.ndarray, start: int) -> None:
         x: (n, ...) rows.
         start: number of the first row in the file.
     """
-    with np.errstate(over="ignore"):  # a float64 beyond the range of float32 becomes infinite, and is refused below
+    # A float64 beyond the range of float32 becomes infinite, and is refused below
+    with np.errstate(over="ignore"):
         finite = np.isfinite(x.astype(np.float32))
-    if key == "actions" and x.dtype.kind == "f":  # a row of NaN: the log lacks the action
-        finite |= np.isnan(x).reshape(len(x), -1).all(1).reshape(-1, *[1] * (x.ndim - 1))
+    if key == "actions" and x.dtype.kind == "f":
+        missing = np.isnan(x).reshape(len(x), -1).all(1)  # a row of NaN: the log lacks the action
+        finite[missing] = True
     if not finite.all():
         row = start + np.argwhere(~finite)[0, 0]
         wrong = x[~finite][0]
@@ -289,8 +398,9 @@ class Member:
 
     def __init__(self, file: ZipFile, key: str) -> None:
         self.file = file.open(f"{key}.npy")
-        version = np.lib.format.read_magic(self.file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        header = np.lib.format.read_array_header_2_0
+        if np.lib.format.read_magic(self.file) == (1, 0):
+            header = np.lib.format.read_array_header_1_0
         self.shape, by_columns, self.dtype = header(self.file)
         self.whole = self._next(self.shape[::-1]).T if by_columns else None
 
@@ -300,4 +410,5 @@ class Member:
         return self._next((min(rows.stop, self.shape[0]) - rows.start, *self.shape[1:]))
 
     def _next(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.frombuffer(self.file.read(int(np.prod(shape)) * self.dtype.itemsize), self.dtype).reshape(shape)
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        return np.frombuffer(self.file.read(size), self.dtype).reshape(shape)

@@ -1,10 +1,11 @@
-"""Minari datasets in and out, through the real library: any Box, Discrete or Dict observations; Box, Discrete or
-MultiDiscrete actions.
+"""Minari datasets in and out, through the real library: any Box, Discrete or Dict observations;
+Box, Discrete or MultiDiscrete actions.
 
-`D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode still has the previous goal
-(Minari issue 265): the goal of the second is used. An episode ends with its first reward, so that every return is 1: with
-goal=fixed the rewards are those of the evaluation environment for its one goal, as in D4RL's Maze2D, and the goal is left out of
-the observation; with goal=own the goal stays in the observation and the rewards stay as they are.
+`D4RL/pointmaze/*` has two defects, both repaired on reading. The first observation of an episode
+still has the previous goal (Minari issue 265): the goal of the second is used. An episode ends with
+its first reward, so that every return is 1: with goal=fixed the rewards are those of the evaluation
+environment for its one goal, as in D4RL's Maze2D, and the goal is left out of the observation; with
+goal=own the goal stays in the observation and the rewards stay as they are.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -39,23 +41,33 @@ from decisionllm.schema import Episode, Spec
 
 RADIUS = 0.45  # of PointMaze's goals
 
-# Of what a store of it holds. 2: the card names the parts of an observation. The rows are those of before: Minari restores a Dict space
-# with sorted keys, so that the older rule, the order of the space's own keys, gave them the same order. A run whose info has no parts
-# is therefore laid out by the rule of `spaces.flatten` too.
+# Version of what a store of it holds. 2: the card names the parts of an observation. The rows are
+# those of version 1: Minari restores a Dict space with sorted keys, so that the older rule, the
+# order of the space's own keys, gave them the same order. A run whose info has no parts is
+# therefore laid out by the rule of `spaces.flatten` too.
 VERSION = 2
 
 
 @register("dataset", "minari", text="${text}")
-def load(*, minari_id: str, text: str = "none", task: str = "", goal: str = "fixed", horizon: int = 0) -> Source:
+def load(
+    *,
+    minari_id: str,
+    text: str = "none",
+    task: str = "",
+    goal: str = "fixed",
+    horizon: int = 0,
+) -> Source:
     """A local Minari dataset; nothing is downloaded.
 
     Args:
         minari_id: its id, or the path of its folder.
-        text: `none`; `constant`: the task, or else the dataset's id and description; `template`: the task with the numbers of parts of
-            the first observation, see `templates.writer`.
-        task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to {desired_goal}."
+        text: `none`; `constant`: the task, or else the dataset's id and description; `template`:
+            the task with the numbers of parts of the first observation, see `templates.writer`.
+        task: the text of every episode, such as "Reach the goal." or, with text=template, "Go to
+            {desired_goal}."
         goal: of PointMaze, `fixed` or `own`, see above.
-        horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation environment if that is more.
+        horizon: refuse longer episodes; 0: the longest one, or the time limit of the evaluation
+            environment if that is more.
 
     Raises:
         FileNotFoundError: there is no such dataset.
@@ -64,49 +76,82 @@ def load(*, minari_id: str, text: str = "none", task: str = "", goal: str = "fix
     one_of("dataset.text", text, TEXTS)
     one_of("dataset.goal", goal, ("fixed", "own"))
     dataset = find(minari_id)
-    metadata, maze = dataset.storage.metadata, is_pointmaze(dataset)
     sizes = action_parts(dataset.action_space)  # refuses other spaces before anything is read
-    fixed = fixed_reward(dataset) if maze and goal == "fixed" else None
+    fixed = None
+    if is_pointmaze(dataset) and goal == "fixed":
+        fixed = fixed_reward(dataset)
     part = part_read(dataset, goal)
-    space = dataset.observation_space[part] if part else dataset.observation_space
-    parts = observation_parts(space)
+    parts = observation_parts(observed(dataset.observation_space, part))
     words = words_of("dataset", dataset, text, task)
-    hint = "dataset.goal=own keeps the goal in the observation" if part else ""
-    write = writer("dataset.task", words, parts, hint=hint) if text == "template" else lambda row: words
+    write = None
+    if text == "template":
+        hint = "dataset.goal=own keeps the goal in the observation" if part else ""
+        write = writer("dataset.task", words, parts, hint=hint)
 
     def episodes() -> Iterator[Episode]:
-        for e, raw in enumerate(_read(dataset)):
-            observations, rewards = raw.observations, np.asarray(raw.rewards, np.float32)
-            if maze:
-                goals = np.array(observations["desired_goal"])
-                goals[0] = goals[1]
-                observations = observations | {"desired_goal": goals}
-            if fixed:
-                rewards = fixed(observations["observation"][1:, :2])
-            actions = encode_actions(raw.actions, dataset.action_space)
+        for e, raw in enumerate(_raw_episodes(dataset)):
             try:
-                rows = flatten(observations[part] if part else observations, space)
-                ended = bool(raw.terminations[-1])
-                yield Episode(
-                    rows[:-1], actions, rewards, terminated=ended, truncated=bool(raw.truncations[-1]) or not ended,
-                    task=write(rows[0]), group=e, final_observation=rows[-1],
-                )  # fmt: skip
+                episode = _episode(dataset, raw, part, fixed)
+                text = words if write is None else write(episode.observations[0])
             except ValueError as error:
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
+            yield replace(episode, group=e, task=text)
 
-    S, longest, actions = 0, evaluation(dataset).get("max_episode_steps") or 0, Moments()  # a first pass: the spec
+    # The first of two passes finds the spec
+    S = 0
+    longest = evaluation(dataset).get("max_episode_steps") or 0
+    actions = Moments()
     for episode in episodes():
-        S, longest = episode.observations.shape[1], max(longest, len(episode.rewards))
+        S = episode.observations.shape[1]
+        longest = max(longest, len(episode.rewards))
         actions.add(episode.actions)
     if not S:
         raise ValueError(f"{dataset.id}: expected at least one episode, got none")
-    spec = Spec(S, **action_spec(dataset.action_space, actions.low, actions.high), horizon=horizon or longest)
-    references = {key: metadata[key] for key in ("ref_min_score", "ref_max_score") if key in metadata}
-    info = {"name": dataset.id, "env": "minari", "text": text, "goal": goal if maze else "", **references}
+    bounds = action_spec(dataset.action_space, actions.low, actions.high)
+    spec = Spec(S, **bounds, horizon=horizon or longest)
+    info: dict[str, Any] = {"name": dataset.id, "env": "minari", "text": text}
+    info["goal"] = goal if is_pointmaze(dataset) else ""
+    for key in ("ref_min_score", "ref_max_score"):
+        if key in dataset.storage.metadata:
+            info[key] = dataset.storage.metadata[key]
     info["observation_parts"] = [list(each) for each in parts]
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, episodes(), info)
+
+
+def _episode(
+    dataset: Any,
+    raw: Any,
+    part: str,
+    fixed: Callable[[np.ndarray], np.ndarray] | None,
+) -> Episode:
+    """An episode of a Minari dataset.
+
+    Args:
+        dataset: that holds it.
+        raw: the episode as Minari reads it.
+        part: see `part_read`.
+        fixed: the reward in place of the logged one, see `fixed_reward`.
+    """
+    observations = raw.observations
+    rewards = np.asarray(raw.rewards, np.float32)
+    if is_pointmaze(dataset):
+        goals = np.array(observations["desired_goal"])
+        goals[0] = goals[1]
+        observations = observations | {"desired_goal": goals}
+    if fixed:
+        rewards = fixed(observations["observation"][1:, :2])
+    rows = flatten(observed(observations, part), observed(dataset.observation_space, part))
+    terminated = bool(raw.terminations[-1])
+    return Episode(
+        rows[:-1],
+        encode_actions(raw.actions, dataset.action_space),
+        rewards,
+        terminated=terminated,
+        truncated=bool(raw.truncations[-1]) or not terminated,
+        final_observation=rows[-1],
+    )
 
 
 def files(*, minari_id: str, **options: Any) -> list[Path]:
@@ -119,7 +164,9 @@ def folder(minari_id: str) -> Path:
     from minari.storage import get_dataset_path
 
     path = Path(minari_id).expanduser()
-    return (path if path.is_dir() else get_dataset_path(minari_id)) / "data"
+    if not path.is_dir():
+        path = get_dataset_path(minari_id)
+    return path / "data"
 
 
 def find(minari_id: str) -> Any:
@@ -129,12 +176,14 @@ def find(minari_id: str) -> Any:
     data = folder(minari_id)
     if not data.is_dir():
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
-        raise FileNotFoundError(f"{minari_id}: no such Minari dataset in {root}; `minari download {minari_id}` fetches it")
-    with explained(f"{minari_id}: not a readable Minari dataset", OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
+        remedy = f"`minari download {minari_id}` fetches it"
+        raise FileNotFoundError(f"{minari_id}: no such Minari dataset in {root}; {remedy}")
+    what = f"{minari_id}: not a readable Minari dataset"
+    with explained(what, OSError, KeyError, ValueError, AssertionError, remedy=AGAIN):
         return minari.MinariDataset(str(data))
 
 
-def _read(dataset: Any) -> Iterator[Any]:
+def _raw_episodes(dataset: Any) -> Iterator[Any]:
     """The episodes of a Minari dataset."""
     with explained(f"{dataset.id}: not a readable Minari dataset", OSError, KeyError, remedy=AGAIN):
         yield from dataset.iterate_episodes()
@@ -146,7 +195,8 @@ def description(dataset: Any) -> str:
 
 
 def words_of(group: str, dataset: Any, text: str, task: str) -> str:
-    """The task text, or the template of it, of a Minari dataset: in data (group `dataset`) as in environments (`env`)."""
+    """The task text, or the template of it, of a Minari dataset: in data (group `dataset`) as in
+    environments (`env`)."""
     own = description(dataset) if text == "constant" else ""
     return constant_text(group, text, task or own, TEXTS)
 
@@ -156,34 +206,51 @@ def is_pointmaze(dataset: Any) -> bool:
     from gymnasium.spaces import Dict
 
     space = dataset.observation_space
-    return "pointmaze" in dataset.id and isinstance(space, Dict) and {"observation", "desired_goal"} <= set(space)
+    if "pointmaze" not in dataset.id or not isinstance(space, Dict):
+        return False
+    return {"observation", "desired_goal"} <= set(space)
 
 
 def part_read(dataset: Any, goal: str) -> str:
-    """The key of a Dict observation that a policy reads alone; empty: all of it. goal: see `load`."""
+    """The key of a Dict observation that a policy reads alone; empty: all of it. goal: see
+    `load`."""
     return "observation" if is_pointmaze(dataset) and goal == "fixed" else ""
 
 
+def observed(observation: Any, part: str) -> Any:
+    """The part of an observation, or of its space, that a policy reads."""
+    return observation[part] if part else observation
+
+
 def evaluation(dataset: Any) -> dict[str, Any]:
-    """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty without either."""
+    """The spec of a dataset's evaluation environment, or else of the one it was collected in; empty
+    without either."""
     metadata = dataset.storage.metadata
     return dict(json.loads(metadata.get("eval_env_spec") or metadata.get("env_spec") or "{}"))
 
 
 def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """The reward of a PointMaze dataset's evaluation environment, for the one `g` of its map: (n, 2) positions -> (n,) float32."""
+    """The reward of a PointMaze dataset's evaluation environment, for the one `g` of its map.
+
+    Returns:
+        A function of (n, 2) positions that returns (n,) float32.
+    """
     options = evaluation(dataset).get("kwargs", {})
     maze: list[list[Any]] = options.get("maze_map") or []
-    cells = [(i, j) for i, row in enumerate(maze) for j, cell in enumerate(row) if cell == "g"]
+    cells = np.argwhere([[cell == "g" for cell in row] for row in maze])
     if len(cells) != 1:
-        place = "in the map of its evaluation environment"
-        raise ValueError(f"{dataset.id}: expected one goal cell 'g' {place}, got {len(cells)}; use dataset.goal=own")
-    (i, j), rows, columns = cells[0], len(maze), len(maze[0])
-    goal = j + 0.5 - columns / 2, rows / 2 - i - 0.5  # x to the right, y upwards, the origin in the middle
+        wanted = "one goal cell 'g' in the map of its evaluation environment"
+        remedy = "use dataset.goal=own"
+        raise ValueError(f"{dataset.id}: expected {wanted}, got {len(cells)}; {remedy}")
+    i, j = cells[0]
+    # x to the right, y upwards, the origin in the middle
+    goal = np.array([j + 0.5 - len(maze[0]) / 2, len(maze) / 2 - i - 0.5])
 
     def reward(positions: np.ndarray) -> np.ndarray:
         distance: np.ndarray = np.linalg.norm(positions - goal, axis=1)
-        return np.asarray(np.exp(-distance) if options.get("reward_type") == "dense" else distance <= RADIUS, np.float32)
+        if options.get("reward_type") == "dense":
+            return np.asarray(np.exp(-distance), np.float32)
+        return np.asarray(distance <= RADIUS, np.float32)
 
     return reward
 
@@ -198,18 +265,21 @@ def save(
     observation_space: Any = None,
     action_space: Any = None,
 ) -> Any:
-    """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are left out.
+    """Write a store as a local Minari dataset, all or nothing; texts, groups and action masks are
+    left out.
 
-    Minari stores one more observation than actions: an episode without a final observation repeats its last one.
+    Minari stores one more observation than actions: an episode without a final observation repeats
+        its last one.
 
     Args:
         minari_id: with a version, such as mine/maze-v0.
         store: the data.
         env: an environment or its spec, for `recover_environment`.
-        reference: returns of a random policy and of an expert; Minari drops them where no environment is given, so that they are
-            written afterwards.
+        reference: returns of a random policy and of an expert; Minari drops them where no
+            environment is given, so that they are written afterwards.
         final: (E, S) final observations, of a store without them.
-        observation_space: of the environment, into whose values rows are laid out by `spaces.unflatten`; None: a Box of S numbers.
+        observation_space: of the environment, into whose values rows are laid out by
+            `spaces.unflatten`; None: a Box of S numbers.
         action_space: of the environment; None: that of the spec.
 
     Returns:
@@ -229,9 +299,12 @@ def save(
     with explained(f"export=minari: expected {wanted}, got {minari_id!r}", ValueError, TypeError):
         parse_dataset_id(minari_id)
     if get_dataset_path(minari_id).exists():
-        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; choose another name or version")
+        remedy = "choose another name or version"
+        raise FileExistsError(f"{minari_id}: such a Minari dataset is there already; {remedy}")
 
-    observation_space = observation_space or spaces.Box(-np.inf, np.inf, (store.spec.observation_dim,), np.float32)
+    if not observation_space:
+        shape = (store.spec.observation_dim,)
+        observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
     action_space = action_space or _plain_actions(store, named=env is not None)
     finals = store.final_observation if final is None else final
 
@@ -250,9 +323,10 @@ def save(
             truncations=ends[1],
         )
 
-    # Minari writes images as JPEG, whose numbers are others, unless it is told not to; 0.5.3 has no such option.
+    # By default Minari writes images as JPEG, which changes their numbers; 0.5.3 has no such option
     known = signature(minari.create_dataset_from_buffers).parameters
     lossless: dict[str, Any] = {"jpeg_encoding": False} if "jpeg_encoding" in known else {}
+    description = f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about the missing author and links
@@ -263,11 +337,12 @@ def save(
                 observation_space=observation_space,
                 action_space=action_space,
                 data_format="hdf5",
-                description=f"{store.info['name']}, written by decisionllm, fingerprint {store.fingerprint}",
+                description=description,
                 **lossless,
             )
         if reference is not None:
-            dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
+            low, high = reference
+            dataset.storage.update_metadata({"ref_min_score": low, "ref_max_score": high})
     except BaseException:
         shutil.rmtree(get_dataset_path(minari_id), ignore_errors=True)
         raise
@@ -279,7 +354,8 @@ def _plain_actions(store: Store, *, named: bool) -> Any:
 
     Args:
         store: the data.
-        named: an environment of this package is named, which takes the index of a combination as it is.
+        named: an environment of this package is named, which takes the index of a combination as it
+            is.
     """
     from gymnasium import spaces
 
@@ -287,4 +363,6 @@ def _plain_actions(store: Store, *, named: bool) -> Any:
     if not spec.num_actions:
         return spaces.Box(*np.array([spec.low, spec.high], np.float32))
     sizes = store.info.get("action_parts")
-    return spaces.Discrete(spec.num_actions) if named or not sizes else spaces.MultiDiscrete(sizes)
+    if named or not sizes:
+        return spaces.Discrete(spec.num_actions)
+    return spaces.MultiDiscrete(sizes)

@@ -8,22 +8,29 @@ import numpy as np
 class Moments:
     """Count, mean, variance and range of the columns of blocks of rows.
 
-    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances, 1979.
     """
 
     def __init__(self) -> None:
-        self.count, self.mean, self.variance = 0, np.zeros(()), np.zeros(())
-        self.low, self.high = np.array(np.inf), np.array(-np.inf)
+        self.count = 0
+        self.mean = np.zeros(())
+        self.variance = np.zeros(())
+        self.low = np.array(np.inf)
+        self.high = np.array(-np.inf)
 
     def add(self, rows: np.ndarray) -> None:
         """A further block (n, ...), which may be empty."""
         if not len(rows):
             return
-        variance, share = rows.var(0, dtype=np.float64), len(rows) / (self.count + len(rows))
+        variance = rows.var(0, dtype=np.float64)
+        share = len(rows) / (self.count + len(rows))
         apart = rows.mean(0, dtype=np.float64) - self.mean
+        between = share * (1 - share) * apart**2
         self.mean = self.mean + share * apart
-        self.variance = (1 - share) * self.variance + share * variance + share * (1 - share) * apart**2
-        self.low, self.high = np.minimum(self.low, rows.min(0)), np.maximum(self.high, rows.max(0))
+        self.variance = (1 - share) * self.variance + share * variance + between
+        self.low = np.minimum(self.low, rows.min(0))
+        self.high = np.maximum(self.high, rows.max(0))
         self.count += len(rows)
 
     @property
@@ -33,11 +40,17 @@ class Moments:
 
 
 def covariance(blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (k,) and covariance (k, k) of rows that come in blocks (n, k). The first row is subtracted, so that squares stay exact."""
-    count, first, total, products = 0, None, np.zeros(()), np.zeros(())
+    """Mean (k,) and covariance (k, k) of rows that come in blocks (n, k)."""
+    count = 0
+    first = None  # the first row, which is subtracted so that squares stay exact
+    total = np.zeros(())
+    products = np.zeros(())
     for block in blocks:
-        first = block[0].astype(np.float64) if first is None else first
+        if first is None:
+            first = block[0].astype(np.float64)
         x = block - first
-        count, total, products = count + len(x), total + x.sum(0), products + x.T @ x
+        count += len(x)
+        total = total + x.sum(0)
+        products = products + x.T @ x
     assert first is not None, "a store has rows"
     return first + total / count, products / count - np.outer(total, total) / count**2

@@ -1,4 +1,5 @@
-"""Logs of SMAX by scripted teachers, made from a seed: one battle is a group, and each of its units an episode until it dies.
+"""Logs of SMAX by scripted teachers, made from a seed: one battle is a group, and each of its units
+an episode until it dies.
 
 expert, medium, random: one teacher. mixed: a third of the groups each.
 """
@@ -20,9 +21,16 @@ REWARD_RULE = "the share of the enemies' health that is taken, and 1 for a victo
 
 @register("dataset", "smax", text="${text}")
 def load(
-    *, map: str = "2s3z", log: str = "mixed", groups: int = 1500, noise: float = 0.1, text: str = "none", seed: int = 0
+    *,
+    map: str = "2s3z",
+    log: str = "mixed",
+    groups: int = 1500,
+    noise: float = 0.1,
+    text: str = "none",
+    seed: int = 0,
 ) -> Source:
-    """A log of SMAX as episodes; the return of each unit is that of its team, also after the unit's death.
+    """A log of SMAX as episodes; the return of each unit is that of its team, also after the unit's
+    death.
 
     Args:
         map: one of JaxMARL's, such as 3m, 2s3z, 8m.
@@ -34,13 +42,18 @@ def load(
     """
     made = generate(game(map), log, groups=groups, noise=noise, seed=seed)
     name = f"smax-{map}-{log}@seed{seed}-{groups}"
-    capacity = int(made.agents["agent"].max()) + 1  # also enough for the enemies, of which an observation never has more
+    # Also enough for the enemies, of which an observation never has more
+    capacity = int(made.agents["agent"].max()) + 1
     return source(made, text=text, capacity=capacity, name=name, behaviour=log, map=map)
 
 
 def game(map: str) -> Game:
     """The battles of a map."""
-    return Game(partial(Smax, map=map), lambda world: describe(map, world.facts), TEACHERS, Teacher, types)
+
+    def describe_worlds(world: Smax) -> dict[str, Any]:
+        return describe(map, world.facts)
+
+    return Game(partial(Smax, map=map), describe_worlds, TEACHERS, Teacher, types)
 
 
 def types(world: Smax) -> np.ndarray:
@@ -51,10 +64,20 @@ def types(world: Smax) -> np.ndarray:
 def describe(map: str, facts: Facts) -> dict[str, Any]:
     """meta of a log, or of the battles of an evaluation."""
     length = UNIT * (facts.allies + facts.enemies - 1) + OWN
-    blocks = [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]  # see `team_log`
+    # The blocks of an observation, see `team_log`
+    blocks = [["ally", UNIT, facts.allies - 1], ["enemy", UNIT, facts.enemies], ["own", OWN, 1]]
     unit = {"num_actions": STOP + 1 + facts.enemies, "observations": {str(length): blocks}}
+    names = [facts.names[k] for k in facts.kinds]
     return {
-        "task": TASK, "reward_rule": REWARD_RULE, "name": f"SMAX {map}", "env": "smax", "horizon": HORIZON,
-        "world": {"id": "JaxMARL HeuristicEnemySMAX", "version": facts.version, "arguments": {"scenario": map}},
-        "types": {facts.names[k]: unit | {"role": facts.names[k]} for k in facts.kinds},
-    }  # fmt: skip
+        "task": TASK,
+        "reward_rule": REWARD_RULE,
+        "name": f"SMAX {map}",
+        "env": "smax",
+        "horizon": HORIZON,
+        "world": {
+            "id": "JaxMARL HeuristicEnemySMAX",
+            "version": facts.version,
+            "arguments": {"scenario": map},
+        },
+        "types": {name: unit | {"role": name} for name in names},
+    }

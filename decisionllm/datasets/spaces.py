@@ -1,8 +1,10 @@
-"""Observations and actions of Gymnasium spaces as rows of numbers: one layout for data, environments and exports.
+"""Observations and actions of Gymnasium spaces as rows of numbers: one layout for data,
+environments and exports.
 
-An observation is laid out by the names of its parts: the keys of a Dict are sorted, at every level. An environment keeps the keys of
-its Dict in the order in which they were given, while Minari restores them sorted. Without one rule the numbers that a policy reads
-in an environment would be those of its data in another order.
+An observation is laid out by the names of its parts: the keys of a Dict are sorted, at every level.
+An environment keeps the keys of its Dict in the order in which they were given, while Minari
+restores them sorted. Without one rule the numbers that a policy reads in an environment would be
+those of its data in another order.
 """
 
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from gymnasium import Space, spaces
 
+    ActionSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
+
 MOST_ACTIONS = 4096  # combinations of a MultiDiscrete; a head has a logit for each
 
 VECTOR = "observation"  # name of the one part of an observation that is not a Dict
@@ -23,11 +27,13 @@ def flatten(values: Any, space: "Space[Any]") -> np.ndarray:
     """Observations of n steps as rows.
 
     Args:
-        values: the observations, stacked (see `stack`): an array with n in front, or a dict of such arrays.
+        values: the observations, stacked (see `stack`): an array with n in front, or a dict of such
+            arrays.
         space: their space: Box, Discrete, or Dict of these, also nested.
 
     Returns:
-        (n, S) float32. A Dict is laid out key by key in the order of the sorted keys, a Discrete is one-hot.
+        (n, S) float32. A Dict is laid out key by key in the order of the sorted keys, a Discrete is
+        one-hot.
 
     Raises:
         ValueError: the space is of another kind.
@@ -68,12 +74,14 @@ def _of_box(rows: np.ndarray, space: "spaces.Box") -> np.ndarray:
     values = rows.reshape(len(rows), *space.shape)
     clipped = np.clip(values.astype(np.float64), space.low, space.high)
     nearest = np.where(clipped.astype(np.float32) == values, clipped, values)
-    with np.errstate(invalid="ignore"):  # a negative number has no value of an unsigned type; `fits` finds it
+    # A negative number has no value of an unsigned type; `fits` finds it
+    with np.errstate(invalid="ignore"):
         return np.asarray(nearest.astype(space.dtype))
 
 
 def fits(rows: np.ndarray, space: "Space[Any]") -> bool:
-    """Whether every row (n, S) is an observation of the space, from which `flatten` makes the same row."""
+    """Whether every row (n, S) is an observation of the space, from which `flatten` makes the same
+    row."""
     values = unflatten(rows, space)
     return _within(values, space) and np.array_equal(flatten(values, space), rows)
 
@@ -96,8 +104,8 @@ def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
         space: Box, Discrete, or Dict of these, also nested.
 
     Returns:
-        (name, numbers) of each part, in the order of the columns. Names of nested Dicts are joined by a dot; an observation that is no
-        Dict is one part, `observation`.
+        (name, numbers) of each part, in the order of the columns. Names of nested Dicts are joined
+        by a dot; an observation that is no Dict is one part, `observation`.
 
     Raises:
         ValueError: the space is of another kind.
@@ -117,11 +125,13 @@ def observation_parts(space: "Space[Any]") -> list[tuple[str, int]]:
 
 
 def _sorted(space: "Space[Any]") -> list[tuple[str, "Space[Any]"]]:
-    """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another space."""
+    """(key, space) of the parts of a Dict, in the order of their columns; a ValueError for another
+    space."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
-        raise ValueError(f"observation space: expected a Box, a Discrete or a Dict of them, got {space}")
+        wanted = "a Box, a Discrete or a Dict of them"
+        raise ValueError(f"observation space: expected {wanted}, got {space}")
     # By the text of the key, since a dataset's card has nothing else.
     return sorted(space.spaces.items(), key=lambda item: str(item[0]))
 
@@ -135,7 +145,8 @@ def stack(observations: Sequence[Any]) -> Any:
 
 
 def stated_parts(parts: Sequence[Sequence[Any]], observation_dim: int) -> list[list[Any]]:
-    """The parts that a user states for a log, as the info of a dataset holds them: [[name, numbers], ...].
+    """The parts that a user states for a log, as the info of a dataset holds them: [[name,
+    numbers], ...].
 
     Args:
         parts: (name, numbers) of each part, in the order of the columns.
@@ -148,8 +159,10 @@ def stated_parts(parts: Sequence[Sequence[Any]], observation_dim: int) -> list[l
     names = [name for name, _ in stated]
     total = sum(size for _, size in stated)
     if total != observation_dim or len(set(names)) < len(names):
-        wanted = f"names that differ, and sizes that add up to {observation_dim}, the numbers of an observation"
-        raise ValueError(f"observation_parts: expected {wanted}; got {in_words(stated)}, {total} in all")
+        wanted = f"names that differ, and sizes that add up to {observation_dim}"
+        found = f"{in_words(stated)}, {total} in all"
+        what = f"expected {wanted}, the numbers of an observation; got {found}"
+        raise ValueError(f"observation_parts: {what}")
     return [list(part) for part in stated]
 
 
@@ -159,21 +172,26 @@ def in_words(parts: Sequence[Sequence[Any]]) -> str:
 
 
 def action_spec(space: "Space[Any]", least: Any = -np.inf, most: Any = np.inf) -> dict[str, Any]:
-    """The action fields of a Spec. A Box without finite bounds takes the least and the most of the data."""
+    """The action fields of a Spec. A Box without finite bounds takes the least and the most of the
+    data."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
-        low, high = space.low.reshape(-1).astype(float), space.high.reshape(-1).astype(float)
-        low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, most)
+        low = space.low.reshape(-1).astype(float)
+        high = space.high.reshape(-1).astype(float)
+        low = np.where(np.isfinite(low), low, least)
+        high = np.where(np.isfinite(high), high, most)
         return {"action_dim": len(low), "low": tuple(low.tolist()), "high": tuple(high.tolist())}
     return {"action_dim": 1, "num_actions": prod(action_parts(space))}
 
 
 def action_parts(space: "Space[Any]") -> list[int]:
-    """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a MultiDiscrete, [] of a Box.
+    """How many values each part of a discrete action has: [n] of a Discrete, its sizes of a
+    MultiDiscrete, [] of a Box.
 
     Raises:
-        ValueError: the space is of another kind, or a MultiDiscrete has more than `MOST_ACTIONS` combinations.
+        ValueError: the space is of another kind, or a MultiDiscrete has more than `MOST_ACTIONS`
+            combinations.
     """
     from gymnasium import spaces
 
@@ -182,18 +200,22 @@ def action_parts(space: "Space[Any]") -> list[int]:
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if not isinstance(space, spaces.MultiDiscrete):
-        raise ValueError(f"action space: expected a Box, a Discrete or a MultiDiscrete, got {space}")
+        wanted = "a Box, a Discrete or a MultiDiscrete"
+        raise ValueError(f"action space: expected {wanted}, got {space}")
     sizes = [int(size) for size in space.nvec.reshape(-1)]
     if prod(sizes) > MOST_ACTIONS:
         wanted = f"at most {MOST_ACTIONS} combinations, each of which is one discrete action"
-        raise ValueError(f"action space {space}: expected {wanted}, got {prod(sizes)}; give it fewer parts or values")
+        found = f"{prod(sizes)}; give it fewer parts or values"
+        raise ValueError(f"action space {space}: expected {wanted}, got {found}")
     return sizes
 
 
 def encode_actions(actions: Any, space: "Space[Any]") -> np.ndarray:
-    """Actions of a space, stacked, as rows of a policy: (n, A) float32; a discrete action is one index, counted from 0.
+    """Actions of a space, stacked, as rows of a policy: (n, A) float32; a discrete action is one
+    index, counted from 0.
 
-    An action of a MultiDiscrete is the index of its combination, `np.ravel_multi_index`, the last part counting fastest.
+    An action of a MultiDiscrete is the index of its combination, `np.ravel_multi_index`, the last
+    part counting fastest.
     """
     from gymnasium import spaces
 
@@ -203,11 +225,14 @@ def encode_actions(actions: Any, space: "Space[Any]") -> np.ndarray:
         index = np.ravel_multi_index(tuple(parts.astype(int)), tuple(action_parts(space)))
         return np.asarray(index, np.float32)[:, None]
     rows = np.asarray(actions, np.float32).reshape(len(actions), -1)
-    return rows - np.float32(space.start) if isinstance(space, spaces.Discrete) else rows
+    if isinstance(space, spaces.Discrete):
+        rows = rows - np.float32(space.start)
+    return rows
 
 
-def decode_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spaces.MultiDiscrete") -> np.ndarray:
-    """Rows of a policy (n, A) as actions of a space, stacked, of its type: the inverse of `encode_actions`."""
+def decode_actions(rows: np.ndarray, space: "ActionSpace") -> np.ndarray:
+    """Rows of a policy (n, A) as actions of a space, stacked, of its type: the inverse of
+    `encode_actions`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box):
@@ -220,15 +245,18 @@ def decode_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spac
     return np.asarray(values + space.start, space.dtype)
 
 
-def fits_actions(rows: np.ndarray, space: "spaces.Box | spaces.Discrete | spaces.MultiDiscrete") -> bool:
-    """Whether every row (n, A) is an action of the space, from which `encode_actions` makes the same row."""
+def fits_actions(rows: np.ndarray, space: "ActionSpace") -> bool:
+    """Whether every row (n, A) is an action of the space, from which `encode_actions` makes the
+    same row."""
     actions = decode_actions(rows, space)
     return _within(actions, space) and np.array_equal(encode_actions(actions, space), rows)
 
 
 def stated_action_parts(parts: Sequence[int], num_actions: int) -> list[int]:
-    """The sizes that a user states for the parts of a discrete action; a ValueError unless their product is `num_actions`."""
+    """The sizes that a user states for the parts of a discrete action; a ValueError unless their
+    product is `num_actions`."""
     sizes = [int(size) for size in parts]
     if prod(sizes) != num_actions:
-        raise ValueError(f"action_parts: expected sizes whose product is {num_actions}, the discrete actions, got {sizes}")
+        wanted = f"sizes whose product is {num_actions}, the discrete actions"
+        raise ValueError(f"action_parts: expected {wanted}, got {sizes}")
     return sizes

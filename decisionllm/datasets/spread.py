@@ -1,7 +1,9 @@
-"""Logs of simple_spread by scripted teachers, made from a seed: one world is a group, and each of its agents an episode.
+"""Logs of simple_spread by scripted teachers, made from a seed: one world is a group, and each of
+its agents an episode.
 
-expert, medium, random: one teacher. mixed: a third of the groups each. convention: every group has a fixed assignment that no
-observation shows, so that the log holds several joint policies. varying: 3 to 5 experts, a tenth of the groups lose one midway.
+expert, medium, random: one teacher. mixed: a third of the groups each. convention: every group has
+a fixed assignment that no observation shows, so that the log holds several joint policies. varying:
+3 to 5 experts, a tenth of the groups lose one midway.
 """
 
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.datasets.team import Log, source
-from decisionllm.datasets.team_worlds import SEEDS
+from decisionllm.datasets.team_worlds import SEEDS, stacked
 from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, pushes
 from decisionllm.protocols import Source
 from decisionllm.registry import register
@@ -18,14 +20,22 @@ from decisionllm.registry import register
 VERSION = 2  # of what a store of it holds
 LOGS = ("expert", "medium", "random", "mixed", "convention", "varying")
 TASK = "Cover every landmark, each with one agent, without touching another"
-REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step, and half a point for each touch"
+REWARD_RULE = "half the distance of each landmark to its nearest agent is lost at every step"
+REWARD_RULE += ", and half a point for each touch"
 
 
 @register("dataset", "spread", text="${text}")
 def load(
-    *, log: str = "mixed", agents: int = 3, groups: int = 1500, actions: str = "discrete", noise: float = 0.1, text: str = "none",
-    capacity: int = 6, seed: int = 0,
-) -> Source:  # fmt: skip
+    *,
+    log: str = "mixed",
+    agents: int = 3,
+    groups: int = 1500,
+    actions: str = "discrete",
+    noise: float = 0.1,
+    text: str = "none",
+    capacity: int = 6,
+    seed: int = 0,
+) -> Source:
     """A log of simple_spread as episodes; the reward of each agent is the mean reward of its team.
 
     Args:
@@ -38,13 +48,30 @@ def load(
         seed: of the worlds and of the teachers.
     """
     made = generate(log, agents=agents, groups=groups, actions=actions, noise=noise, seed=seed)
-    name = "-".join(["spread", log, *(["continuous"] * (actions == "continuous")), *([f"{agents}"] * (log != "varying"))])
-    facts: dict[str, Any] = {"behaviour": log, "agents": agents, "actions": actions, "name": f"{name}@seed{seed}-{groups}"}
-    return source(made, text=text, capacity=capacity, **facts)
+    name = f"spread-{log}"
+    if actions == "continuous":
+        name += "-continuous"
+    if log != "varying":
+        name += f"-{agents}"
+    return source(
+        made,
+        text=text,
+        capacity=capacity,
+        behaviour=log,
+        agents=agents,
+        actions=actions,
+        name=f"{name}@seed{seed}-{groups}",
+    )
 
 
 def generate(
-    log: str, *, agents: int = 3, groups: int = 1500, actions: str = "discrete", noise: float = 0.1, seed: int = 0
+    log: str,
+    *,
+    agents: int = 3,
+    groups: int = 1500,
+    actions: str = "discrete",
+    noise: float = 0.1,
+    seed: int = 0,
 ) -> Log:
     """The columns of a log; see `load`."""
     one_of("dataset.log", log, LOGS)
@@ -52,9 +79,12 @@ def generate(
     if not (2 <= agents <= 16 and 1 <= groups <= SEEDS // 2 and 0 <= noise <= 1):
         known = f"agents of 2 .. 16, groups of 1 .. {SEEDS // 2}, noise of 0 .. 1"
         raise ValueError(f"dataset: expected {known}; got {agents}, {groups}, {noise}")
-    rng, discrete = np.random.default_rng(seed), actions == "discrete"
-    numbers, lost = np.full(groups, agents), np.full(groups, -1)
-    kinds = np.full(groups, TEACHERS.index({"mixed": "expert", "varying": "expert"}.get(log, log)))
+    rng = np.random.default_rng(seed)
+    discrete = actions == "discrete"
+    numbers = np.full(groups, agents)
+    lost = np.full(groups, -1)  # the step at which one agent is removed
+    teacher_name = "expert" if log in ("mixed", "varying") else log
+    kinds = np.full(groups, TEACHERS.index(teacher_name))
     if log == "mixed":
         kinds = rng.permutation(np.arange(groups) % 3)
     if log == "varying":
@@ -62,26 +92,49 @@ def generate(
         lost[rng.permutation(groups)[: groups // 10]] = HORIZON // 2
     world = Spread(SEEDS * (seed + 1) + np.arange(groups), numbers)
     teacher = Teacher(world, kinds, rng, noise=noise, discrete=discrete)
-    chosen = np.arange(world.alive.shape[1]) == rng.integers(numbers)[:, None]  # the agent that is lost, where one is
-    rows: list[dict[str, np.ndarray]] = []
+    removable = rng.integers(numbers)[:, None]
+    chosen = np.arange(world.alive.shape[1]) == removable
+    parts: list[dict[str, np.ndarray]] = []
     for t in range(HORIZON):
-        alive, taken = world.alive, teacher.act(world).astype(np.float32)
+        alive = world.alive
+        taken = teacher.act(world).astype(np.float32)
         seen = [(worlds, world.observe(worlds)) for worlds in world.alike()]
-        rewards, going = world.step(pushes(taken)).astype(np.float32), chosen & (lost == t)[:, None]
+        rewards = world.step(pushes(taken)).astype(np.float32)
+        going = chosen & (lost == t)[:, None]
         for worlds, raw in seen:
-            (at, agent), size = np.nonzero(alive[worlds]), np.full(len(raw), raw.shape[1])
-            here = group, _ = worlds[at], agent
-            rows.append({"group": group, "step": np.full(len(raw), t), "agent": agent, "reward": rewards[here], "terminated": going[here],
-                         "behaviour": kinds[group], "size": size, "action": taken[here], "observation": raw.ravel()})  # fmt: skip
+            n, size = raw.shape
+            at, agent = np.nonzero(alive[worlds])
+            group = worlds[at]
+            part = {
+                "group": group,
+                "step": np.full(n, t),
+                "agent": agent,
+                "reward": rewards[group, agent],
+                "terminated": going[group, agent],
+                "behaviour": kinds[group],
+                "size": np.full(n, size),
+                "action": taken[group, agent],
+                "observation": raw.ravel(),
+            }
+            parts.append(part)
         world.remove(going)
-    columns = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
-    size, action = columns.pop("size"), columns.pop("action")
-    columns |= {"action": action[:, 0].astype(np.int32)} if discrete else {"action_values": action}
+    columns = stacked(parts)
+    size = columns.pop("size")
+    action = columns.pop("action")
+    if discrete:
+        columns["action"] = action[:, 0].astype(np.int32)
+    else:
+        columns["action_values"] = action
     columns["observation_offsets"] = np.cumsum([0, *size])
     step = np.tile(np.arange(HORIZON), groups)
-    over = {"terminated": np.zeros(len(step), bool), "truncated": step == HORIZON - 1}
+    clock = {
+        "group": np.repeat(np.arange(groups), HORIZON),
+        "step": step,
+        "terminated": np.zeros(len(step), bool),
+        "truncated": step == HORIZON - 1,
+    }
     meta = describe(np.unique(size).tolist(), actions, log=log, noise=noise, seed=seed)
-    return Log(meta, {"group": np.repeat(np.arange(groups), HORIZON), "step": step, **over}, columns)
+    return Log(meta, clock, columns)
 
 
 def blocks(n: int, m: int) -> list[list[Any]]:
@@ -91,12 +144,31 @@ def blocks(n: int, m: int) -> list[list[Any]]:
 
 def describe(sizes: list[int], actions: str, **generator: Any) -> dict[str, Any]:
     """meta of a log, or of the worlds of an evaluation, with observations of these sizes."""
-    known = {4 + 2 * m + 4 * (n - 1): (n, m) for n in range(1, 17) for m in (n, n + 1)}  # one may have been lost
-    pushed = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
-    action: dict[str, Any] = {"num_actions": len(PUSHES)} if actions == "discrete" else pushed
+    # (agents, landmarks) of an observation by its length; one agent may have been removed
+    known = {}
+    for n in range(1, 17):
+        for m in (n, n + 1):
+            known[4 + 2 * m + 4 * (n - 1)] = n, m
+    agent: dict[str, Any] = {"role": ""}
+    if actions == "discrete":
+        agent["num_actions"] = len(PUSHES)
+    else:
+        agent |= {"low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    agent["observations"] = {str(size): blocks(*known[size]) for size in sizes}
     return {
-        "name": "simple_spread", "task": TASK, "reward_rule": REWARD_RULE, "env": "spread", "horizon": HORIZON, "returns": "mean", "behaviours": list(TEACHERS), "plane": True,
-        "world": {"id": "mpe2 simple_spread_v3", "version": "1.1.1", "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON}},
-        "types": {"agent": {"role": ""} | action | {"observations": {str(s): blocks(*known[s]) for s in sizes}}},
+        "name": "simple_spread",
+        "task": TASK,
+        "reward_rule": REWARD_RULE,
+        "env": "spread",
+        "horizon": HORIZON,
+        "returns": "mean",
+        "behaviours": list(TEACHERS),
+        "plane": True,
+        "world": {
+            "id": "mpe2 simple_spread_v3",
+            "version": "1.1.1",
+            "arguments": {"local_ratio": 0.5, "max_cycles": HORIZON},
+        },
+        "types": {"agent": agent},
         "generator": generator,
-    }  # fmt: skip
+    }

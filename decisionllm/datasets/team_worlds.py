@@ -1,4 +1,4 @@
-"""Logs of worlds that are simulated here: scripted teachers play worlds drawn from a seed, and every step becomes rows of a team log."""
+"""Logs of simulated worlds: teachers play worlds drawn from a seed, each step is rows of a log."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ import numpy as np
 from decisionllm.config import one_of
 from decisionllm.datasets.formats.team_log import Log
 
-SEEDS = 1_000_000  # log `seed` draws its worlds with seeds from (seed + 1) times this on; evaluations stay below
+# Log `seed` draws its worlds with seeds from (seed + 1) * SEEDS on; evaluations stay below SEEDS
+SEEDS = 1_000_000
 
 
 class World(Protocol):
@@ -18,7 +19,8 @@ class World(Protocol):
     Attributes:
         time: steps that were played.
         observations, masks: (E, N, S) float32, and (E, N, C) bool, the allowed discrete actions.
-        alive: (E, N) agents that have not ended. over, terminated, won: (E,) bool; over also where time is up.
+        alive: (E, N) agents that have not ended. over, terminated, won: (E,) bool; over also where
+            time is up.
     """
 
     time: int
@@ -36,7 +38,11 @@ class World(Protocol):
     def terminated(self) -> np.ndarray: ...
 
     def step(self, actions: np.ndarray) -> np.ndarray:
-        """(E, N) actions -> the reward of each team (E,), 0 where the world was over. Only agents that are alive act."""
+        """Take the actions (E, N) of the agents that are alive.
+
+        Returns:
+            (E,) reward of each team, 0 where the world was over.
+        """
         ...
 
 
@@ -50,14 +56,17 @@ class Controller(Protocol):
 
 @dataclass(frozen=True)
 class Game:
-    """A kind of world, what is known of it, and its scripted players: what its logs and its evaluation share.
+    """A kind of world, what is known of it, and its scripted players: what its logs and its
+    evaluation share.
 
     Attributes:
         begin: seeds (E,) -> worlds.
         describe: worlds -> meta of a log of them, without the facts of the log.
         teachers: names of the scripted players.
-        teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,), or one for all, are indices into `teachers`.
-        types: worlds -> (E, N) index of each agent's type in meta["types"]; None: there is one type.
+        teacher: (worlds, kinds, rng, noise=) -> players; kinds (E,), or one for all, are indices
+            into `teachers`.
+        types: worlds -> (E, N) index of each agent's type in meta["types"]; None: there is one
+            type.
     """
 
     begin: Callable[[np.ndarray], World]
@@ -73,31 +82,54 @@ def generate(game: Game, log: str, *, groups: int = 2000, noise: float = 0.0, se
     Args:
         game: that is played.
         log: one of its teachers, or `mixed`: an equal share of the groups each.
-        groups, noise, seed: number of worlds, share of the actions that are random, and of all draws.
+        groups, noise, seed: number of worlds, share of the actions that are random, and of all
+            draws.
     """
-    teachers, types = game.teachers, game.types
+    teachers = list(game.teachers)
     one_of("dataset.log", log, (*teachers, "mixed"))
     if not (1 <= groups <= SEEDS and 0 <= noise <= 1):
-        raise ValueError(f"dataset: expected groups of 1 .. {SEEDS} and noise of 0 .. 1, got {groups} and {noise}")
+        wanted = f"groups of 1 .. {SEEDS} and noise of 0 .. 1"
+        raise ValueError(f"dataset: expected {wanted}, got {groups} and {noise}")
     rng = np.random.default_rng(seed)
-    mixed = rng.permutation(np.arange(groups) % len(teachers)) if log == "mixed" else None
-    kinds = np.full(groups, teachers.index(log)) if mixed is None else mixed
+    kinds = np.arange(groups) % len(teachers)
+    if log == "mixed":
+        kinds = rng.permutation(kinds)
+    else:
+        kinds[:] = teachers.index(log)
     world = game.begin(SEEDS * (seed + 1) + np.arange(groups))
     player = game.teacher(world, kinds, rng, noise=noise)
-    made = {"returns": "team", "behaviours": list(teachers), "generator": {"log": log, "noise": noise, "seed": seed}}
     steps: list[dict[str, np.ndarray]] = []
     agents: list[dict[str, np.ndarray]] = []
     while not world.over.all():
         running = np.flatnonzero(~world.over)
         acting = world.alive & ~world.over[:, None]
         group, agent = np.nonzero(acting)
-        rows = {"group": group, "step": np.full(len(group), world.time), "agent": agent, "behaviour": kinds[group],
-                "observation": world.observations[acting], "available": world.masks[acting]}  # fmt: skip
-        rows |= {"agent_type": types(world)[acting]} if types else {}
+        rows = {
+            "group": group,
+            "step": np.full(len(group), world.time),
+            "agent": agent,
+            "behaviour": kinds[group],
+            "observation": world.observations[acting],
+            "available": world.masks[acting],
+        }
+        if game.types:
+            rows["agent_type"] = game.types(world)[acting]
         actions = player.act(world)
-        clock = {"group": running, "step": np.full(len(running), world.time), "reward": world.step(actions)[running]}
-        ends = {"won": world.won, "terminated": world.terminated, "truncated": world.over & ~world.terminated}
+        clock = {"group": running, "step": np.full(len(running), world.time)}
+        clock["reward"] = world.step(actions)[running]
+        clock["won"] = world.won[running]
+        clock["terminated"] = world.terminated[running]
+        clock["truncated"] = (world.over & ~world.terminated)[running]
+        steps.append(clock)
         agents.append(rows | {"action": actions[acting], "terminated": ~world.alive[acting]})
-        steps.append(clock | {name: column[running] for name, column in ends.items()})
-    tables = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, agents)]
-    return Log(game.describe(world) | made, tables[0], tables[1])
+    meta = game.describe(world) | {
+        "returns": "team",
+        "behaviours": teachers,
+        "generator": {"log": log, "noise": noise, "seed": seed},
+    }
+    return Log(meta, stacked(steps), stacked(agents))
+
+
+def stacked(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The columns of several parts of a table as one."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

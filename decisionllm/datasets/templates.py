@@ -7,11 +7,21 @@ import numpy as np
 
 from decisionllm.datasets.spaces import VECTOR
 
-TEXTS = ("none", "constant", "template")  # values of the option `text` of Minari data and Gymnasium environments
+TEXTS = (
+    "none",
+    "constant",
+    "template",
+)  # values of the option `text` of Minari data and Gymnasium environments
 NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
 
 
-def writer(option: str, template: str, parts: Sequence[tuple[str, int]], *, hint: str = "") -> Callable[[np.ndarray], str]:
+def writer(
+    option: str,
+    template: str,
+    parts: Sequence[tuple[str, int]],
+    *,
+    hint: str = "",
+) -> Callable[[np.ndarray], str]:
     """The function that writes the task text of an episode.
 
     Args:
@@ -33,11 +43,18 @@ def writer(option: str, template: str, parts: Sequence[tuple[str, int]], *, hint
         first += size
     unknown = [name for name in NAME.findall(template) if name not in columns]
     if unknown:
-        vector = "the observation is one vector without named parts" if list(columns) == [VECTOR] else ""
-        why = hint or vector
-        message = f"{option}: expected names of parts of the observation, [{', '.join(columns)}], got {', '.join(unknown)}"
-        raise ValueError(f"{message}; {why}" if why else message)
-    return lambda row: NAME.sub(lambda found: _in_words(row[columns[found[1]]]), template)
+        message = f"{option}: expected names of parts of the observation, [{', '.join(columns)}]"
+        message += f", got {', '.join(unknown)}"
+        if hint:
+            message += f"; {hint}"
+        elif list(columns) == [VECTOR]:
+            message += "; the observation is one vector without named parts"
+        raise ValueError(message)
+
+    def write(row: np.ndarray) -> str:
+        return NAME.sub(lambda found: _in_words(row[columns[found[1]]]), template)
+
+    return write
 
 
 def _in_words(numbers: np.ndarray) -> str:

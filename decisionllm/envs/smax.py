@@ -1,16 +1,19 @@
-"""SMAX, battles of units against a scripted enemy, E of them at once: units die, actions are masked, units have types.
+"""SMAX, battles of units against a scripted enemy, E of them at once: units die, actions are
+masked, units have types.
 
-The environment is `HeuristicEnemySMAX` of jaxmarl 0.2.0 (Apache-2.0), which is called here and not rewritten. An action is up, right,
-down, left, stop, or an attack on enemy 0, 1, ..; an attack is allowed on an enemy in range. A unit observes its allies, then the
-enemies, in UNIT numbers each (share of health, offset, ..., type), zeros for units that are dead or out of sight, then itself in
-OWN numbers. The team's reward is the share of the enemies' health that it takes, and 1 for a victory.
+The environment is `HeuristicEnemySMAX` of jaxmarl 0.2.0 (Apache-2.0), which is called here and not
+rewritten. An action is up, right, down, left, stop, or an attack on enemy 0, 1, ..; an attack is
+allowed on an enemy in range. A unit observes its allies, then the enemies, in UNIT numbers each
+(share of health, offset, ..., type), zeros for units that are dead or out of sight, then itself in
+OWN numbers. The team's reward is the share of the enemies' health that it takes, and 1 for a
+victory.
 
 Letters: E worlds, N allies, M enemies, S numbers of a view, C = 5 + M actions.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,8 @@ from decisionllm.files import explained
 
 HORIZON = 101  # steps: JaxMARL compares its clock with 100 before it advances it
 SIZE = 32.0  # of the field, from wall to wall
-UNIT, OWN = 13, 10
+UNIT = 13
+OWN = 10
 MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)], float)  # of the first actions
 STOP = 4
 TEACHERS = ("expert", "medium", "random")
@@ -40,8 +44,10 @@ class Facts:
 
 @cache
 def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
-    """Facts of a map, and the start and the step of E of its battles, each compiled once for every E."""
-    with explained("SMAX needs JaxMARL: pip install 'decisionllm[smax]'", ImportError, raised=ImportError):
+    """Facts of a map, and the start and the step of E of its battles, each compiled once for every
+    E."""
+    what = "SMAX needs JaxMARL: pip install 'decisionllm[smax]'"
+    with explained(what, ImportError, raised=ImportError):
         import jax
         import jax.numpy as jnp
         from jaxmarl.environments.smax import HeuristicEnemySMAX
@@ -50,10 +56,16 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
 
     one_of("map", map, MAP_NAME_TO_SCENARIO)
     scenario = MAP_NAME_TO_SCENARIO[map]
-    env, N = HeuristicEnemySMAX(scenario=scenario), int(scenario.num_allies)
-    known, types = tuple(env.unit_type_names), np.asarray(scenario.unit_types)[:N]
-    kinds = tuple(range(len(known))) if scenario.smacv2_unit_type_generation else tuple(np.unique(types).tolist())
-    strong = partial(jax.tree.map, lambda x: jax.lax.convert_element_type(x, x.dtype))  # weak types would be compiled again
+    env = HeuristicEnemySMAX(scenario=scenario)
+    N = int(scenario.num_allies)
+    names = tuple(env.unit_type_names)
+    kinds = tuple(range(len(names)))
+    if not scenario.smacv2_unit_type_generation:
+        kinds = tuple(np.unique(np.asarray(scenario.unit_types)[:N]).tolist())
+
+    def strong(state: Any) -> Any:
+        """A state without weak types, which would be compiled again."""
+        return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
 
     def stack(by_agent: Any) -> Any:
         return jnp.stack([by_agent[agent] for agent in env.agents])
@@ -62,7 +74,14 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
         units = state.state
         health = units.unit_health / env.unit_type_health[units.unit_types]
         masks = stack(env.get_avail_actions(state)) > 0
-        return stack(observations), masks, units.unit_positions, health, units.unit_types[:N], units.done
+        return (
+            stack(observations),
+            masks,
+            units.unit_positions,
+            health,
+            units.unit_types[:N],
+            units.done,
+        )
 
     def begin(seed: Any) -> tuple[Any, ...]:
         observations, state = env.reset(jax.random.fold_in(jax.random.PRNGKey(seed), 0))
@@ -70,11 +89,19 @@ def compiled(map: str) -> tuple[Facts, Callable[..., Any], Callable[..., Any]]:
 
     def step(seed: Any, time: Any, state: Any, actions: Any) -> tuple[Any, ...]:
         key = jax.random.fold_in(jax.random.PRNGKey(seed), time)
-        observations, state, rewards, *_ = env.step_env(key, state, {agent: actions[i] for i, agent in enumerate(env.agents)})
+        taken = {agent: actions[i] for i, agent in enumerate(env.agents)}
+        observations, state, rewards, *_ = env.step_env(key, state, taken)
         return strong(state), view(observations, state), rewards[env.agents[0]]
 
     health = tuple(float(x) for x in env.unit_type_health)
-    facts = Facts(N, int(scenario.num_enemies), known, kinds, health, version("jaxmarl"))
+    facts = Facts(
+        allies=N,
+        enemies=int(scenario.num_enemies),
+        names=names,
+        kinds=kinds,
+        health=health,
+        version=version("jaxmarl"),
+    )
     return facts, jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(step, in_axes=(0, None, 0, 0)))
 
 
@@ -88,24 +115,33 @@ class Smax:
     Attributes:
         observations: (E, N, S) float32. masks: (E, N, C) bool. kinds: (E, N) types.
         places, health: (E, N+M, 2) and (E, N+M), shares of full health; allies first.
-        alive: (E, N) bool. over, terminated, won: (E,) bool; terminated where a side is dead, over also where time is up.
+        alive: (E, N) bool. over, terminated, won: (E,) bool; terminated where a side is dead, over
+            also where time is up.
     """
 
     def __init__(self, seeds: Sequence[int] | np.ndarray, map: str = "3m") -> None:
         self.facts, begin, self._step = compiled(map)
-        self.seeds, self.time, E = np.asarray(seeds, np.uint32), 0, len(seeds)
-        self.over, self.terminated, self.won = np.zeros((3, E), bool)
+        self.seeds = np.asarray(seeds, np.uint32)
+        self.time = 0
+        E = len(seeds)
+        self.over = np.zeros(E, bool)
+        self.terminated = np.zeros(E, bool)
+        self.won = np.zeros(E, bool)
         self.alive = np.ones((E, self.facts.allies), bool)
         self._state, view = begin(self.seeds)
         self._update(view)
 
     def _update(self, view: tuple[Any, ...]) -> None:
-        self.observations, self.masks, self.places, self.health, self.kinds, done = (np.asarray(x) for x in view)
-        going, N = ~self.over, self.facts.allies
-        ours, theirs = self.health[:, :N] > 0, (self.health[:, N:] > 0).any(1)
+        arrays = [np.asarray(x) for x in view]
+        self.observations, self.masks, self.places, self.health, self.kinds, done = arrays
+        going = ~self.over
+        N = self.facts.allies
+        ours = self.health[:, :N] > 0  # (E, N)
+        we_live = ours.any(1)  # (E,)
+        they_live = (self.health[:, N:] > 0).any(1)  # (E,)
         self.alive = np.where(going[:, None], ours, self.alive)
-        self.terminated |= going & ~(ours.any(1) & theirs)
-        self.won |= going & ours.any(1) & ~theirs
+        self.terminated |= going & ~(we_live & they_live)
+        self.won |= going & we_live & ~they_live
         self.over |= done
 
     @property
@@ -114,8 +150,13 @@ class Smax:
         return self.alive & ~self.over[:, None]
 
     def step(self, actions: np.ndarray) -> np.ndarray:
-        """(E, N) actions -> the reward of each team (E,), 0 where the battle was over. Only units of `acting` act."""
-        going, self.time = ~self.over, self.time + 1
+        """Take the actions (E, N) of the units that are `acting`.
+
+        Returns:
+            (E,) reward of each team, 0 where the battle was over.
+        """
+        going = ~self.over
+        self.time += 1
         actions = np.where(self.acting, actions, STOP).astype(np.int32)
         self._state, view, gains = self._step(self.seeds, np.int32(self.time), self._state, actions)
         self._update(view)
@@ -125,16 +166,26 @@ class Smax:
 class Teacher:
     """Scripted players of E battles. Each unit needs its own observation and action mask alone.
 
-    expert: attacks the enemy in range with the least health, so that fire is focused. medium: the closest one. With none in range, both
-    walk to the closest in sight, or to the point opposite to their start. random: uniform over the allowed actions.
+    expert: attacks the enemy in range with the least health, so that fire is focused. medium: the
+    closest one. With none in range, both walk to the closest in sight, or to the point opposite to
+    their start. random: uniform over the allowed actions.
 
     Args:
         kinds: (E,) indices into TEACHERS, or one for all.
-        noise: share of actions that are random, so that a log covers more than the teacher's own states.
+        noise: share of actions that are random, so that a log covers more than the teacher's own
+            states.
     """
 
-    def __init__(self, world: Smax, kinds: int | np.ndarray, rng: np.random.Generator, *, noise: float = 0.0) -> None:
-        self.kinds, self.rng = np.broadcast_to(kinds, len(world.alive)), rng
+    def __init__(
+        self,
+        world: Smax,
+        kinds: int | np.ndarray,
+        rng: np.random.Generator,
+        *,
+        noise: float = 0.0,
+    ) -> None:
+        self.kinds = np.broadcast_to(kinds, len(world.alive))
+        self.rng = rng
         self.noise = np.where(self.kinds == TEACHERS.index("random"), 1.0, noise)
         self.goal = SIZE - self.place(world)
 
@@ -146,16 +197,22 @@ class Teacher:
         """(E, N) int, each allowed."""
         E, N = world.alive.shape
         enemies = world.observations[..., UNIT * (N - 1) : -OWN].reshape(E, N, -1, UNIT)
-        distance = np.where(enemies[..., 0] > 0, np.linalg.norm(enemies[..., 1:3], axis=-1), np.inf)
-        health = enemies[..., 0] * (enemies[..., -len(world.facts.health) :] @ np.array(world.facts.health))
+        share, offset = enemies[..., 0], enemies[..., 1:3]  # of health; 0: dead or out of sight
+        distance = np.where(share > 0, np.linalg.norm(offset, axis=-1), np.inf)
+        full_health = np.array(world.facts.health)
+        health = share * (enemies[..., -len(full_health) :] @ full_health)
         in_range = world.masks[..., STOP + 1 :]
-        cost = np.where(np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None], health, distance)
+        expert = np.asarray(self.kinds == TEACHERS.index("expert"))[:, None, None]
+        cost = np.where(expert, health, distance)
         target = np.where(in_range, cost, np.inf).argmin(-1)
-        nearest = np.take_along_axis(enemies, distance.argmin(-1)[..., None, None], 2)[..., 0, 1:3]
-        way = np.where(np.isfinite(distance).any(-1, keepdims=True), nearest, self.goal - self.place(world))
-        proposed = np.where(in_range.any(-1), STOP + 1 + target, (way @ MOVES.T).argmax(-1))
+        nearest = np.take_along_axis(offset, distance.argmin(-1)[..., None, None], 2)[..., 0, :]
+        in_sight = np.isfinite(distance).any(-1, keepdims=True)
+        way = np.where(in_sight, nearest, self.goal - self.place(world))
+        walk = (way @ MOVES.T).argmax(-1)
+        proposed = np.where(in_range.any(-1), STOP + 1 + target, walk)
         random = self.rng.random((E, N)) < self.noise[:, None]
-        proposed = np.where(random, np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1), proposed)
+        uniform = np.where(world.masks, self.rng.random(world.masks.shape), -1).argmax(-1)
+        proposed = np.where(random, uniform, proposed)
         return np.where(allowed(world.masks, proposed), proposed, STOP)
 
 

@@ -1,14 +1,18 @@
-"""The environment simple_spread, E worlds of up to N agents at once: the agents shall cover the landmarks without touching each other.
+"""simple_spread, E worlds of up to N agents at once: cover the landmarks, do not touch each other.
 
-Facts from mpe2 1.1.1, `simple_spread_v3` (MIT): discs of radius 0.15 and mass 1 with damped velocities, pushed by their motors and by
-soft contacts. The reward of an agent is half of the shared reward, minus the distance of every landmark to its nearest agent, and
-minus half a point for each other agent it touches. A world runs for 25 steps. `tests/envs/test_spread.py` compares it with mpe2.
+Facts from mpe2 1.1.1, `simple_spread_v3` (MIT): discs of radius 0.15 and mass 1 with damped
+velocities, pushed by their motors and by soft contacts. The reward of an agent is half of the
+shared reward, minus the distance of every landmark to its nearest agent, and minus half a point for
+each other agent it touches. A world runs for 25 steps. `tests/envs/test_spread.py` compares it with
+mpe2.
 
-Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is (x, y) within -1 .. 1: mpe2's
-continuous action in two numbers in place of five. A discrete action is mpe2's index: stay, left, right, down, up.
+Letters: E worlds, N slots for agents and for landmarks, of which a world may use fewer. A push is
+(x, y) within -1 .. 1: mpe2's continuous action in two numbers in place of five. A discrete action
+is mpe2's index: stay, left, right, down, up.
 
-`rules="omar"` is the world of OMAR's published logs (arXiv 2111.11188): the velocity changes first and moves the agent in the same step, and
-the reward of an agent is min(1 / distance, 10) for each landmark and its nearest agent, minus 5 for each other agent it touches.
+`rules="omar"` is the world of OMAR's published logs (arXiv 2111.11188): the velocity changes first
+and moves the agent in the same step, and the reward of an agent is min(1 / distance, 10) for each
+landmark and its nearest agent, minus 5 for each other agent it touches.
 """
 
 from collections.abc import Sequence
@@ -24,7 +28,8 @@ TIME_STEP = 0.1
 DAMPING = 0.25  # share of the velocity lost in a step
 FORCE = 5.0  # of a push of 1
 TOUCH = 0.3  # distance at which two agents touch
-CONTACT_FORCE, CONTACT_MARGIN = 100.0, 1e-3
+CONTACT_FORCE = 100.0
+CONTACT_MARGIN = 1e-3
 COVERED = 0.1  # a landmark with an agent within this distance is covered
 PUSHES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], float)  # of the discrete actions
 TEACHERS = ("expert", "medium", "random", "convention")
@@ -41,11 +46,17 @@ class Spread:
 
     Attributes:
         alive, landmark_mask: (E, N) which slots hold an agent, and a landmark.
-        crashed: (E, N) agents whose motor is dead: they can be touched and pushed, and cover the landmark they lie on.
+        crashed: (E, N) agents whose motor is dead: they can be touched and pushed, and cover the
+            landmark they lie on.
         positions, velocities, landmarks: (E, N, 2).
     """
 
-    def __init__(self, seeds: Sequence[int] | np.ndarray, agents: int | np.ndarray, rules: str = "mpe2") -> None:
+    def __init__(
+        self,
+        seeds: Sequence[int] | np.ndarray,
+        agents: int | np.ndarray,
+        rules: str = "mpe2",
+    ) -> None:
         one_of("rules", rules, RULES)
         self.omar = rules == "omar"
         agents = np.broadcast_to(agents, len(seeds))
@@ -55,17 +66,22 @@ class Spread:
         self.crashed = np.zeros((E, N), bool)
         start = np.zeros((E, 2, N, 2))
         for e, (seed, n) in enumerate(zip(seeds, agents, strict=True)):
-            start[e, :, :n] = np.random.default_rng(int(seed)).uniform(-1, 1, (2, n, 2))
-        self.positions, self.landmarks = start[:, 0].copy(), start[:, 1]
+            rng = np.random.default_rng(int(seed))
+            start[e, :, :n] = rng.uniform(-1, 1, (2, n, 2))
+        self.positions = start[:, 0].copy()
+        self.landmarks = start[:, 1]
         self.velocities = np.zeros((E, N, 2))
         self._measure()
 
     def _measure(self) -> None:
-        """Offsets between agents (E, N, N, 2), their distances and those from agents to landmarks (E, N, N)."""
+        """Offsets between agents (E, N, N, 2), their distances and those from agents to landmarks
+        (E, N, N)."""
         self.apart = self.positions[:, :, None] - self.positions[:, None]
         self.distance = np.sqrt(np.square(self.apart).sum(-1))
-        self.to_landmark = np.sqrt(np.square(self.positions[:, :, None] - self.landmarks[:, None]).sum(-1))
-        self.both = self.alive[:, :, None] & self.alive[:, None] & ~np.eye(self.alive.shape[1], dtype=bool)
+        to_landmark = self.positions[:, :, None] - self.landmarks[:, None]
+        self.to_landmark = np.sqrt(np.square(to_landmark).sum(-1))
+        others = ~np.eye(self.alive.shape[1], dtype=bool)
+        self.both = self.alive[:, :, None] & self.alive[:, None] & others
 
     def remove(self, agents: np.ndarray) -> None:
         """Remove these agents: they are no longer observed, touched or counted. (E, N) bool"""
@@ -74,16 +90,22 @@ class Spread:
 
     def step(self, pushes: np.ndarray) -> np.ndarray:
         """Pushes (E, N, 2) -> the reward of each agent (E, N), 0 in empty slots."""
-        pushes = np.where((self.alive & ~self.crashed)[..., None], np.clip(np.asarray(pushes, np.float64), -1, 1), 0)
+        moved = (self.alive & ~self.crashed)[..., None]
+        pushes = np.where(moved, np.clip(np.asarray(pushes, np.float64), -1, 1), 0)
         distance = np.where(self.both, self.distance, 1.0)
         depth = np.logaddexp(0, -(distance - TOUCH) / CONTACT_MARGIN) * CONTACT_MARGIN
-        contact = np.where(self.both[..., None], CONTACT_FORCE * self.apart / distance[..., None] * depth[..., None], 0)
+        contact = CONTACT_FORCE * self.apart / distance[..., None] * depth[..., None]
+        contact = np.where(self.both[..., None], contact, 0)  # (E, N, N, 2)
         force = FORCE * pushes
-        for other in range(contact.shape[2]):  # in mpe2's order, so that sums are equal to the last bit
+        # In mpe2's order, so that sums are equal to the last bit
+        for other in range(contact.shape[2]):
             force = force + contact[:, :, other]
         before = self.velocities
-        self.velocities = np.where(self.alive[..., None], before * (1 - DAMPING) + force * TIME_STEP, 0)
-        self.positions = self.positions + TIME_STEP * (self.velocities if self.omar else before)  # mpe2 moves first
+        after = before * (1 - DAMPING) + force * TIME_STEP
+        self.velocities = np.where(self.alive[..., None], after, 0)
+        # mpe2 moves before the velocity changes
+        moving = self.velocities if self.omar else before
+        self.positions = self.positions + TIME_STEP * moving
         self._measure()
         return self.rewards()
 
@@ -102,7 +124,8 @@ class Spread:
 
     def covered(self) -> np.ndarray:
         """The share of a world's landmarks with an agent on them: (E,)"""
-        return np.asarray(((self.nearest() < COVERED) & self.landmark_mask).sum(1) / self.landmark_mask.sum(1))
+        covered = (self.nearest() < COVERED) & self.landmark_mask
+        return np.asarray(covered.sum(1) / self.landmark_mask.sum(1))
 
     def alike(self) -> list[np.ndarray]:
         """Worlds with equal numbers of agents and of landmarks: arrays of indices."""
@@ -110,8 +133,10 @@ class Spread:
         return [np.flatnonzero(key == k) for k in np.unique(key)]
 
     def observe(self, worlds: slice | list[int] | np.ndarray = slice(None)) -> np.ndarray:
-        """The observation of each agent of these worlds, in mpe2's order: its velocity and position, the offsets of the landmarks and
-        of the other agents, and two zeros (mpe2's communication) for each other agent.
+        """The observation of each agent of these worlds, in mpe2's order.
+
+        Its velocity and position, the offsets of the landmarks and of the other agents, and two
+        zeros (mpe2's communication) for each other agent.
 
         Args:
             worlds: indices of worlds with equal numbers of agents and of landmarks.
@@ -119,47 +144,64 @@ class Spread:
         Returns:
             (rows, S) float32, world by world.
         """
-        alive, landmark_mask = self.alive[worlds], self.landmark_mask[worlds]
+        alive = self.alive[worlds]
+        landmark_mask = self.landmark_mask[worlds]
         E, n, m = len(alive), int(alive[0].sum()), int(landmark_mask[0].sum())
-        if not ((alive.sum(1) == n) & (landmark_mask.sum(1) == m)).all():
-            raise ValueError("observe: expected worlds with equal numbers of agents and of landmarks; see Spread.alike")
-        position, velocity = (x[worlds][alive].reshape(E, n, 2) for x in (self.positions, self.velocities))
-        landmarks = self.landmarks[worlds][landmark_mask].reshape(E, 1, m, 2) - position[:, :, None]
+        if (alive.sum(1) != n).any() or (landmark_mask.sum(1) != m).any():
+            wanted = "expected worlds with equal numbers of agents and of landmarks"
+            raise ValueError(f"observe: {wanted}; see Spread.alike")
+        position = self.positions[worlds][alive].reshape(E, n, 2)
+        velocity = self.velocities[worlds][alive].reshape(E, n, 2)
+        landmarks = self.landmarks[worlds][landmark_mask].reshape(E, 1, m, 2)
+        to_landmarks = landmarks - position[:, :, None]  # (E, n, m, 2)
         others = position[:, None] - position[:, :, None]  # (E, n, n, 2), from each to each
         others = others[:, ~np.eye(n, dtype=bool)].reshape(E, n, n - 1, 2)
-        parts = velocity, position, landmarks, others, np.zeros_like(others)
+        parts = (velocity, position, to_landmarks, others, np.zeros_like(others))
         return np.concatenate([x.reshape(E * n, -1) for x in parts], 1).astype(np.float32)
 
 
 class Teacher:
-    """Scripted players of E worlds. Each agent needs its own observation alone: all agents compute the same assignment from it.
+    """Scripted players of E worlds. Each agent needs its own observation alone: all agents compute
+    the same assignment from it.
 
-    expert: the assignment of agents to landmarks with the shortest total distance, solved again at every step. medium: every agent
-    walks to its own nearest landmark. convention: an assignment drawn once for each world, which no observation shows.
-    random: uniform actions.
+    expert: the assignment of agents to landmarks with the shortest total distance, solved again at
+    every step. medium: every agent walks to its own nearest landmark. convention: an assignment
+    drawn once for each world, which no observation shows. random: uniform actions.
 
     Args:
         world: the worlds to act in.
         kinds: (E,) indices into TEACHERS, or one for all.
-        noise: share of actions that are uniform, so that a log covers more than the teacher's own states.
+        noise: share of actions that are uniform, so that a log covers more than the teacher's own
+            states.
         discrete: discrete actions, otherwise pushes.
     """
 
     def __init__(
-        self, world: Spread, kinds: int | np.ndarray, rng: np.random.Generator, *, noise: float = 0.0, discrete: bool = True
+        self,
+        world: Spread,
+        kinds: int | np.ndarray,
+        rng: np.random.Generator,
+        *,
+        noise: float = 0.0,
+        discrete: bool = True,
     ) -> None:
         E, N = world.alive.shape
-        self.kinds, self.rng, self.discrete = np.broadcast_to(kinds, E), rng, discrete
+        self.kinds = np.broadcast_to(kinds, E)
+        self.rng = rng
+        self.discrete = discrete
         self.noise = np.where(self.kinds == TEACHERS.index("random"), 1.0, noise)
-        self.drawn = np.argsort(np.where(world.landmark_mask, rng.random((E, N)), 2), 1)  # of the convention
+        # The assignment of the convention
+        self.drawn = np.argsort(np.where(world.landmark_mask, rng.random((E, N)), 2), 1)
 
     def targets(self, world: Spread) -> np.ndarray:
         """The landmark that each agent walks to: (E, N) int"""
         kind = np.array(TEACHERS)[self.kinds]
         found = self.drawn.copy()
-        found[kind == "medium"] = np.where(world.landmark_mask[:, None], world.to_landmark, np.inf)[kind == "medium"].argmin(2)
-        expert = kind == "expert"
-        found[expert] = assignment(world.to_landmark[expert], world.alive[expert], world.landmark_mask[expert])
+        distance = np.where(world.landmark_mask[:, None], world.to_landmark, np.inf)
+        medium, expert = kind == "medium", kind == "expert"
+        found[medium] = distance[medium].argmin(2)
+        masks = (world.alive[expert], world.landmark_mask[expert])
+        found[expert] = assignment(world.to_landmark[expert], *masks)
         return found
 
     def act(self, world: Spread) -> np.ndarray:
@@ -168,17 +210,26 @@ class Teacher:
         goal = np.take_along_axis(world.landmarks, self.targets(world)[..., None], 1)
         actions = steer(goal - world.positions, world.velocities, discrete=self.discrete)
         random = self.rng.random((E, N, 1)) < self.noise[:, None, None]
-        uniform = self.rng.integers(len(PUSHES), size=(E, N, 1)) if self.discrete else self.rng.uniform(-1, 1, (E, N, 2))
-        return np.where(random, uniform, actions)
+        if self.discrete:
+            return np.where(random, self.rng.integers(len(PUSHES), size=(E, N, 1)), actions)
+        return np.where(random, self.rng.uniform(-1, 1, (E, N, 2)), actions)
 
 
 def pushes(actions: np.ndarray) -> np.ndarray:
     """Actions as pushes: indices (..., 1) or pushes (..., 2) -> (..., 2)"""
-    return PUSHES[actions[..., 0].astype(int)] if actions.shape[-1] == 1 else actions
+    if actions.shape[-1] == 1:
+        return np.asarray(PUSHES[actions[..., 0].astype(int)])
+    return actions
 
 
 def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.ndarray:
-    """The action that moves to a place and stops there: its offset (..., 2), own velocity (..., 2) -> (..., 1 or 2)"""
+    """The action (..., 1 or 2) that moves to a place and stops there.
+
+    Args:
+        offset: (..., 2) of the place.
+        velocity: (..., 2) of the agent.
+        discrete: an index, otherwise a push.
+    """
     if not discrete:
         return np.clip(12 * (offset - 0.22 * velocity), -1, 1)
     wanted = offset - 0.25 * velocity
@@ -188,12 +239,18 @@ def steer(offset: np.ndarray, velocity: np.ndarray, *, discrete: bool) -> np.nda
 
 
 def assignment(distance: np.ndarray, alive: np.ndarray, landmark_mask: np.ndarray) -> np.ndarray:
-    """The landmark of each agent so that the total distance is least: (E, N, N), agents (E, N), landmarks (E, N) -> (E, N)"""
+    """The landmark of each agent (E, N) so that the total distance is least.
+
+    Args:
+        distance: (E, N, N) from agents to landmarks.
+        alive, landmark_mask: (E, N) bool.
+    """
     E, N = alive.shape
     cost = np.where(alive[:, :, None], np.where(landmark_mask[:, None], distance, 1e3), 0)
     if N > 6:
         return np.array([linear_sum_assignment(c)[1] for c in cost]).reshape(E, N)
-    plans = np.array(list(permutations(range(N))))  # (P, N); all worlds at once, many times as fast as scipy world by world
+    # All worlds at once, many times as fast as scipy world by world
+    plans = np.array(list(permutations(range(N))))  # (P, N)
     total = np.zeros((E, len(plans)))
     for i in range(N):
         total += cost[:, i, plans[:, i]]

@@ -1,4 +1,5 @@
-"""Any Gymnasium environment, N copies of it: by its id, or the one that a Minari dataset names for its evaluation."""
+"""Any Gymnasium environment, N copies of it: by its id, or the one that a Minari dataset names for
+its evaluation."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -26,16 +27,19 @@ from decisionllm.registry import register
 
 
 class GymnasiumEnv(Env):
-    """N Gymnasium environments, stepped one by one: an ended one waits for the others, which no autoreset mode of a vector
-    environment allows (`Disabled` refuses to step an ended one, the others begin another episode).
+    """N Gymnasium environments, stepped one by one.
+
+    An ended one waits for the others, which no autoreset mode of a vector environment allows:
+    `Disabled` refuses to step an ended one, the others begin another episode.
 
     Args:
-        envs: N equal environments with a time limit in their spec. Observations: Box, Discrete (one-hot) or Dict of these, laid out
-            as `datasets.spaces.flatten` says; actions: Box, Discrete or MultiDiscrete (an index, as `datasets.spaces.encode_actions`
-            says).
+        envs: N equal environments with a time limit in their spec. Observations: Box, Discrete
+            (one-hot) or Dict of these, laid out as `datasets.spaces.flatten` says; actions: Box,
+            Discrete or MultiDiscrete (an index, as `datasets.spaces.encode_actions` says).
         task: the text of every episode, or its template, see `datasets.templates.writer`.
         text: the text option it was made with; `template`: the texts are those of the last reset.
-        reference: returns of a random policy and of an expert, for normalised scores; empty: the score is the return.
+        reference: returns of a random policy and of an expert, for normalised scores; empty: the
+            score is the return.
         part: the key of a Dict observation that is read alone; empty: all of it.
 
     Raises:
@@ -43,23 +47,40 @@ class GymnasiumEnv(Env):
     """
 
     def __init__(
-        self, envs: Sequence[Any], *, task: str = "", text: str = "none", reference: Sequence[float] = (),
+        self,
+        envs: Sequence[Any],
+        *,
+        task: str = "",
+        text: str = "none",
+        reference: Sequence[float] = (),
         part: str = "",
-    ) -> None:  # fmt: skip
-        spec, seen = envs[0].spec, envs[0].observation_space
+    ) -> None:
+        spec = envs[0].spec
         if spec is None or not spec.max_episode_steps or spec.max_episode_steps < 1:
-            raise ValueError(f"{spec and spec.id}: expected an environment with a time limit; set env.horizon")
-        if reference and (len(reference) != 2 or reference[0] == reference[1]):
-            raise ValueError(f"env.reference: expected the returns of a random policy and of an expert, got {list(reference)}")
-        self.envs, self.space, self.horizon, self.text = envs, envs[0].action_space, spec.max_episode_steps, text
-        self.reference = (reference[0], reference[1]) if reference else None
-        self.unit, self.tasks, self.action = "" if reference else "return", [task] * len(envs), action_spec(self.space)
-        self.num_actions, self.action_dim = self.action.get("num_actions", 0), self.action["action_dim"]
+            name = spec and spec.id
+            raise ValueError(f"{name}: expected an environment with a time limit; set env.horizon")
+        self.unit = "return"
+        if reference:
+            if len(reference) != 2 or reference[0] == reference[1]:
+                wanted = "the returns of a random policy and of an expert"
+                raise ValueError(f"env.reference: expected {wanted}, got {list(reference)}")
+            self.reference = reference[0], reference[1]
+            self.unit = ""
+        self.envs = envs
+        self.space = envs[0].action_space
+        self.horizon = spec.max_episode_steps
+        self.text = text
+        self.tasks = [task] * len(envs)
+        self.action = action_spec(self.space)
+        self.num_actions = self.action.get("num_actions", 0)
+        self.action_dim = self.action["action_dim"]
         self.action_parts = action_parts(self.space)
         self.part = part
-        self.observation_space = seen[part] if part else seen
+        self.observation_space = minari.observed(envs[0].observation_space, part)
         self.observation_parts = observation_parts(self.observation_space)
-        self.write = writer("env.task", task, self.observation_parts) if text == "template" else None
+        self.write = None
+        if text == "template":
+            self.write = writer("env.task", task, self.observation_parts)
 
     def reset(self, seed: int) -> np.ndarray:
         """Episode i starts as `env.reset(seed=seed + i)` does."""
@@ -71,26 +92,31 @@ class GymnasiumEnv(Env):
         return rows
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        rewards, terminated, truncated = (np.zeros(len(self.envs), kind) for kind in (float, bool, bool))
-        if actions.shape[1] != (A := self.action["action_dim"]):
-            raise ValueError(f"actions: expected {A} numbers, as {self.space} takes, got {actions.shape[1]}")
+        N, width = len(self.envs), actions.shape[1]
+        if width != self.action_dim:
+            wanted = f"{self.action_dim} numbers, as {self.space} takes"
+            raise ValueError(f"actions: expected {wanted}, got {width}")
+        rewards, terminated, truncated = np.zeros(N), np.zeros(N, bool), np.zeros(N, bool)
         for i in np.flatnonzero(~self.ended).tolist():
-            self.observations[i], rewards[i], terminated[i], truncated[i], _ = self.envs[i].step(self.decode(actions[i]))
+            result = self.envs[i].step(self.decode(actions[i]))
+            self.observations[i], rewards[i], terminated[i], truncated[i], _ = result
         self.ended |= terminated | truncated
         return self._rows(), rewards, terminated, truncated
 
     def _rows(self) -> np.ndarray:
         """(N, S) the last observations as a policy reads them."""
-        observations = [seen[self.part] for seen in self.observations] if self.part else self.observations
+        observations = [minari.observed(seen, self.part) for seen in self.observations]
         return flatten(stack(observations), self.observation_space)
 
     def decode(self, action: np.ndarray) -> Any:
         """An action of a policy (A,) as the environment takes it."""
         count = self.num_actions
         if count and not 0 <= action[0] < count:
-            raise ValueError(f"actions: expected an index below {count}, as {self.space} takes, got {action[0]:g}")
+            wanted = f"an index below {count}, as {self.space} takes"
+            raise ValueError(f"actions: expected {wanted}, got {action[0]:g}")
         taken = decode_actions(action[None], self.space)[0]
-        return int(taken) if len(self.action_parts) == 1 and not taken.ndim else taken
+        single = len(self.action_parts) == 1 and not taken.ndim
+        return int(taken) if single else taken
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         def sample(tasks: Sequence[str]) -> ScriptedPlayer:
@@ -107,19 +133,27 @@ class GymnasiumEnv(Env):
 
 @register("env", "gymnasium", task="${oc.select:dataset.task,''}", text="${text}")
 def make(
-    num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, horizon: int = 0, reference: Sequence[float] = [],
-    task: str = "", text: str = "none",
-) -> GymnasiumEnv:  # fmt: skip
+    num_episodes: int,
+    *,
+    id: str,
+    arguments: Mapping[str, Any] = {},
+    horizon: int = 0,
+    reference: Sequence[float] = [],
+    task: str = "",
+    text: str = "none",
+) -> GymnasiumEnv:
     """N copies of `gymnasium.make(id, **arguments)`.
 
     Args:
         num_episodes: N.
-        id: such as CartPole-v1, or mine:Pump-v0, which imports the package `mine` that registers it.
+        id: such as CartPole-v1, or mine:Pump-v0, which imports the package `mine` that registers
+            it.
         arguments: of the environment.
         horizon: most steps of an episode; 0: the time limit of the environment.
         reference: returns of a random policy and of an expert, for normalised scores.
         task: the task in words, read with text=constant and text=template.
-        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for the numbers of that part of the first observation.
+        text: `none`, `constant`, or `template`: `{NAME}` in the task stands for the numbers of that
+            part of the first observation.
 
     Raises:
         ValueError: there is no such environment, it could not be made, or it has no such part.
@@ -128,23 +162,40 @@ def make(
 
     words = constant_text("env", text, task, TEXTS)
     try:
-        envs = [gymnasium.make(id, max_episode_steps=horizon or None, **arguments) for _ in range(num_episodes)]
+        envs = []
+        for _ in range(num_episodes):
+            envs.append(gymnasium.make(id, max_episode_steps=horizon or None, **arguments))
     except gymnasium.error.UnregisteredEnv as error:
         near = get_close_matches(id, gymnasium.registry, 3, 0.5)
-        hint = f"near are {', '.join(near)}" if near else "give package:id to import the package that registers it"
+        hint = "give package:id to import the package that registers it"
+        if near:
+            hint = f"near are {', '.join(near)}"
         raise ValueError(f"env.id: {error} {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise ValueError(f"env.id={id}, env.arguments={dict(arguments)}: could not be made ({error})") from error
+        what = f"env.id={id}, env.arguments={dict(arguments)}"
+        raise ValueError(f"{what}: could not be made ({error})") from error
     return GymnasiumEnv(envs, task=words, text=text, reference=reference)
 
 
 @register(
-    "env", "minari", minari_id="${dataset.minari_id}", goal="${dataset.goal}", task="${oc.select:dataset.task,''}", text="${text}",
-)  # fmt: skip
+    "env",
+    "minari",
+    minari_id="${dataset.minari_id}",
+    goal="${dataset.goal}",
+    task="${oc.select:dataset.task,''}",
+    text="${text}",
+)
 def recover(
-    num_episodes: int, *, minari_id: str, goal: str = "fixed", text: str = "none", task: str = "", horizon: int = 0
+    num_episodes: int,
+    *,
+    minari_id: str,
+    goal: str = "fixed",
+    text: str = "none",
+    task: str = "",
+    horizon: int = 0,
 ) -> GymnasiumEnv:
-    """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own reference returns.
+    """N copies of the evaluation environment of a Minari dataset, scored by the dataset's own
+    reference returns.
 
     Args:
         num_episodes: N.
@@ -159,12 +210,17 @@ def recover(
     from gymnasium.error import Error
 
     dataset = minari.find(minari_id)
-    remedy, errors = "env=none trains without one", (ValueError, ImportError, AttributeError, Error)
-    with explained(f"{minari_id}: its environment could not be made", *errors, remedy=remedy):
-        envs = [dataset.recover_environment(eval_env=True, max_episode_steps=horizon or None) for _ in range(num_episodes)]
+    what = f"{minari_id}: its environment could not be made"
+    errors = (ValueError, ImportError, AttributeError, Error)
+    options = {"eval_env": True, "max_episode_steps": horizon or None}
+    with explained(what, *errors, remedy="env=none trains without one"):
+        envs = [dataset.recover_environment(**options) for _ in range(num_episodes)]
     known = dataset.storage.metadata
-    reference = [known[key] for key in ("ref_min_score", "ref_max_score") if known.get(key) is not None]
+    reference = (known.get("ref_min_score"), known.get("ref_max_score"))
     return GymnasiumEnv(
-        envs, task=minari.words_of("env", dataset, text, task), text=text,
-        reference=reference if len(reference) == 2 else (), part=minari.part_read(dataset, goal),
-    )  # fmt: skip
+        envs,
+        task=minari.words_of("env", dataset, text, task),
+        text=text,
+        reference=() if None in reference else reference,
+        part=minari.part_read(dataset, goal),
+    )

@@ -1,48 +1,79 @@
-"""Any PettingZoo parallel environment as an environment of teams: N copies, the agents of one team as rows, partners for the others."""
+"""Any PettingZoo parallel environment as a TeamEnv: a policy plays one team, partners the
+others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from decisionllm.config import one_of
-from decisionllm.datasets.formats.team_log import action_limits, agent_types, flat, split_observation
+from decisionllm.datasets.formats.team_log import (
+    action_limits,
+    agent_types,
+    flat,
+    split_observation,
+)
 from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, with_blocks
 from decisionllm.eval.team_env import TeamEnv
 from decisionllm.policy import checkpoint
 from decisionllm.registry import build, register
 
-FIRST, STARTS = 2_000_000_000, 1000  # copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
-AVERAGES: Sequence[str] = ("agents", "steps")  # columns of a row
+# Copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
+FIRST = 2_000_000_000
+STARTS = 1000
+
+Actions = dict[tuple[int, str], Any]  # by copy and agent, as the environment takes them
+
+
+class Result(NamedTuple):
+    """Results of one step in one copy, by agent."""
+
+    present: list[str]  # agents that took the step
+    rewards: Mapping[str, float]
+    terminated: Mapping[str, bool]
+    truncated: Mapping[str, bool]
 
 
 @register(
-    "env", "pettingzoo", path="${oc.select:dataset.path,''}", meta="${oc.select:dataset.meta,''}", team="${oc.select:dataset.team,0}",
-    returns="${oc.select:dataset.returns,''}", capacity="${oc.select:dataset.capacity,6}", text="${text}",
+    "env",
+    "pettingzoo",
+    path="${oc.select:dataset.path,''}",
+    meta="${oc.select:dataset.meta,''}",
+    team="${oc.select:dataset.team,0}",
+    returns="${oc.select:dataset.returns,''}",
+    capacity="${oc.select:dataset.capacity,6}",
+    text="${text}",
     frames="${text_wordings}",
-)  # fmt: skip
+)
 class PettingZooTeams(TeamEnv):
-    """num_episodes copies of a parallel environment. Observations, texts and rewards are those of `dataset=team` for its log.
+    """num_episodes copies of a parallel environment. Observations, texts and rewards are those of
+    `dataset=team` for its log.
 
-    `decisionllm train dataset=team dataset.path=LOG env=pettingzoo env.id=mpe2.simple_tag_v3` evaluates a policy in the environment of
-    a log that `collect` recorded. Agents may differ from reset to reset and may leave early; none may appear after the start.
+    `decisionllm train dataset=team dataset.path=LOG env=pettingzoo env.id=mpe2.simple_tag_v3`
+    evaluates a policy in the environment of a log that `collect` recorded. Agents may differ from
+    reset to reset and may leave early; none may appear after the start.
 
     Args:
         id: module with a function `parallel_env`, such as mpe2.simple_tag_v3.
         arguments: of parallel_env.
-        path, meta: of the log; its meta says the types, blocks, teams, horizon and sentences. Without a path they are derived from
-            the spaces, as `collect` does.
+        path, meta: of the log; its meta says the types, blocks, teams, horizon and sentences.
+            Without a path they are derived from the spaces, as `collect` does.
         team: the team that the policy plays.
-        teams: {type: team}, over those of the log; types without one are in team 0. An agent `wolf_0` is of type `wolf`.
-        partners: {type or team: policy} of the agents that the policy does not play, also types of its own team: `random` (the
-            default), `noop` (the first allowed action, or zeros), the dotted path of a function (observations, infos) -> actions, dicts
-            by agent; or, for a whole other team, the folder of a run whose environment, or that of one of its parts, has that `team`.
-        reference: low and high team returns, such as of random play and of an expert, which score 0 and 100; none: the score is the
-            mean team return. The team's reward is the mean over the agents that it began with.
-        winner: [team, return]: a world is won by this team if its return is above that, else by the others; the score is the worlds won, in
-            %, and a row has the mean return of each team. [0, 0] in simple_tag: won by a touch, the success of its `terminate_on_success`.
+        teams: {type: team}, over those of the log; types without one are in team 0. An agent
+            `wolf_0` is of type `wolf`.
+        partners: {type or team: policy} of the agents that the policy does not play, also types of
+            its own team: `random` (the default), `noop` (the first allowed action, or zeros), the
+            dotted path of a function (observations, infos) -> actions, dicts by agent; or, for a
+            whole other team, the folder of a run whose environment, or that of one of its parts,
+            has that `team`.
+        reference: low and high team returns, such as of random play and of an expert, which score 0
+            and 100; none: the score is the mean team return. The team's reward is the mean over the
+            agents that it began with.
+        winner: [team, return]: a world is won by this team if its return is above that, else by the
+            others; the score is the worlds won, in %, and a row has the mean return of each team.
+            [0, 0] in simple_tag: won by a touch, the success of its `terminate_on_success`.
         returns, capacity, text: as in the dataset.
         wordings, frames: see TeamEnv.
         horizon: most steps; 0: that of the log.
@@ -52,64 +83,116 @@ class PettingZooTeams(TeamEnv):
         ValueError: the environment does not fit the log or the options.
     """
 
-    teachers, averages = ("random",), AVERAGES
+    teachers = ("random",)
 
     def __init__(
-        self, num_episodes: int, *, id: str, arguments: Mapping[str, Any] = {}, path: str = "", meta: str = "", team: int = 0,
-        teams: Mapping[str, int] = {}, partners: Mapping[str, str] = {}, reference: Sequence[float] = [],
-        winner: Sequence[float] = [], returns: str = "", capacity: int = 6, horizon: int = 0, text: str = "none", wordings: str = "trained", frames: int = 0,
-    ) -> None:  # fmt: skip
-        chosen = {str(key): policy for key, policy in partners.items()}
-        labels = [", ".join(f"{key} {policy}" for key, policy in chosen.items())]
-        super().__init__(num_episodes, labels, text=text, wordings=wordings, frames=frames)
-        self.team, self.winner, create = team, winner, resolve("env.id", f"{id}.parallel_env")
-        try:
-            self.envs = [create(**arguments) for _ in range(num_episodes)]
-        except TypeError as error:
-            raise ValueError(f"env.arguments={arguments}: {error}") from error
-        kinds, limits = agent_types(self.envs[0]), action_limits(self.envs[0])
-        meta_found: Meta = meta_of(path, meta) if path else {"name": str(self.envs[0]), "types": limits}
-        self.horizon = int(horizon or meta_found.get("horizon", 0))
-        self.returns = str(returns or meta_found.get("returns") or "team")
+        self,
+        num_episodes: int,
+        *,
+        id: str,
+        arguments: Mapping[str, Any] = {},
+        path: str = "",
+        meta: str = "",
+        team: int = 0,
+        teams: Mapping[str, int] = {},
+        partners: Mapping[str, str] = {},
+        reference: Sequence[float] = [],
+        winner: Sequence[float] = [],
+        returns: str = "",
+        capacity: int = 6,
+        horizon: int = 0,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
+    ) -> None:
+        label = ", ".join(f"{key} {policy}" for key, policy in partners.items())
+        super().__init__(num_episodes, [label], text=text, wordings=wordings, frames=frames)
+        self.team = team
+        self.envs = make_copies(id, arguments, num_episodes)
+        kinds = agent_types(self.envs[0])
+        limits = action_limits(self.envs[0])
+        logged: Meta = {"name": str(self.envs[0]), "types": limits}
+        if path:
+            logged = meta_of(path, meta)
+        self.horizon = int(horizon or logged.get("horizon", 0))
+        self.returns = str(returns or logged.get("returns") or "team")
         one_of("env.returns", self.returns, ("team", "own", "mean"))
-        if not self.horizon or len(reference) not in (0, 2) or len({*reference}) == 1:
-            raise ValueError(f"env: expected horizon (without path) and reference=[low,high], got {horizon} and {[*reference]}")
-        if len(winner) not in (0, 2) or (winner and reference):
-            raise ValueError(f"env: expected winner=[team,return] without reference, got {[*winner]} and {[*reference]}")
-        self.unit = "episodes won, %" if winner else "" if reference else "team return"
-        self.bounds = np.array([*reference] or [0.0, 100.0], float)
-        types = meta_found["types"]
-        self.named = kinds if len(types) > 1 else dict.fromkeys(kinds, str(*types))  # a public log has one type for all agents
-        for agent, kind in kinds.items():
-            one_of(f"env.id={id}, type in the log", self.named[agent], types)
-            if (logged := types[self.named[agent]].get("num_actions")) != (n := limits[kind].get("num_actions")):
-                raise ValueError(f"env.id={id}, type {kind}: expected num_actions {logged} as in the log, got {n}")
+        self._set_score(reference, winner)
+        types = logged["types"]
+        self.types_of = types_in_log(id, kinds, limits, types)
         self.num_actions: int = max(each.get("num_actions", 0) for each in types.values())
 
-        team_of = {agent: int({**meta_found.get("teams", {}), **teams}.get(kind, 0)) for agent, kind in kinds.items()}
-        self.team_of, self.teams = team_of, sorted({team, *team_of.values()})
-        self.members = {agent for agent in kinds if team_of[agent] == team}
-        self.averages = [*AVERAGES, *(["won", *(f"return_{each}" for each in self.teams)] if winner else [])]
-        if unknown := sorted(chosen.keys() - {*limits, *map(str, team_of.values())}):
-            known = f"{', '.join(limits)}, {sorted({*team_of.values()})}"
-            raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
-        self.partners: dict[str, list[str]] = {}  # policy -> agents
-        for agent, kind in kinds.items():
-            if agent not in self.members or kind in chosen:
-                self.partners.setdefault(chosen.get(kind, chosen.get(str(team_of[agent]), "random")), []).append(agent)
-        own = {"id": id, "arguments": arguments, "horizon": self.horizon}
-        self.rivals = [Rival(run, self.partners.pop(run), own) for run in [*self.partners] if is_run(run)]
-        self.functions = {name: resolve("env.partners", name) for name in self.partners.keys() - {"random", "noop"}}
-        self.played = {agent for agent in self.members if kinds[agent] not in chosen}  # by the policy
+        teams_by_type = {**logged.get("teams", {}), **teams}
+        self.team_of = {agent: int(teams_by_type.get(kind, 0)) for agent, kind in kinds.items()}
+        self.teams = sorted({team, *self.team_of.values()})
+        self.own_team = self.teams.index(team)  # a place in `teams`
+        self.averages = ["agents", "steps"]
+        if winner:
+            self.averages += ["won", *(f"return_{each}" for each in self.teams)]
+        options = {"id": id, "arguments": arguments, "horizon": self.horizon}
+        self._set_partners({str(key): policy for key, policy in partners.items()}, kinds, options)
         self.spaces = {agent: self.envs[0].action_space(agent) for agent in kinds}
-        sizes = {self.named[agent]: observation_size(self.envs[0].observation_space(agent)) for agent in sorted(self.members)}
-        self.meta = meta_found | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
+        sizes = {}
+        for agent in sorted(kinds):
+            if self.team_of[agent] == team:
+                space = self.envs[0].observation_space(agent)
+                sizes[self.types_of[agent]] = observation_size(space)
+        self.meta = logged | {"horizon": self.horizon, "types": with_blocks(types, sizes)}
         self.entity_schema = entity_schema(self.meta, capacity)
         self.reset(0)
 
+    def _set_score(self, reference: Sequence[float], winner: Sequence[float]) -> None:
+        """How episodes are scored: worlds won, or team returns, normalised if there is a
+        reference."""
+        given = [*reference]
+        if not self.horizon or len(given) not in (0, 2) or len(set(given)) == 1:
+            wanted = "horizon (without path) and reference=[low,high]"
+            raise ValueError(f"env: expected {wanted}, got {self.horizon} and {given}")
+        if len(winner) not in (0, 2) or (winner and given):
+            wanted = "winner=[team,return] without reference"
+            raise ValueError(f"env: expected {wanted}, got {[*winner]} and {given}")
+        self.winner = winner
+        self.bounds = np.array(given or [0.0, 100.0], float)
+        if winner:
+            self.unit = "episodes won, %"
+        elif not given:
+            self.unit = "team return"
+
+    def _set_partners(
+        self,
+        chosen: Mapping[str, str],
+        kinds: Mapping[str, str],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Divide the agents between the policy (`played`), scripted partners and rivals.
+
+        Args:
+            chosen: {type or team: policy}.
+            kinds: {agent: type}.
+            options: for the environment of a rival.
+        """
+        teams = {*self.team_of.values()}
+        unknown = sorted(chosen.keys() - {*kinds.values(), *map(str, teams)})
+        if unknown:
+            known = f"{', '.join(dict.fromkeys(kinds.values()))}, {sorted(teams)}"
+            raise ValueError(f"env.partners: expected types or teams, of {known}, got {unknown}")
+        self.played: set[str] = set()
+        self.partners: dict[str, list[str]] = {}  # policy -> agents
+        for agent, kind in kinds.items():
+            if self.team_of[agent] == self.team and kind not in chosen:
+                self.played.add(agent)
+                continue
+            policy = chosen.get(kind, chosen.get(str(self.team_of[agent]), "random"))
+            self.partners.setdefault(policy, []).append(agent)
+        runs = [policy for policy in self.partners if is_run(policy)]
+        self.rivals = [Rival(run, self.partners.pop(run), options) for run in runs]
+        names = self.partners.keys() - {"random", "noop"}
+        self.functions = {name: resolve("env.partners", name) for name in names}
+
     def reset(self, seed: int) -> np.ndarray:
         self.rngs = [np.random.default_rng((seed, w)) for w in range(len(self.envs))]
-        self.views = [env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)]  # observations, infos
+        # Observations and infos by agent, of each copy
+        self.views = [env.reset(seed=FIRST + STARTS * seed + w) for w, env in enumerate(self.envs)]
         for rival in self.rivals:
             rival.begin(self)
         return self.begin()
@@ -117,40 +200,55 @@ class PettingZooTeams(TeamEnv):
     def begin(self) -> np.ndarray:
         """(rows, S) observations at the start of `envs`, of which `views` are known."""
         E = len(self.envs)
-        self.rows = [(w, agent) for w, env in enumerate(self.envs) for agent in env.agents if agent in self.played]
+        self.rows: list[tuple[int, str]] = []  # copy and agent
+        self.counts = np.zeros((E, len(self.teams)), int)  # agents of each team
+        for w, env in enumerate(self.envs):
+            self.rows += [(w, agent) for agent in env.agents if agent in self.played]
+            for agent in env.agents:
+                self.counts[w, self.teams.index(self.team_of[agent])] += 1
         self.groups = np.array([w for w, _ in self.rows], int)
-        if empty := sorted({*range(E)} - {*self.groups.tolist()}):
-            raise ValueError(f"env.team={self.team}: expected an agent to play in every copy, got none in copy {empty[0]}")
-        self.counts = np.array(
-            [[sum(self.team_of[agent] == team for agent in env.agents) for team in self.teams] for env in self.envs]
-        )
-        self.sizes = self.counts[:, self.teams.index(self.team)]
-        names = [self.named[agent] for _, agent in self.rows]
-        self.kinds = np.array([[*self.meta["types"]].index(name) for name in names])
+        empty = np.flatnonzero(np.bincount(self.groups, minlength=E) == 0)
+        if len(empty):
+            wanted = "expected an agent to play in every copy"
+            raise ValueError(f"env.team={self.team}: {wanted}, got none in copy {empty[0]}")
+        self.sizes = self.counts[:, self.own_team]
+        names = [self.types_of[agent] for _, agent in self.rows]
+        types = list(self.meta["types"])
+        self.kinds = np.array([types.index(name) for name in names])
         self.tasks = self.texts(self.meta, self.sizes[self.groups].tolist(), names)
         self.running = np.ones(len(self.rows), bool)
-        self.team_returns, self.steps = np.zeros((E, len(self.teams))), np.zeros(E, int)
-        self.raw, self.masks = [np.zeros(0, np.float32)] * len(self.rows), np.ones((len(self.rows), self.num_actions), bool)
+        self.team_returns = np.zeros((E, len(self.teams)))
+        self.steps = np.zeros(E, int)
+        self.raw = [np.zeros(0, np.float32)] * len(self.rows)
+        self.masks = np.ones((len(self.rows), self.num_actions), bool)
         return self._observe()
 
     def _observe(self) -> np.ndarray:
         """(rows, S) float32. An agent that has left keeps its last observation."""
-        for row in np.flatnonzero(self.running):
+        for row in np.flatnonzero(self.running).tolist():
             w, agent = self.rows[row]
             observations, infos = self.views[w]
-            if agent not in observations:
-                continue
-            self.raw[row], mask = split_observation(observations[agent], infos.get(agent, {}))
-            each = self.meta["types"][self.named[agent]]
-            if str(len(self.raw[row])) not in each["observations"]:
-                known = f"{', '.join(each['observations'])} numbers, as in the log"
-                raise ValueError(f"{agent}: expected an observation of {known}, got {len(self.raw[row])}")
-            if n := each.get("num_actions", 0):
-                self.masks[row] = np.arange(self.num_actions) < n
-                self.masks[row, :n] &= mask is None or not mask.any() or mask
-        flat, lengths = np.concatenate(self.raw), np.array([len(raw) for raw in self.raw])
+            if agent in observations:
+                self._read(row, agent, observations[agent], infos.get(agent, {}))
+        lengths = np.array([len(raw) for raw in self.raw])
         starts = np.cumsum(lengths) - lengths
-        return canonical_rows(self.kinds, flat, starts, lengths, self.meta["types"], self.entity_schema)
+        raw = np.concatenate(self.raw)
+        types = self.meta["types"]
+        return canonical_rows(self.kinds, raw, starts, lengths, types, self.entity_schema)
+
+    def _read(self, row: int, agent: str, observation: Any, info: Mapping[str, Any]) -> None:
+        """Keep the observation and the action mask of a row."""
+        self.raw[row], mask = split_observation(observation, info)
+        size = len(self.raw[row])
+        each = self.meta["types"][self.types_of[agent]]
+        if str(size) not in each["observations"]:
+            known = f"{', '.join(each['observations'])} numbers, as in the log"
+            raise ValueError(f"{agent}: expected an observation of {known}, got {size}")
+        n = each.get("num_actions", 0)
+        if n:
+            self.masks[row] = np.arange(self.num_actions) < n
+            if mask is not None and mask.any():
+                self.masks[row, :n] &= mask
 
     @property
     def action_masks(self) -> np.ndarray | None:
@@ -160,63 +258,97 @@ class PettingZooTeams(TeamEnv):
         chosen = self.chosen(actions)
         for rival in self.rivals:
             chosen |= rival.act()
-        results = {}
-        for w in np.unique(self.groups[self.running]):
-            env, present = self.envs[w], list(self.envs[w].agents)
-            own = self._partner_actions(w) | {agent: chosen[w, agent] for agent in present if (w, agent) in chosen}
-            if late := ", ".join(agent for agent in present if agent not in own):
-                raise ValueError(f"{env}: expected no agent of the team to appear or return after the start, got {late}")
-            observations, rewards, over, by_clock, infos = env.step({agent: own[agent] for agent in present})
-            self.views[w], results[w] = (observations, infos), (present, rewards, over, by_clock)
+        copies = np.unique(self.groups[self.running]).tolist()
+        results = {w: self._advance(w, chosen) for w in copies}
         for rival in self.rivals:
             rival.receive(results)
         return self.receive(results)
 
-    def chosen(self, actions: np.ndarray) -> dict[tuple[int, str], Any]:
-        """The actions (rows, A) of the rows that run, by copy and agent, as the environment takes them."""
-        running = np.flatnonzero(self.running).tolist()
-        return {self.rows[row]: to_space(self.spaces[self.rows[row][1]], actions[row]) for row in running}
+    def _advance(self, w: int, chosen: Actions) -> Result:
+        """Advance one copy by the chosen actions and those of the scripted partners."""
+        env = self.envs[w]
+        present = list(env.agents)
+        actions = self._partner_actions(w)
+        for agent in present:
+            if (w, agent) in chosen:
+                actions[agent] = chosen[w, agent]
+        late = ", ".join(agent for agent in present if agent not in actions)
+        if late:
+            wanted = "expected no agent of the team to appear or return after the start"
+            raise ValueError(f"{env}: {wanted}, got {late}")
+        taken = {agent: actions[agent] for agent in present}
+        observations, rewards, terminated, truncated, infos = env.step(taken)
+        self.views[w] = observations, infos
+        return Result(present, rewards, terminated, truncated)
 
-    def receive(self, results: Mapping[int, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What `step` returns, by {copy: (agents that were present, rewards, terminated, truncated)}."""
-        N, E = len(self.rows), len(self.envs)
-        own, teams, ended, truncated = np.zeros(N), np.zeros((E, len(self.teams))), np.zeros(N, bool), np.zeros(N, bool)
-        for w, (present, rewards, over, by_clock) in results.items():
-            for t in range(len(self.teams)):
-                gains = [rewards[agent] for agent in present if self.team_of[agent] == self.teams[t]]
-                teams[w, t] = sum(gains) / max(self.counts[w, t], 1)
+    def chosen(self, actions: np.ndarray) -> Actions:
+        """The actions (rows, A) of the rows that run."""
+        found = {}
+        for row in np.flatnonzero(self.running).tolist():
+            w, agent = self.rows[row]
+            found[w, agent] = to_space(self.spaces[agent], actions[row])
+        return found
+
+    def receive(
+        self,
+        results: Mapping[int, Result],
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Observations, rewards, terminated and truncated of each row, from the result of each
+        copy."""
+        N = len(self.rows)
+        rewards, terminated, truncated = np.zeros(N), np.zeros(N, bool), np.zeros(N, bool)
+        team_rewards = np.zeros_like(self.team_returns)  # (E, teams)
+        for w, result in results.items():
             self.steps[w] += 1
+            for t, team in enumerate(self.teams):
+                gains = [result.rewards[a] for a in result.present if self.team_of[a] == team]
+                team_rewards[w, t] = sum(gains) / max(self.counts[w, t], 1)
             timeout = self.steps[w] >= self.horizon
-            for row in np.flatnonzero(self.running & (self.groups == w)):
+            for row in np.flatnonzero(self.running & (self.groups == w)).tolist():
                 agent = self.rows[row][1]
-                own[row], ended[row] = rewards[agent], over[agent]
-                truncated[row] = not over[agent] and (by_clock[agent] or timeout or agent not in self.envs[w].agents)
-        self.team_returns += teams
-        after, team = self._observe(), teams[:, self.teams.index(self.team)]
-        self.running &= ~(ended | truncated)
-        return after, own if self.returns == "own" else team[self.groups], ended, truncated
+                left = agent not in self.envs[w].agents
+                rewards[row] = result.rewards[agent]
+                terminated[row] = result.terminated[agent]
+                truncated[row] = result.truncated[agent] or timeout or left
+        truncated &= ~terminated
+        self.team_returns += team_rewards
+        after = self._observe()
+        self.running &= ~(terminated | truncated)
+        if self.returns != "own":
+            rewards = team_rewards[self.groups, self.own_team]
+        return after, rewards, terminated, truncated
 
     def _partner_actions(self, w: int) -> dict[str, Any]:
-        """The actions of the agents of a copy that the policy does not play."""
-        (observations, infos), chosen = self.views[w], dict[str, Any]()
+        """The actions of the scripted partners in a copy."""
+        observations, infos = self.views[w]
+        actions: dict[str, Any] = {}
         for policy, agents in self.partners.items():
             present = [agent for agent in agents if agent in self.envs[w].agents]
-            seen, beside = ({agent: x.get(agent, {}) for agent in present} for x in (observations, infos))
-            if policy in self.functions:
-                chosen |= self.functions[policy](seen, beside) if present else {}
-                continue
-            for agent, space in ((agent, self.spaces[agent]) for agent in present):
-                mask = split_observation(seen[agent], beside[agent])[1]
-                chosen[agent] = to_space(space, scripted(space, mask, self.rngs[w] if policy == "random" else None))
-        return chosen
+            seen = {agent: observations.get(agent, {}) for agent in present}
+            beside = {agent: infos.get(agent, {}) for agent in present}
+            if policy not in self.functions:
+                rng = self.rngs[w] if policy == "random" else None
+                for agent in present:
+                    _, mask = split_observation(seen[agent], beside[agent])
+                    space = self.spaces[agent]
+                    actions[agent] = to_space(space, scripted(space, mask, rng))
+            elif present:
+                actions |= self.functions[policy](seen, beside)
+        return actions
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        reference, team = np.tile(self.bounds, (len(self.envs), 1)), self.team_returns[:, self.teams.index(self.team)]
-        found = {"team_return": team, "reference": reference, "agents": self.sizes, "steps": self.steps}
+        found = {
+            "team_return": self.team_returns[:, self.own_team],
+            "reference": np.tile(self.bounds, (len(self.envs), 1)),
+            "agents": self.sizes,
+            "steps": self.steps,
+        }
         if self.winner:
             winner, least = self.winner
-            found |= {f"return_{each}": self.team_returns[:, t] for t, each in enumerate(self.teams)}
-            found["won"] = (found[f"return_{int(winner)}"] > least) == (winner == self.team)
+            for t, team in enumerate(self.teams):
+                found[f"return_{team}"] = self.team_returns[:, t]
+            reached = found[f"return_{int(winner)}"] > least
+            found["won"] = reached if winner == self.team else ~reached
         return found
 
     def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -224,14 +356,20 @@ class PettingZooTeams(TeamEnv):
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
         def act() -> np.ndarray:
-            running = np.flatnonzero(self.running).tolist()
-            return np.stack([scripted(self.spaces[self.rows[row][1]], self.masks[row], rng) for row in running])
+            actions = []
+            for row in np.flatnonzero(self.running).tolist():
+                space = self.spaces[self.rows[row][1]]
+                actions.append(scripted(space, self.masks[row], rng))
+            return np.stack(actions)
 
         return act
 
 
 class Rival:
-    """A run that plays all of another team, by the environment of the run or of one of its parts, in the copies of a PettingZooTeams.
+    """A run that plays all of another team in the copies of a PettingZooTeams.
+
+    Its observations are those of the run's own environment, or of the environment of one of its
+    parts.
 
     Args:
         run: its folder.
@@ -243,35 +381,41 @@ class Rival:
     """
 
     def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, Any]) -> None:
-        parts, played = [*checkpoint.read(run)[1].get("parts", {})], []
+        parts = [*checkpoint.read(run)[1].get("parts", {})]
+        played = []
         for self.policy, config, _ in checkpoint.load_parts(run, parts):
-            if config["env"]["_target_"] == f"{__name__}.{PettingZooTeams.__name__}":
-                self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)
-                if self.env.played == {*agents}:
-                    return
-                played.append(", ".join(sorted(self.env.played)))
-        raise ValueError(
-            f"env.partners: expected {run} to play {', '.join(agents)}, got a run that plays {' or '.join(played) or 'elsewhere'}"
-        )
+            if config["env"]["_target_"] != f"{__name__}.{PettingZooTeams.__name__}":
+                continue
+            self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)
+            if self.env.played == {*agents}:
+                return
+            played.append(", ".join(sorted(self.env.played)))
+        found = f"a run that plays {' or '.join(played) or 'elsewhere'}"
+        raise ValueError(f"env.partners: expected {run} to play {', '.join(agents)}, got {found}")
 
     def begin(self, host: PettingZooTeams) -> None:
         """Start in the copies of `host`."""
-        self.env.envs, self.env.views = host.envs, host.views
+        self.env.envs = host.envs
+        self.env.views = host.views
         self.observations = self.env.begin()
         self.rewards: np.ndarray | None = None
-        self.player = self.policy.begin(self.env.tasks, horizon=self.env.horizon, groups=self.env.groups)
+        env = self.env
+        self.player = self.policy.begin(env.tasks, horizon=env.horizon, groups=env.groups)
 
-    def act(self) -> dict[tuple[int, str], Any]:
-        """Actions by copy and agent, see `PettingZooTeams.chosen`."""
-        running, masks = np.flatnonzero(self.env.running), self.env.action_masks
+    def act(self) -> Actions:
+        """Actions of the agents that are still there."""
+        running = np.flatnonzero(self.env.running)
         if not len(running):
             return {}
-        decided = self.player.act(self.observations[running], self.rewards, None if masks is None else masks[running])
+        masks = self.env.action_masks
+        if masks is not None:
+            masks = masks[running]
+        decided = self.player.act(self.observations[running], self.rewards, masks)
         actions = np.zeros((len(self.env.rows), decided.shape[1]))
         actions[running] = decided
         return self.env.chosen(actions)
 
-    def receive(self, results: Mapping[int, Any]) -> None:
+    def receive(self, results: Mapping[int, Result]) -> None:
         """See `PettingZooTeams.receive`."""
         before = self.env.running.copy()
         self.observations, gains, _, _ = self.env.receive(results)
@@ -295,7 +439,47 @@ def resolve(option: str, path: str) -> Any:
         needs = "install its package, for mpe2: pip install 'decisionllm[marl]'"
         raise ImportError(f"{option}: cannot import {module} ({error}); {needs}") from error
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{option}: expected the path of a function, but {module or 'no module'} has no {name}") from error
+        found = f"{module or 'no module'} has no {name}"
+        raise ValueError(f"{option}: expected the path of a function, but {found}") from error
+
+
+def make_copies(id: str, arguments: Mapping[str, Any], count: int) -> list[Any]:
+    """`count` PettingZoo environments."""
+    create = resolve("env.id", f"{id}.parallel_env")
+    try:
+        return [create(**arguments) for _ in range(count)]
+    except TypeError as error:
+        raise ValueError(f"env.arguments={arguments}: {error}") from error
+
+
+def types_in_log(
+    id: str,
+    kinds: Mapping[str, str],
+    limits: Mapping[str, Any],
+    types: Mapping[str, Any],
+) -> dict[str, str]:
+    """The type of each agent in the log: its own, or the only one, which public logs have for all.
+
+    Args:
+        id: of the environment.
+        kinds: {agent: type} in the environment.
+        limits: {type: limits of its actions} in the environment.
+        types: of the log's meta.
+
+    Raises:
+        ValueError: the log lacks a type, or has it with another number of actions.
+    """
+    found = dict(kinds)
+    if len(types) == 1:
+        found = dict.fromkeys(kinds, str(*types))
+    for agent, kind in kinds.items():
+        one_of(f"env.id={id}, type in the log", found[agent], types)
+        n = limits[kind].get("num_actions")
+        logged = types[found[agent]].get("num_actions")
+        if logged != n:
+            wanted = f"expected num_actions {logged} as in the log"
+            raise ValueError(f"env.id={id}, type {kind}: {wanted}, got {n}")
+    return found
 
 
 def observation_size(space: Any) -> int:
@@ -319,7 +503,9 @@ def scripted(space: Any, mask: np.ndarray | None, rng: np.random.Generator | Non
     """A uniform random action (A,) that is allowed; without rng the first one, or zeros."""
     from gymnasium.spaces import Discrete
 
-    if isinstance(space, Discrete):
-        allowed = np.arange(space.n) if mask is None or not mask.any() else np.flatnonzero(mask)
-        return np.array([allowed[0] if rng is None else rng.choice(allowed)])
-    return flat(np.zeros(space.shape) if rng is None else rng.uniform(space.low, space.high))
+    if not isinstance(space, Discrete):
+        return flat(np.zeros(space.shape) if rng is None else rng.uniform(space.low, space.high))
+    allowed = np.arange(space.n)
+    if mask is not None and mask.any():
+        allowed = np.flatnonzero(mask)
+    return np.array([allowed[0] if rng is None else rng.choice(allowed)])

@@ -1,4 +1,5 @@
-"""Environments of this package as Gymnasium environments, so that an exported Minari dataset names the one it is scored in."""
+"""Environments of this package as Gymnasium environments, so that an exported Minari dataset names
+the one it is scored in."""
 
 from typing import Any
 
@@ -27,32 +28,50 @@ class Single(gymnasium.Env[np.ndarray, Any]):
     """
 
     def __init__(
-        self, *, env: dict[str, Any], observation_dim: int, num_actions: int, low: list[float], high: list[float]
+        self,
+        *,
+        env: dict[str, Any],
+        observation_dim: int,
+        num_actions: int,
+        low: list[float],
+        high: list[float],
     ) -> None:
         self.env: Env = build(env, 1)
         self.observation_space = spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32)
-        self.action_space = spaces.Discrete(num_actions) if num_actions else spaces.Box(*np.array([low, high], np.float32))
+        if num_actions:
+            self.action_space = spaces.Discrete(num_actions)
+        else:
+            self.action_space = spaces.Box(*np.array([low, high], np.float32))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        return self.env.reset(int(self.np_random.integers(2**31)) if seed is None else seed)[0].astype(np.float32), {}
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        return self.env.reset(seed)[0].astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         after, rewards, ended, truncated = self.env.step(np.reshape(action, (1, -1)))
-        return after[0].astype(np.float32), float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
+        observation = after[0].astype(np.float32)
+        return observation, float(rewards[0]), bool(ended[0]), bool(truncated[0]), {}
 
 
 def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
-    """What an exported Minari dataset says of its environment.
+    """The environment that an exported Minari dataset names.
 
     Args:
         node: config node of the environment.
         store: the data.
 
     Returns:
-        The options of `minari.save`: `env`, a Gymnasium EnvSpec, its spaces, and `reference`, returns of a random policy and an expert;
-        empty without an environment, or where agents share a world. And a line for the user, or "": why the dataset names no
-        environment, or what the data do not say of its layout.
+        Options of `minari.save`: `env`, a Gymnasium EnvSpec, its spaces, and `reference`, returns
+        of a random policy and an expert; empty without an environment, or where agents share a
+        world. And a line for the user, or "": why the dataset names no environment, or what the
+        data do not say of its layout.
     """
     if node["_target_"] == "none":
         return {}, ""
@@ -72,13 +91,20 @@ def exported(node: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
 
 def _as_gymnasium(node: dict[str, Any], env: Env, spec: Spec) -> EnvSpec:
     """An environment of this package as one of Gymnasium."""
-    space = {"observation_dim": spec.observation_dim, "num_actions": spec.num_actions, "low": [*spec.low], "high": [*spec.high]}
+    options = {
+        "env": node,
+        "observation_dim": spec.observation_dim,
+        "num_actions": spec.num_actions,
+        "low": list(spec.low),
+        "high": list(spec.high),
+    }
     name = f"decisionllm/{type(env).__name__}-v0"
-    return EnvSpec(name, f"{__name__}:Single", max_episode_steps=env.horizon, kwargs={"env": node, **space})
+    entry = f"{__name__}:Single"
+    return EnvSpec(name, entry, max_episode_steps=env.horizon, kwargs=options)
 
 
 def check_exportable(store: Store, env: GymnasiumEnv) -> str:
-    """Whether every observation and action of a store is one of an environment's spaces.
+    """Check that every observation and action of a store is one of an environment's spaces.
 
     Returns:
         The note of `check_layout`.
@@ -88,15 +114,17 @@ def check_exportable(store: Store, env: GymnasiumEnv) -> str:
     """
     name = str(store.info["name"])
     check_actions(store.spec, env, name)
-    note = check_layout(store.info.get("observation_parts"), env, name, action_parts=store.info.get("action_parts"))
+    parts = store.info.get("observation_parts")
+    note = check_layout(parts, env, name, action_parts=store.info.get("action_parts"))
     if env.part:
-        raise ValueError(
-            f"{name}: the data hold the part {env.part} alone of the observations of {env.envs[0].observation_space}"
-        )
-    sizes = sum(size for _, size in env.observation_parts), env.action["action_dim"]
-    if sizes != (store.spec.observation_dim, store.spec.action_dim):
+        whole = f"the observations of {env.envs[0].observation_space}"
+        raise ValueError(f"{name}: the data hold the part {env.part} alone of {whole}")
+    size = sum(numbers for _, numbers in env.observation_parts)
+    width = env.action["action_dim"]
+    if size != store.spec.observation_dim or width != store.spec.action_dim:
         own = f"{store.spec.observation_dim} and {store.spec.action_dim}"
-        raise ValueError(f"{name}: expected observations of {sizes[0]} and actions of {sizes[1]} numbers, got {own}")
+        wanted = f"observations of {size} and actions of {width} numbers"
+        raise ValueError(f"{name}: expected {wanted}, got {own}")
     for episodes, rows in blocks(store, BLOCK):
         observations = [store.observations[rows]]
         if store.final_observation is not None:

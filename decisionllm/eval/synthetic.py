@@ -12,7 +12,8 @@ from decisionllm.registry import register
 @register("env", "synthetic", text="${text}")
 @register("env", "synthetic-discrete", text="${text}", discrete=True)
 class PointEnv(Env):
-    """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the return.
+    """N points that start anywhere; an episode ends at the goal or after 20 steps. The score is the
+    return.
 
     Args:
         num_episodes: N.
@@ -23,18 +24,33 @@ class PointEnv(Env):
 
     unit = "return"
 
-    def __init__(self, num_episodes: int, *, text: str = "none", discrete: bool = False, goal: str = "north") -> None:
+    horizon = point.HORIZON
+
+    def __init__(
+        self,
+        num_episodes: int,
+        *,
+        text: str = "none",
+        discrete: bool = False,
+        goal: str = "north",
+    ) -> None:
         one_of("env.goal", goal, GOALS)
-        self.goal, self.text, self.discrete, self.horizon = np.array(GOALS[goal]), text, discrete, point.HORIZON
-        self.protocol = "goal-text" if text == "goal" else "standard"
-        self.tasks = [task_text(goal) if text == "goal" else ""] * num_episodes
+        self.goal = np.array(GOALS[goal])
+        self.text = text
+        self.discrete = discrete
+        self.tasks = [""] * num_episodes
+        if text == "goal":
+            self.protocol = "goal-text"
+            self.tasks = [task_text(goal)] * num_episodes
 
     def reset(self, seed: int) -> np.ndarray:
-        self.positions, self.time = point.start(len(self.tasks), np.random.default_rng(seed)), 0
+        self.positions = point.start(len(self.tasks), np.random.default_rng(seed))
+        self.time = 0
         return self.positions
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         moves = point.MOVES[actions[:, 0].astype(int)] if self.discrete else actions
         self.positions, rewards, arrived = point.move(self.positions, moves, self.goal)
         self.time += 1
-        return self.positions, rewards, arrived, np.full(len(self.tasks), self.time >= self.horizon)
+        over = np.full(len(self.tasks), self.time >= self.horizon)
+        return self.positions, rewards, arrived, over

@@ -1,4 +1,5 @@
-"""What all evaluation environments of teams share: worlds under several conditions, results that count worlds, drawings."""
+"""What all evaluation environments of teams share: worlds under several conditions, results that
+count worlds, drawings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,19 +15,23 @@ from decisionllm.eval.rollout import ScriptedPlayer
 from decisionllm.protocols import Begin, Env
 from decisionllm.schema import Episode
 
-STARTS = 1000  # evaluation `seed` draws its worlds with seeds from this times `seed` on; logs begin at a million
+# Evaluation `seed` draws its worlds with seeds from STARTS * seed on; logs begin at a million
+STARTS = 1000
 
 
 class TeamEnv(Env):
-    """E worlds in lock-step, num_episodes under each condition. A row is an agent; `groups` is the world of each row, in order.
+    """E worlds in lock-step, num_episodes under each condition. A row is an agent; `groups` is the
+    world of each row, in order.
 
-    A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and `controller`; `world_scores`, `frames`
-    and `draw_world` have defaults. A result row has one episode a world, that of its first agent.
+    A subclass sets `tasks` and `groups`, and writes `reset`, `step`, `world_outcomes` and
+    `controller`; `world_scores`, `frames` and `draw_world` have defaults. A result row has one
+    episode a world, that of its first agent.
 
     Args:
         num_episodes, labels: of each condition.
         text: as in the dataset.
-        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each in turn.
+        wordings: with text=paraphrased, `trained` or `held_out`: which frames the texts have, each
+            in turn.
         frames: how many frames were trained on, see `text_wordings`; 0: all.
 
     Attributes:
@@ -41,30 +46,45 @@ class TeamEnv(Env):
     averages: Sequence[str] = ()
 
     def __init__(
-        self, num_episodes: int, labels: Sequence[str] = ("",), *, text: str = "none", wordings: str = "trained", frames: int = 0
-    ) -> None:  # fmt: skip
-        self.labels, self.condition = labels, np.repeat(np.arange(len(labels)), num_episodes)
-        self.text, self.held_out, self.text_wordings = text, is_held_out(wordings, text), frames
+        self,
+        num_episodes: int,
+        labels: Sequence[str] = ("",),
+        *,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
+    ) -> None:
+        self.labels = labels
+        self.condition = np.repeat(np.arange(len(labels)), num_episodes)
+        self.text = text
+        self.held_out = is_held_out(wordings, text)
+        self.text_wordings = frames
 
     def texts(self, meta: Meta, sizes: Sequence[int], types: Sequence[str]) -> list[str]:
         """The task text of each row, of the sizes of their teams and their types of agent."""
-        rows = [*zip(sizes, types, strict=True)]
+        rows = list(zip(sizes, types, strict=True))
         tasks = [task_text(meta, n, name, self.text) for n, name in rows]
         if self.text != "paraphrased":
             return tasks
-        facts = {task: team_facts(meta, n, name) for task, (n, name) in zip(tasks, rows, strict=True)}
-        return [words for _, words in turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)]
+        facts = {}
+        for task, (n, name) in zip(tasks, rows, strict=True):
+            facts[task] = team_facts(meta, n, name)
+        worded = turns(tasks, facts, held_out=self.held_out, frames=self.text_wordings)
+        return [words for _, words in worded]
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
-        """What happened, (E, ...) arrays: `team_return`, and what `world_scores` and `averages` need."""
+        """What happened, (E, ...) arrays: `team_return`, and what `world_scores` and `averages`
+        need."""
         raise NotImplementedError
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
-        """A scripted player: a function that returns the actions (M, A) of the agents that act next."""
+        """A scripted player: a function that returns the actions (M, A) of the agents that act
+        next."""
         raise NotImplementedError
 
     def world_scores(self, outcome: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(M,) normalised scores: 0 and 100 where the team return is the outcome `reference`, (M, 2), low and high."""
+        """(M,) normalised scores of team returns: 0 and 100 are those of the outcome `reference`
+        (M, 2)."""
         low, high = outcome["reference"].T
         return np.asarray(100 * (outcome["team_return"] - low) / (high - low))
 
@@ -78,52 +98,81 @@ class TeamEnv(Env):
     def conditions(self, execution: str, scripted: bool) -> dict[str, Sequence[int]]:
         first = np.searchsorted(self.groups, np.arange(len(self.condition)))
         decides = "per agent" if scripted else execution.replace("_", " ")
-        wording = "held-out wordings" * self.held_out
-        names = [", ".join(filter(None, (decides, label, wording))) for label in self.labels]
-        return {name: first[self.condition == c].tolist() for c, name in enumerate(names)}
+        wording = "held-out wordings" if self.held_out else ""
+        found: dict[str, Sequence[int]] = {}
+        for c, label in enumerate(self.labels):
+            name = ", ".join(filter(None, (decides, label, wording)))
+            found[name] = first[self.condition == c].tolist()
+        return found
 
     def outcomes(self) -> dict[str, np.ndarray]:
         return {name: values[self.groups] for name, values in self.world_outcomes().items()}
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        return self.world_scores({name: np.array([e.outcome[name] for e in episodes]) for name in episodes[0].outcome})
+        names = episodes[0].outcome
+        outcome = {name: np.array([e.outcome[name] for e in episodes]) for name in names}
+        return self.world_scores(outcome)
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, Any]:
-        """Mean team return and other mean outcomes; the rewards of an episode end with its agent, the team's do not."""
+        """Mean team return and other mean outcomes.
+
+        The rewards of an episode end with its agent, the team's do not.
+        """
         names = {"return": "team_return"} | {name: name for name in self.averages}
-        return {key: round(float(np.mean([e.outcome[name] for e in episodes])), 4) for key, name in names.items()}
+        found = {}
+        for key, name in names.items():
+            mean = np.mean([e.outcome[name] for e in episodes])
+            found[key] = round(float(mean), 4)
+        return found
 
     def draw(self, episodes: Sequence[Episode], title: str) -> Any:
-        """A world of the last rollout as a strip of frames; with several conditions, also their mean scores."""
-        world, several = episodes[0].group, len(self.labels) > 1
-        if not (steps := self.frames(world)):
+        """A world of the last rollout as a strip of frames; with several conditions, also their
+        mean scores."""
+        world = episodes[0].group
+        steps = self.frames(world)
+        if not steps:
             return None
-        made = figure(2.1 * len(steps) + 3 * several, 2.6, title)
-        axes = made.subplots(1, len(steps) + several, width_ratios=[2] * len(steps) + [3] * several)
+        several = len(self.labels) > 1
+        widths = [2] * len(steps)
+        width = 2.1 * len(steps)
+        if several:
+            widths.append(3)
+            width += 3
+        made = figure(width, 2.6, title)
+        axes = made.subplots(1, len(widths), width_ratios=widths)
         for axis, step in zip(axes, steps, strict=False):
             self.draw_world(axis, world, step)
             axis.set(xticks=[], yticks=[], aspect="equal")
             axis.set_title(f"step {step}", fontsize=8)
         if several:
-            scores = self.world_scores(self.world_outcomes())
-            means = {label or "undisturbed": scores[self.condition == c].mean() for c, label in enumerate(self.labels)}
-            axes[-1].plot(list(means.values()), "o-", color="black", markersize=3)
-            axes[-1].set_xticks(range(len(means)), list(means), rotation=60, ha="right", fontsize=6)
-            axes[-1].set_title(self.unit or "normalised score", fontsize=8)
+            self._draw_scores(axes[-1])
         return made
+
+    def _draw_scores(self, axis: Any) -> None:
+        """Draw the mean score under each condition."""
+        scores = self.world_scores(self.world_outcomes())
+        means = {}
+        for c, label in enumerate(self.labels):
+            means[label or "undisturbed"] = scores[self.condition == c].mean()
+        axis.plot(list(means.values()), "o-", color="black", markersize=3)
+        axis.set_xticks(range(len(means)), list(means), rotation=60, ha="right", fontsize=6)
+        axis.set_title(self.unit or "normalised score", fontsize=8)
 
     def baselines(self, seed: int) -> dict[str, Begin]:
         """Each teacher as the player of all agents."""
 
         def begin(name: str, tasks: Sequence[str]) -> ScriptedPlayer:
-            choose = self.controller(name, np.random.default_rng((seed, self.teachers.index(name))))
+            rng = np.random.default_rng((seed, self.teachers.index(name)))
+            choose = self.controller(name, rng)
             return ScriptedPlayer(lambda observations, rows: choose(), tasks)
 
         return {name: partial(begin, name) for name in self.teachers}
 
 
 class WorldTeams(TeamEnv):
-    """Worlds as of `team_worlds`, which a team wins or loses. Each of its agents plays until it ends, and has the team's reward.
+    """Worlds as of `team_worlds`, which a team wins or loses.
+
+    Each agent of the team plays until it ends, and has the team's reward.
 
     Args:
         game: that is played.
@@ -136,27 +185,43 @@ class WorldTeams(TeamEnv):
     unit = "worlds won, %"
     world: Any
 
-    def __init__(self, game: Game, num_episodes: int, labels: Sequence[str] = ("",), **given: Any) -> None:
+    def __init__(
+        self,
+        game: Game,
+        num_episodes: int,
+        labels: Sequence[str] = ("",),
+        **given: Any,
+    ) -> None:
         super().__init__(num_episodes, labels, **given)
-        self.game, self.teachers = game, game.teachers
+        self.game = game
+        self.teachers = game.teachers
         self.reset(0)
 
     def reset(self, seed: int) -> np.ndarray:
         E = int((self.condition == 0).sum())
-        self.world = world = self.game.begin(STARTS * seed + np.tile(np.arange(E), len(self.labels)))
-        (_, N), self.meta = world.alive.shape, self.game.describe(world)
-        self.kinds = (self.game.types(world) if self.game.types else np.zeros(world.alive.shape, int)).ravel()
-        self.groups, self.horizon = np.repeat(np.arange(len(self.condition)), N), self.meta["horizon"]
+        seeds = STARTS * seed + np.tile(np.arange(E), len(self.labels))
+        self.world = self.game.begin(seeds)
+        self.meta = self.game.describe(self.world)
+        kinds = np.zeros(self.world.alive.shape, int)
+        if self.game.types:
+            kinds = self.game.types(self.world)
+        N = kinds.shape[1]
+        self.kinds = kinds.ravel()
+        self.groups = np.repeat(np.arange(len(self.condition)), N)
+        self.horizon = self.meta["horizon"]
         self.entity_schema = entity_schema(self.meta, N)
-        self.tasks = self.texts(self.meta, [N] * len(self.kinds), np.array([*self.meta["types"]])[self.kinds].tolist())
+        names = np.array(list(self.meta["types"]))[self.kinds]
+        self.tasks = self.texts(self.meta, [N] * len(self.kinds), names.tolist())
         self.returns = np.zeros(len(self.condition))
         return self.observe()
 
     def observe(self) -> np.ndarray:
         """(rows, S) float32"""
-        raw, types = self.world.observations.reshape(len(self.kinds), -1), self.meta["types"]
-        ((blocks, *_), *_) = ([*each["observations"].values()] for each in types.values())
-        return canonical(raw, blocks, self.entity_schema, agent_type=self.kinds, types=len(types))
+        raw = self.world.observations.reshape(len(self.kinds), -1)
+        types = list(self.meta["types"].values())
+        blocks, *_ = types[0]["observations"].values()  # of all types alike
+        schema = self.entity_schema
+        return canonical(raw, blocks, schema, agent_type=self.kinds, types=len(types))
 
     @property
     def action_masks(self) -> np.ndarray:
@@ -171,7 +236,12 @@ class WorldTeams(TeamEnv):
 
     def controller(self, name: str, rng: np.random.Generator) -> Callable[[], np.ndarray]:
         player = self.game.teacher(self.world, self.teachers.index(name), rng)
-        return lambda: player.act(self.world)[self.world.alive & ~self.world.over[:, None]][:, None]
+
+        def act() -> np.ndarray:
+            acting = self.world.alive & ~self.world.over[:, None]
+            return np.asarray(player.act(self.world)[acting][:, None])
+
+        return act
 
     def world_outcomes(self) -> dict[str, np.ndarray]:
         return {"team_return": self.returns, "won": self.world.won}

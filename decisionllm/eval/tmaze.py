@@ -1,11 +1,19 @@
-"""The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is right, in percent."""
+"""The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is
+right, in percent."""
 
 from decisionllm.datasets.tmaze import game
 from decisionllm.eval.team_env import WorldTeams
 from decisionllm.registry import register
 
 
-@register("env", "tmaze", text="${text}", agents="${dataset.agents}", length="${dataset.length}", frames="${text_wordings}")
+@register(
+    "env",
+    "tmaze",
+    text="${text}",
+    agents="${dataset.agents}",
+    length="${dataset.length}",
+    frames="${text_wordings}",
+)
 class TMazeTeams(WorldTeams):
     """num_episodes teams.
 
@@ -15,6 +23,14 @@ class TMazeTeams(WorldTeams):
     """
 
     def __init__(
-        self, num_episodes: int, *, agents: int = 3, length: int = 4, text: str = "none", wordings: str = "trained", frames: int = 0
-    ) -> None:  # fmt: skip
-        super().__init__(game(agents, length), num_episodes, text=text, wordings=wordings, frames=frames)
+        self,
+        num_episodes: int,
+        *,
+        agents: int = 3,
+        length: int = 4,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
+    ) -> None:
+        made = game(agents, length)
+        super().__init__(made, num_episodes, text=text, wordings=wordings, frames=frames)

@@ -1,7 +1,7 @@
-"""An observation with an entity schema -> one vector: attention from the agent's own block to the entities that are present."""
+"""An observation with an entity schema -> one vector: attention from the agent's own block to the
+entities that are present."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ def inner(width: int) -> int:
 
 
 def blocks(entity_schema: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int, int]]:
-    """(kind, first, width, count) of each block of an observation: columns first .. first + width * count."""
-    first, found = 0, []
+    """(kind, first, width, count) of each block of an observation: columns first .. first + width *
+    count."""
+    first = 0
+    found = []
     for kind, width, count in entity_schema:
         found.append((kind, first, width, count))
         first += width * count
@@ -24,28 +26,39 @@ def blocks(entity_schema: Sequence[tuple[str, int, int]]) -> list[tuple[str, int
 
 
 def vectors(entity_schema: Sequence[tuple[str, int, int]], types: int = 1) -> list[int]:
-    """Where each (x, y) begins in an observation that is pairs throughout, but for presence and a one-hot of several types of agent.
+    """The columns where each (x, y) begins, of an observation that is pairs of numbers.
+
+    Other numbers are the presence of an entity, which is first, and the one-hot of several types of
+    agent, which is last in the own block.
 
     Raises:
         ValueError: the numbers of a block do not come in pairs.
     """
-    found = []
+    found: list[int] = []
     for kind, first, width, count in blocks(entity_schema):
-        begin, end = (0, width - types * (types > 1)) if kind == "own" else (1, width)
+        begin, end = 1, width
+        if kind == "own":
+            begin = 0
+            if types > 1:
+                end -= types
         if (end - begin) % 2:
-            raise ValueError(f"meta, plane: expected pairs of numbers in the {kind} block, got {end - begin}")
-        found += [first + i * width + j for i in range(count) for j in range(begin, end, 2)]
+            wanted = f"expected pairs of numbers in the {kind} block"
+            raise ValueError(f"meta, plane: {wanted}, got {end - begin}")
+        for entity in range(count):
+            found += range(first + entity * width + begin, first + entity * width + end, 2)
     return found
 
 
 class EntityEncoder(nn.Module):
     """Encodes observations with an entity schema, (..., S) -> (..., D), in the model's units.
 
-    The own block and each kind of entity have one map, shared by all entities of the kind. The entities that are present are
-    pooled by attention whose query is the own block. The result does not depend on the order of entities of a kind.
+    The own block and each kind of entity have one map, shared by all entities of the kind. The
+    entities that are present are pooled by attention whose query is the own block. The result does
+    not depend on the order of entities of a kind.
 
     Args:
-        entity_schema: blocks (kind, width, count) of an observation, see `schema.Spec`; the first is (`own`, width, 1).
+        entity_schema: blocks (kind, width, count) of an observation, see `schema.Spec`; the first
+            is (`own`, width, 1).
         width: D, width of the backbone.
         embedding: `linear` or `mlp`, the map of each kind.
         layers: attention layers among the entities and the own block before the pooling.
@@ -55,35 +68,57 @@ class EntityEncoder(nn.Module):
     """
 
     def __init__(
-        self, entity_schema: Sequence[tuple[str, int, int]], width: int, *, embedding: str = "linear", layers: int = 0
+        self,
+        entity_schema: Sequence[tuple[str, int, int]],
+        width: int,
+        *,
+        embedding: str = "linear",
+        layers: int = 0,
     ) -> None:
         super().__init__()
-        if entity_schema[0][0] != "own" or entity_schema[0][2] != 1 or any(kind == "own" for kind, *_ in entity_schema[1:]):
-            raise ValueError(f"Spec.entity_schema: expected the one block own first, with count 1, got {entity_schema}")
-        self.blocks, self.maps, D = blocks(entity_schema), nn.ModuleList(), inner(width)
+        kinds = [kind for kind, _, _ in entity_schema]
+        if kinds[0] != "own" or kinds.count("own") > 1 or entity_schema[0][2] != 1:
+            wanted = "the one block own first, with count 1"
+            raise ValueError(f"Spec.entity_schema: expected {wanted}, got {entity_schema}")
+        self.blocks = blocks(entity_schema)
+        self.maps = nn.ModuleList()
+        D = inner(width)
         for _, size, _ in entity_schema:
-            deeper: list[nn.Module] = [nn.GELU(), nn.Linear(D, D)] if embedding == "mlp" else []
+            deeper: list[nn.Module] = []
+            if embedding == "mlp":
+                deeper = [nn.GELU(), nn.Linear(D, D)]
             self.maps.append(nn.Sequential(nn.Linear(size, D), *deeper))
         self.layers = nn.ModuleList(_Layer(D) for _ in range(layers + 1))
         self.out = nn.Linear(D, width)
 
     def entities(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., S) -> encodings (..., 1 + K, inner) of the own block and the entities, and which are present (..., 1 + K) bool."""
-        parts, present = [], []
-        for i, (each, (_, first, width, count)) in enumerate(zip(self.maps, self.blocks, strict=True)):
-            part = observations[..., first : first + width * count].unflatten(-1, (count, width))
-            parts.append(each(part))
-            present.append(part[..., 0] > 0.5 if i else torch.ones_like(part[..., 0], dtype=torch.bool))
-        return torch.cat(parts, -2), torch.cat(present, -1)
+        """The own block and the entities of observations (..., S).
+
+        Returns:
+            encodings (..., 1 + K, inner), and which are present (..., 1 + K) bool.
+        """
+        encodings = []
+        present = []
+        for encode, (kind, first, width, count) in zip(self.maps, self.blocks, strict=True):
+            columns = observations[..., first : first + width * count]
+            part = columns.unflatten(-1, (count, width))
+            encodings.append(encode(part))
+            if kind == "own":
+                present.append(torch.ones_like(part[..., 0], dtype=torch.bool))
+            else:
+                present.append(part[..., 0] > 0.5)
+        return torch.cat(encodings, -2), torch.cat(present, -1)
 
     def forward(self, observations: Tensor) -> Tensor:
         x, present = self.entities(observations.flatten(0, -2))
-        used = present.any(0)
-        x, present = x[:, used], present[:, used]  # slots that are empty throughout the batch cost nothing
+        used = present.any(0)  # slots that are empty throughout the batch cost nothing
+        x = x[:, used]
+        present = present[:, used]
         *among, pooling = self.layers
         for layer in among:
             x = layer(x, present, x)
-        pooled: Tensor = self.out(pooling(x[:, :1], present, x)[:, 0]).unflatten(0, observations.shape[:-1])
+        own = pooling(x[:, :1], present, x)[:, 0]
+        pooled: Tensor = self.out(own).unflatten(0, observations.shape[:-1])
         return pooled
 
 
@@ -92,15 +127,27 @@ class _Layer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
-        self.mix = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.before = nn.LayerNorm(width)
+        self.after = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        wide = 2 * width
+        self.mix = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
 
-    def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Any:
+    def forward(self, x: Tensor, present: Tensor, entities: Tensor) -> Tensor:
         """Queries (n, Q, D), present (n, K) bool, entities (n, K, D) -> (n, Q, D)."""
-        pair = self.key_value(self.before(entities)).chunk(2, -1)
-        key, value, query = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (*pair, self.query(self.before(x))))
+        key, value = (heads(part) for part in self.key_value(self.before(entities)).chunk(2, -1))
+        query = heads(self.query(self.before(x)))
         scores = query @ key.transpose(-1, -2) * key.shape[-1] ** -0.5
-        weights = scores.masked_fill(~present[:, None, None], float("-inf")).softmax(-1)  # the own block is always present
+        # The own block is always present, so that no row is empty
+        weights = scores.masked_fill(~present[:, None, None], float("-inf")).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
-        return x + self.mix(self.after(x))
+        mixed: Tensor = x + self.mix(self.after(x))
+        return mixed
+
+
+def heads(x: Tensor) -> Tensor:
+    """(n, K, D) -> (n, HEADS, K, D / HEADS)"""
+    split: Tensor = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return split

@@ -1,7 +1,9 @@
-"""Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with the package.
+"""Task texts -> token ids, by a backbone's own tokenizer or by the byte-level BPE that ships with
+the package.
 
-`tokenizer.json` is made from `corpus.txt` by `python -m docs.tokenizer`; a test makes it again and compares the bytes. It splits
-text as Qwen does, digits apart, and its vocabulary holds every byte, so that every text can be encoded.
+`tokenizer.json` is made from `corpus.txt` by `python -m docs.tokenizer`; a test makes it again and
+compares the bytes. It splits text as Qwen does, digits apart, and its vocabulary holds every byte,
+so that every text can be encoded.
 """
 
 import re
@@ -14,15 +16,19 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # Qwen's names, so that a true Qwen tokenizer is a change of path
+# Qwen's names, so that a true Qwen tokenizer is a change of path
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def of_team(tasks: Iterable[str]) -> str:
-    """Combine the members' task texts into one team text: each sentence once, in the order of the sorted texts."""
+    """Combine the members' task texts: each sentence once, in the order of the sorted texts."""
     different = sorted(set(tasks))
     if len(different) == 1:
         return different[0]
-    return " ".join(dict.fromkeys(sentence for task in different for sentence in re.split(r"(?<=\.) ", task)))
+    sentences: list[str] = []
+    for task in different:
+        sentences += re.split(r"(?<=\.) ", task)
+    return " ".join(dict.fromkeys(sentences))
 
 
 @cache
@@ -30,7 +36,8 @@ def own_tokenizer() -> Any:
     """The tokenizer that ships with the package, for backbones with random weights."""
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), pad_token=SPECIAL[0], eos_token=SPECIAL[0])
+    file = str(HERE / "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=file, pad_token=SPECIAL[0], eos_token=SPECIAL[0])
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -41,16 +48,17 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         texts: U texts.
 
     Returns:
-        ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all texts are empty.
+        ids (U, L) long, 0 where padded, and mask (U, L) bool, True where real. L = 0 where all
+        texts are empty.
     """
     return padded([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
 
 
 def padded(ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Lists of token ids as ids (U, L) and mask (U, L), padded on the right."""
-    length = max(map(len, ids), default=0)
-    if not length:
-        return torch.zeros(len(ids), 0, dtype=torch.long), torch.zeros(len(ids), 0, dtype=torch.bool)
-    rows = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], dtype=torch.long).view(len(ids), length)
-    sizes = torch.tensor([len(row) for row in ids])
-    return rows, torch.arange(length) < sizes[:, None]
+    sizes = torch.tensor([len(row) for row in ids], dtype=torch.long)
+    rows = torch.zeros(len(ids), max(map(len, ids), default=0), dtype=torch.long)
+    mask = torch.arange(rows.shape[1]) < sizes[:, None]
+    for row, tokens in zip(rows, ids, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+    return rows, mask

@@ -1,4 +1,5 @@
-"""(return-to-go, observation, action) of a step -> three embeddings, in the order R o a R o a ..."""
+"""(return-to-go, observation, action) of a step -> three embeddings, in the order R o a R o a
+..."""
 
 from typing import Any
 
@@ -19,11 +20,14 @@ class TrajectoryTokenizer(nn.Module):
         spec: of the data.
         width: D, width of the backbone.
         embedding: `linear`, one map a stream as in Decision Transformer, or `mlp`, two layers.
-        timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or `none`.
-        return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2): behaviour cloning.
+        timesteps: `learned`, one vector a step of the horizon, shared by the tokens of the step, or
+            `none`.
+        return_conditioned: k = 3 tokens a step; False leaves the return token out (k = 2):
+            behaviour cloning.
         null_return: adds a learned token in place of a return that is not given.
         entity_layers: layers of the `EntityEncoder` that reads observations with an entity schema.
-        hide_actions: an action is replaced by a learned token with this probability in training; 1: always.
+        hide_actions: an action is replaced by a learned token with this probability in training; 1:
+            always.
         scale: root mean square of a token at the beginning of training.
 
     Raises:
@@ -31,27 +35,44 @@ class TrajectoryTokenizer(nn.Module):
     """
 
     def __init__(
-        self, spec: Spec, width: int, *, embedding: str = "linear", timesteps: str = "learned",
-        return_conditioned: bool = True, null_return: bool = False, entity_layers: int = 0, hide_actions: float = 0.0, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        spec: Spec,
+        width: int,
+        *,
+        embedding: str = "linear",
+        timesteps: str = "learned",
+        return_conditioned: bool = True,
+        null_return: bool = False,
+        entity_layers: int = 0,
+        hide_actions: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         one_of("embedding", embedding, ("linear", "mlp"))
         one_of("timesteps", timesteps, ("learned", "none"))
         if not 0 <= hide_actions <= 1:
-            raise ValueError(f"model.hide_actions: expected a share within 0 .. 1, got {hide_actions}")
+            wanted = "a share within 0 .. 1"
+            raise ValueError(f"model.hide_actions: expected {wanted}, got {hide_actions}")
 
         def stream(size: int) -> nn.Module:
             if embedding == "linear":
                 return nn.Linear(size, width)
             return nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, width))
 
-        self.num_actions, self.horizon = spec.num_actions, spec.horizon
+        self.num_actions = spec.num_actions
+        self.horizon = spec.horizon
         self.tokens = 3 if return_conditioned else 2  # per step
         self.returns = stream(1) if return_conditioned else None
         self.null_return = nn.Parameter(torch.zeros(width)) if null_return else None
-        self.observations: Any = stream(spec.observation_dim) if not spec.entity_schema else EntityEncoder(
-            spec.entity_schema, width, embedding=embedding, layers=entity_layers
-        )  # fmt: skip
+        if spec.entity_schema:
+            self.observations: Any = EntityEncoder(
+                spec.entity_schema,
+                width,
+                embedding=embedding,
+                layers=entity_layers,
+            )
+        else:
+            self.observations = stream(spec.observation_dim)
         self.actions = stream(spec.num_actions or spec.action_dim)
         self.hide_actions = hide_actions
         self.hidden_action = nn.Parameter(torch.zeros(width)) if hide_actions else None
@@ -60,9 +81,13 @@ class TrajectoryTokenizer(nn.Module):
         nn.init.constant_(self.norm.weight, scale)
 
     def forward(
-        self, returns_to_go: Tensor, observations: Tensor, actions: Tensor, timesteps: Tensor,
+        self,
+        returns_to_go: Tensor,
+        observations: Tensor,
+        actions: Tensor,
+        timesteps: Tensor,
         return_given: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Embed the steps of B windows.
 
         Args:
@@ -70,20 +95,24 @@ class TrajectoryTokenizer(nn.Module):
             observations: (B, T, S), standardised.
             actions: (B, T, A) within -1 .. 1, or indices of discrete actions.
             timesteps: (B, T) steps since the start of the episode.
-            return_given: (B,) bool; False: the null return token in place of the row's returns. None: all True.
+            return_given: (B,) bool; False: the null return token in place of the row's returns.
+                None: all True.
 
         Returns:
             (B, k T, D) tokens.
         """
-        streams = [self.observations(observations), self.actions(numbers(actions, self.num_actions))]
+        seen = self.observations(observations)
+        acted = self.actions(numbers(actions, self.num_actions))
         if self.hidden_action is not None and (self.training or self.hide_actions == 1):
             hidden = torch.rand(actions.shape[:2], device=actions.device) < self.hide_actions
-            streams[1] = torch.where(hidden[..., None], self.hidden_action.to(streams[1].dtype), streams[1])
+            acted = torch.where(hidden[..., None], self.hidden_action.to(acted.dtype), acted)
+        streams = [seen, acted]
         if self.returns is not None:
-            embedded = self.returns(returns_to_go[..., None])
+            wanted = self.returns(returns_to_go[..., None])
             if return_given is not None and self.null_return is not None:
-                embedded = torch.where(return_given[:, None, None], embedded, self.null_return.to(embedded.dtype))
-            streams.insert(0, embedded)
+                null = self.null_return.to(wanted.dtype)
+                wanted = torch.where(return_given[:, None, None], wanted, null)
+            streams.insert(0, wanted)
         tokens = torch.stack(streams, 2)  # (B, T, k, D)
         if self.timesteps is not None:
             tokens = tokens + self.timesteps(timesteps)[:, :, None]
@@ -92,10 +121,16 @@ class TrajectoryTokenizer(nn.Module):
 
     @property
     def output_positions(self) -> slice:
-        """The observation tokens, where actions are predicted; each attends to the return of its step and everything before."""
+        """The observation tokens, where actions are predicted.
+
+        Each attends to the return of its step and everything before.
+        """
         return slice(self.tokens - 2, None, self.tokens)
 
 
 def numbers(actions: Tensor, num_actions: int) -> Tensor:
-    """Actions (..., A) as the input of a linear map: a discrete one as a one-hot vector (..., C)."""
-    return F.one_hot(actions[..., 0].long(), num_actions).to(actions.dtype) if num_actions else actions
+    """Actions (..., A) as the input of a linear map: a discrete one as a one-hot vector (...,
+    C)."""
+    if not num_actions:
+        return actions
+    return F.one_hot(actions[..., 0].long(), num_actions).to(actions.dtype)

@@ -1,19 +1,22 @@
-"""A log of many agents in one world: its two tables, on disk as Parquet, and how to fill them from a PettingZoo environment.
+"""A log of many agents in one world: its two tables, on disk as Parquet, and how to fill them from
+a PettingZoo environment.
 
-`steps` has a row for each (group, step, team): the world's clock, the team's reward, the end. `agents` has a row for each
-(group, step, agent) that is present: no row, not present. There are two tables because a team has rewards after an agent has left.
+`steps` has a row for each (group, step, team): the world's clock, the team's reward, the end.
+`agents` has a row for each (group, step, agent) that is present: no row, not present. There are two
+tables because a team has rewards after an agent has left.
 
-meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns, see `team.source`;
-shared_reward, whether the reward of each agent is its team's; plane, whether an observation is pairs of numbers throughout, each a
-vector in a plane (for `data.symmetries`); teams {type: team}; further facts that a result must report; types: {name: {role,
-num_actions or low and high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow each other:
-`own` is the agent itself, "" is left out, any other kind is `count` entities of `width` numbers, and an entity of zeros is absent. A
-type without blocks has one `own` block.
+meta: name; world {id, version, arguments}; task, reward_rule (sentences); horizon (steps); returns,
+see `team.source`; shared_reward, whether the reward of each agent is its team's; plane, whether an
+observation is pairs of numbers throughout, each a vector in a plane (for `data.symmetries`); teams
+{type: team}; further facts that a result must report; types: {name: {role, num_actions or low and
+high, observations: {length: [[kind, width, count], ...]}}}. The blocks of an observation follow
+each other: `own` is the agent itself, "" is left out, any other kind is `count` entities of `width`
+numbers, and an entity of zeros is absent. A type without blocks has one `own` block.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,34 +28,57 @@ from decisionllm.files import absent, atomic, explained
 
 FORMAT = 1
 ROWS = 200_000  # of a row group
-TABLES = {  # the columns of each table, with the dtype of their numbers
+# The columns of each table, with the dtype of their numbers
+TABLES = {
     "steps": {
-        "group": "int64", "step": "int32", "team": "int8", "reward": "float32", "terminated": "bool", "truncated": "bool",
-        "won": "bool", "state": "float32",
+        "group": "int64",
+        "step": "int32",
+        "team": "int8",
+        "reward": "float32",
+        "terminated": "bool",
+        "truncated": "bool",
+        "won": "bool",
+        "state": "float32",
     },
     "agents": {
-        "group": "int64", "step": "int32", "agent": "int16", "agent_type": "int8", "team": "int8", "loss_mask": "bool",
-        "observation": "float32", "action": "int32", "action_values": "float32", "available": "bool", "reward": "float32",
-        "terminated": "bool", "behaviour": "int8",
+        "group": "int64",
+        "step": "int32",
+        "agent": "int16",
+        "agent_type": "int8",
+        "team": "int8",
+        "loss_mask": "bool",
+        "observation": "float32",
+        "action": "int32",
+        "action_values": "float32",
+        "available": "bool",
+        "reward": "float32",
+        "terminated": "bool",
+        "behaviour": "int8",
     },
-}  # fmt: skip
-REQUIRED = {"steps": ("group", "step", "terminated", "truncated"), "agents": ("group", "step", "agent", "observation")}
+}
+REQUIRED = {
+    "steps": ("group", "step", "terminated", "truncated"),
+    "agents": ("group", "step", "agent", "observation"),
+}
 LISTS = ("state", "observation", "action_values", "available")  # a list of numbers in each row
-NAMES = {"agent_type": "types", "behaviour": "behaviours"}  # columns of names in a file, in a Log of indices into this meta
+# Columns of names in a file, and in a Log of indices into this entry of meta
+NAMES = {"agent_type": "types", "behaviour": "behaviours"}
 MISSING = {"action": -1, "reward": np.nan, "won": False}  # what stands for null
 
 
 @dataclass(frozen=True)
 class Log:
-    """Columns of the two tables, rows in any order, raw units; only the REQUIRED ones must be there.
+    """Columns of the two tables, rows in any order, raw units; only the REQUIRED ones must be
+    there.
 
     Attributes:
         meta: see above.
         steps: (s,) each; state (s, O).
-        agents: (n,) each; observation (n, O), or the rows end to end and `observation_offsets` (n+1,). agent_type, behaviour: indices
-            into meta["types"] and meta["behaviours"]; without the column 0, as team. action: -1 where it was not recorded.
-            action_values: (n, A), nan there. available: (n, C) bool. loss_mask: False where the action is no training target;
-            without the column True where one was recorded.
+        agents: (n,) each; observation (n, O), or the rows end to end and `observation_offsets`
+            (n+1,). agent_type, behaviour: indices into meta["types"] and meta["behaviours"];
+            without the column 0, as team. action: -1 where it was not recorded. action_values: (n,
+            A), nan there. available: (n, C) bool. loss_mask: False where the action is no training
+            target; without the column True where one was recorded.
         path: where it was read from.
     """
 
@@ -63,40 +89,71 @@ class Log:
 
     def __post_init__(self) -> None:
         if not self.meta.get("types") or "horizon" not in self.meta:
-            raise ValueError(f"{self.path}: expected meta to have types and horizon, got {', '.join(self.meta) or 'nothing'}")
+            found = ", ".join(self.meta) or "nothing"
+            raise ValueError(f"{self.path}: expected meta to have types and horizon, got {found}")
         for table, columns in self.tables.items():
-            known = TABLES[table]
-            lacking = [name for name in REQUIRED[table] if name not in columns]
-            unknown = sorted(name for name in columns if name.removesuffix("_offsets") not in known)
-            if lacking or unknown:
-                wrong = f"lacking {', '.join(lacking) or 'none'}, unknown {', '.join(unknown) or 'none'}"
-                raise ValueError(f"{self.path}, {table}: expected columns {', '.join(known)}; {wrong}")
+            _check_names(f"{self.path}, {table}", table, columns)
             n = len(columns["group"])
             for name, column in columns.items():
-                if f"{name}_offsets" not in columns and len(column) != n + name.endswith("_offsets"):
-                    raise ValueError(f"{self.path}, {table}, {name}: expected {n} rows, got {len(column)}")
-                if known.get(name) == "bool" and column.dtype != bool:
-                    raise ValueError(f"{self.path}, {table}, {name}: expected true and false, got {column.dtype}")
+                where = f"{self.path}, {table}, {name}"
+                rows = n + 1 if name.endswith("_offsets") else n
+                if f"{name}_offsets" not in columns and len(column) != rows:
+                    raise ValueError(f"{where}: expected {n} rows, got {len(column)}")
+                if TABLES[table].get(name) == "bool" and column.dtype != bool:
+                    raise ValueError(f"{where}: expected true and false, got {column.dtype}")
 
     @property
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
         return {"steps": self.steps, "agents": self.agents}
 
-    def refuse(self, table: str, rows: np.ndarray, wrong: np.ndarray, message: str, *values: Any) -> None:
-        """Raise a ValueError if one of these rows of a table is wrong: it names the first, by its number, from 1, and its key."""
-        if wrong.any():
-            at, columns = np.argmax(wrong), self.tables[table]
-            names = ("group", "step", "agent" if table == "agents" else "team")
-            key = ", ".join(f"{name} {columns[name][rows[at]]}" for name in names if name in columns)
-            found = message.format(*(np.asarray(x)[at].tolist() for x in values))
-            raise ValueError(f"{self.path}, {table}, row {rows[at] + 1} ({key}): {found}")
+    def refuse(
+        self,
+        table: str,
+        rows: np.ndarray,
+        wrong: np.ndarray,
+        message: str,
+        *values: np.ndarray,
+    ) -> None:
+        """Raise a ValueError if one of these rows of a table is wrong.
+
+        Args:
+            table: its name.
+            rows: (n,) numbers of rows; the error names the first wrong one, from 1, and its key.
+            wrong: (n,) bool.
+            message: with `{}` for each of the values.
+            values: (n, ...) each.
+        """
+        if not wrong.any():
+            return
+        first, columns = np.argmax(wrong), self.tables[table]
+        names = ("group", "step", "agent" if table == "agents" else "team")
+        row = rows[first]
+        key = ", ".join(f"{name} {columns[name][row]}" for name in names if name in columns)
+        found = message.format(*(value[first].tolist() for value in values))
+        raise ValueError(f"{self.path}, {table}, row {row + 1} ({key}): {found}")
 
 
-LIMITS = {"num_actions": np.max, "low": np.min, "high": np.max}  # of a type, and which of several is the widest
+def _check_names(what: str, table: str, columns: Iterable[str]) -> None:
+    """Raise a ValueError if a table lacks a column or has an unknown one."""
+    known = TABLES[table]
+    lacking = [name for name in REQUIRED[table] if name not in columns]
+    unknown = sorted(name for name in columns if name.removesuffix("_offsets") not in known)
+    if lacking or unknown:
+        wrong = f"lacking {', '.join(lacking) or 'none'}, unknown {', '.join(unknown) or 'none'}"
+        raise ValueError(f"{what}: expected columns {', '.join(known)}; {wrong}")
+
+
+# Limits of the actions of a type, and which of several is the widest
+LIMITS = {"num_actions": np.max, "low": np.min, "high": np.max}
 
 
 def common_meta(known: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """The meta of some parts of a log, {} of none, and of a further one: the longest horizon, the widest limits of each type."""
+    """The meta of some parts of a log and a further one: the longest horizon, the widest limits.
+
+    Args:
+        known: meta of the parts so far; {}: none.
+        more: meta of the further one.
+    """
     if not known:
         return more
     types = {name: dict(each) for name, each in known["types"].items()}
@@ -104,7 +161,8 @@ def common_meta(known: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         for key in LIMITS.keys() & each:
             each[key] = LIMITS[key]([each[key], more["types"][name][key]], 0).tolist()
     shared = known.get("shared_reward", False) and more.get("shared_reward", False)
-    return more | {"types": types, "horizon": max(known["horizon"], more["horizon"]), "shared_reward": shared}
+    horizon = max(known["horizon"], more["horizon"])
+    return more | {"types": types, "horizon": horizon, "shared_reward": shared}
 
 
 def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
@@ -112,8 +170,9 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
 
     Args:
         folder: must not exist.
-        logs: a Log, or its parts one after the other, with the same columns, each group in one part. Each part is sorted by
-            group, step and agent and written as it comes, in zstd; see `common_meta`.
+        logs: a Log, or its parts one after the other, with the same columns, each group in one
+            part. Each part is sorted by group, step and agent and written as it comes, in zstd; see
+            `common_meta`.
 
     Raises:
         FileExistsError: the folder exists.
@@ -123,37 +182,47 @@ def write(folder: str | Path, logs: Log | Iterable[Log]) -> None:
 
     with atomic(absent(folder)) as partial, ExitStack() as stack:
         partial.mkdir()
-        writers, meta = dict[str, Any](), dict[str, Any]()
+        writers: dict[str, parquet.ParquetWriter] = {}
+        meta: dict[str, Any] = {}
         for log in [logs] if isinstance(logs, Log) else logs:
             meta = common_meta(meta, log.meta)
             for table, columns in log.tables.items():
-                order = np.lexsort([columns[name] for name in ("agent", "team", "step", "group") if name in columns])
+                keys = [key for key in ("agent", "team", "step", "group") if key in columns]
+                order = np.lexsort([columns[key] for key in keys])
                 names = [name for name in columns if not name.endswith("_offsets")]
                 made = pa.table({name: _to_arrow(log, table, name, order) for name in names})
                 if table not in writers:
                     file = partial / f"{table}.parquet"
-                    writers[table] = stack.enter_context(parquet.ParquetWriter(file, made.schema, compression="zstd"))
+                    writer = parquet.ParquetWriter(file, made.schema, compression="zstd")
+                    writers[table] = stack.enter_context(writer)
                 writers[table].write_table(made, row_group_size=ROWS)
         if not meta:
             raise ValueError(f"{folder}: expected a log to write, got none")
-        (partial / "meta.json").write_text(json.dumps({"format": FORMAT} | meta, indent=1, ensure_ascii=False))
+        text = json.dumps({"format": FORMAT} | meta, indent=1, ensure_ascii=False)
+        (partial / "meta.json").write_text(text)
 
 
 def _to_arrow(log: Log, table: str, name: str, order: np.ndarray) -> Any:
-    """A column of a Log in this order as Arrow's, with nulls where an action or a reward was not recorded."""
+    """A column in this order as Arrow's, with nulls where an action or a reward is missing."""
     import pyarrow as pa
 
-    columns, kind = log.tables[table], TABLES[table][name]
-    column = columns[name]
+    columns = log.tables[table]
+    column = columns[name].astype(TABLES[table][name])
     if f"{name}_offsets" in columns:
-        return pa.LargeListArray.from_arrays(columns[f"{name}_offsets"], column.astype(kind)).take(pa.array(order))
-    column = column[order].astype(kind)
+        lists = pa.LargeListArray.from_arrays(columns[f"{name}_offsets"], column)
+        return lists.take(pa.array(order))
+    column = column[order]
     if column.ndim == 2:
         n, width = column.shape
         return pa.LargeListArray.from_arrays(np.arange(n + 1) * width, column.reshape(-1))
     if name in NAMES:
         return pa.DictionaryArray.from_arrays(column, list(log.meta[NAMES[name]]))
-    return pa.array(column, mask=column < 0 if name == "action" else np.isnan(column) if name == "reward" else None)
+    missing = None
+    if name == "action":
+        missing = column < 0
+    elif name == "reward":
+        missing = np.isnan(column)
+    return pa.array(column, mask=missing)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -166,70 +235,93 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: str | Path) -> Log:
-    """Read a log that `write` wrote, or another program in the same format: rows in any order, further columns are ignored."""
+    """Read a log that `write` wrote, or another program in the same format.
+
+    Rows may be in any order; further columns are ignored.
+    """
     folder = Path(folder).expanduser()
     meta = read_meta(folder)
-    steps, agents = (_read(folder / f"{table}.parquet", table, meta) for table in TABLES)
+    steps = _read(folder / "steps.parquet", "steps", meta)
+    agents = _read(folder / "agents.parquet", "agents", meta)
     return Log(meta, steps, agents, str(folder))
 
 
 def _read(file: Path, table: str, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     """The columns of a table."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import parquet
 
     remedy = "write or fetch it again"
-    with explained(f"{file}: not a readable Parquet file, perhaps cut", pa.ArrowInvalid, OSError, remedy=remedy):
+    what = f"{file}: not a readable Parquet file, perhaps cut"
+    with explained(what, pa.ArrowInvalid, OSError, remedy=remedy):
         names = [name for name in parquet.read_schema(file).names if name in TABLES[table]]
         columns = parquet.read_table(file, columns=names)
     found: dict[str, np.ndarray] = {}
     for name in names:
-        kind, column = pa.from_numpy_dtype(np.dtype(TABLES[table][name])), columns[name].combine_chunks()
-        words = list(meta.get(NAMES.get(name, ""), ()))
-        wanted = f"lists of {kind}" if name in LISTS else "names" if name in NAMES else kind
-        what = f"{file}, {name}: expected {wanted}, got {column.type}"
-        with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            if name in LISTS:
+        kind = pa.from_numpy_dtype(np.dtype(TABLES[table][name]))
+        column = columns[name].combine_chunks()
+        if name in LISTS:
+            what = f"{file}, {name}: expected lists of {kind}, got {column.type}"
+            with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 found |= _lists(name, column.cast(pa.large_list(kind)))
-                continue
-            if name in NAMES:
-                column = pc.index_in(column.cast(pa.string()), pa.array(words, pa.string()))
-            column = column.cast(kind)
-        column = pc.fill_null(column, pa.scalar(MISSING[name], kind)) if name in MISSING else column
-        if column.null_count:
-            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) + 1
-            wanted = f"one of {', '.join(words)}, as meta.json says" if name in NAMES else f"a number of {kind}, got none"
-            raise ValueError(f"{file}, row {row}, {name}: expected {wanted}")
-        found[name] = column.to_numpy(zero_copy_only=False)
+        else:
+            words = list(meta[NAMES[name]]) if NAMES.get(name) in meta else []
+            found[name] = _numbers(file, name, column, kind, words)
     return found
 
 
+def _numbers(file: Path, name: str, column: Any, kind: Any, words: list[str]) -> np.ndarray:
+    """A column of Arrow as numbers of an Arrow type; names become indices into `words`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted = "names" if name in NAMES else kind
+    what = f"{file}, {name}: expected {wanted}, got {column.type}"
+    with explained(what, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if name in NAMES:
+            column = pc.index_in(column.cast(pa.string()), pa.array(words, pa.string()))
+        column = column.cast(kind)
+    if name in MISSING:
+        column = pc.fill_null(column, pa.scalar(MISSING[name], kind))
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) + 1
+        wanted = f"a number of {kind}, got none"
+        if name in NAMES:
+            wanted = f"one of {', '.join(words)}, as meta.json says"
+        raise ValueError(f"{file}, row {row}, {name}: expected {wanted}")
+    numbers: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return numbers
+
+
 def _lists(name: str, column: Any) -> dict[str, np.ndarray]:
-    """Arrow's lists as (n, width) where all are of one length, otherwise padded, or end to end with their offsets."""
+    """Arrow's lists as (n, width), padded if lengths differ, or end to end with their offsets."""
     import pyarrow.compute as pc
 
     widths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     flat = column.flatten().to_numpy(zero_copy_only=False)
     if len(widths) and (widths == widths[0]).all():
         return {name: flat.reshape(len(widths), -1)}
-    if name in ("available", "action_values"):  # types with fewer actions, and actions that were not recorded
-        made = np.full((len(widths), widths.max()), False if flat.dtype == bool else np.nan, flat.dtype)
-        made[np.arange(widths.max()) < widths[:, None]] = flat
-        return {name: made}
-    return {name: flat, f"{name}_offsets": np.concatenate([[0], np.cumsum(widths)])}
+    if name not in ("available", "action_values"):
+        return {name: flat, f"{name}_offsets": np.concatenate([[0], np.cumsum(widths)])}
+    # Types with fewer actions have shorter lists, actions that were not recorded have none
+    blank = False if flat.dtype == bool else np.nan
+    padded = np.full((len(widths), widths.max()), blank, flat.dtype)
+    padded[np.arange(widths.max()) < widths[:, None]] = flat
+    return {name: padded}
 
 
 # -- PettingZoo: what `collect` and env=pettingzoo share --
 
 
 def agent_types(env: Any) -> dict[str, str]:
-    """The type of each possible agent of a PettingZoo environment: its name without its number, `wolf` for `wolf_0`."""
-    return {agent: agent.rstrip("0123456789").rstrip("_-") or agent for agent in env.possible_agents}
+    """The type of each possible agent: its name without its number, `wolf` for `wolf_0`."""
+    names = env.possible_agents
+    return {name: name.rstrip("0123456789").rstrip("_-") or name for name in names}
 
 
 def action_limits(env: Any) -> dict[str, dict[str, Any]]:
-    """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low, high}}."""
+    """The actions of each type, as in meta["types"]: {type: {num_actions}} or {type: {low,
+    high}}."""
     from gymnasium.spaces import Box, Discrete
 
     found: dict[str, dict[str, Any]] = {}
@@ -240,7 +332,8 @@ def action_limits(env: Any) -> dict[str, dict[str, Any]]:
         elif isinstance(space, Box):
             found[kind] = {"low": flat(space.low).tolist(), "high": flat(space.high).tolist()}
         else:
-            raise ValueError(f"{env}, {agent}: expected a Discrete or a Box action space, got {space}")
+            wanted = "expected a Discrete or a Box action space"
+            raise ValueError(f"{env}, {agent}: {wanted}, got {space}")
     return found
 
 
@@ -249,72 +342,135 @@ def flat(numbers: Any) -> np.ndarray:
     return np.asarray(numbers, np.float32).reshape(-1)
 
 
-def split_observation(observation: Any, info: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """An agent's observation (R,) float32, and its action mask (C,) bool or None, which is in a dict observation or in the info."""
-    view = {**info, **(observation if isinstance(observation, dict) else {"observation": observation})}
+def split_observation(
+    observation: Any,
+    info: Mapping[str, Any],
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """An agent's observation (R,) float32 and its action mask (C,) bool, or None without one.
+
+    The mask is in an observation that is a dict, or in the info.
+    """
+    view = dict(info)
+    if isinstance(observation, dict):
+        view |= observation
+    else:
+        view["observation"] = observation
     mask = view.get("action_mask")
-    return flat(view["observation"]), None if mask is None else np.asarray(mask) != 0
+    if mask is not None:
+        mask = np.asarray(mask) != 0
+    return flat(view["observation"]), mask
 
 
 Act = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]
+Rows = list[dict[str, Any]]
 
 
 def collect(
-    env: Any, act: Act | Mapping[str, Act], *, episodes: int, seed: int = 0, teams: Mapping[str, int] | None = None, **meta: Any
+    env: Any,
+    act: Act | Mapping[str, Act],
+    *,
+    episodes: int,
+    seed: int = 0,
+    teams: Mapping[str, int] = {},
+    **meta: Any,
 ) -> Log:
     """Play a PettingZoo parallel environment and record a Log.
 
-        log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in observations}, episodes=100)
-        write("spread", log)
+        log = collect(simple_spread_v3.parallel_env(), lambda observations, infos: {a: 0 for a in
+        observations}, episodes=100) write("spread", log)
 
     Args:
-        env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an observation that is a dict
-            beside `observation`, or in infos. Agent `wolf_0` is of type `wolf`.
-        act: (observations, infos) -> actions, dicts by agent; or several by name, which play one group each in turn.
+        env: a parallel environment. A mask of the allowed actions is found as `action_mask` in an
+            observation that is a dict beside `observation`, or in infos. Agent `wolf_0` is of type
+            `wolf`.
+        act: (observations, infos) -> actions, dicts by agent; or several by name, which play one
+            group each in turn.
         episodes: number of groups, reset with seed, seed + 1, ...
         teams: {type: team}; types without one are in team 0.
         meta: see above; task, name, ...
 
     Returns:
-        A Log in which the reward of a team is the mean of its agents' rewards over all agents that it began with.
+        A Log in which the reward of a team is the mean of its agents' rewards over all agents that
+        it began with.
     """
-    kinds, limits = agent_types(env), action_limits(env)
-    types, number = list(limits), {agent: i for i, agent in enumerate(env.possible_agents)}
-    team_of = {agent: (teams or {}).get(kind, 0) for agent, kind in kinds.items()}
-    discrete = all("num_actions" in limit for limit in limits.values())
-    acts = [*act.values()] if isinstance(act, Mapping) else [act]
-    steps: list[dict[str, Any]] = []
-    agents: list[dict[str, Any]] = []
+    limits = action_limits(env)
+    acts = list(act.values()) if isinstance(act, Mapping) else [act]
+    steps: Rows = []
+    agents: Rows = []
     for group in range(episodes):
-        (observations, infos), step = env.reset(seed=seed + group), 0
-        sizes = Counter(team_of[agent] for agent in env.agents)
-        while env.agents:
-            present, actions = list(env.agents), acts[group % len(acts)](observations, infos)
-            views = {agent: split_observation(x, infos.get(agent, {})) for agent, x in observations.items()}
-            observations, rewards, terminated, truncated, infos = env.step({agent: actions[agent] for agent in present})
-            for agent in present:
-                (observation, mask), kind = views[agent], kinds[agent]
-                taken = actions[agent] - env.action_space(agent).start if discrete else flat(actions[agent])
-                agents.append({
-                    "group": group, "step": step, "agent": number[agent], "agent_type": types.index(kind), "team": team_of[agent],
-                    "action" if discrete else "action_values": taken, "reward": rewards[agent], "terminated": bool(terminated[agent]),
-                    "observation": observation,
-                    "available": np.ones(limits[kind].get("num_actions", 0), bool) if mask is None else mask,
-                })  # fmt: skip
-            over, by_clock = not env.agents, any(truncated.values())
-            ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
-            for team, size in sizes.items():
-                mean = sum(rewards[agent] for agent in present if team_of[agent] == team) / size
-                steps.append({"group": group, "step": step, "team": team, "reward": mean, **ends})
-            step += 1
-    raw, masks = ([row.pop(name) for row in agents] for name in ("observation", "available"))
-    clock, columns = ({name: np.array([row[name] for row in rows]) for name in rows[0]} for rows in (steps, agents))
-    columns |= {"observation": np.concatenate(raw), "observation_offsets": np.cumsum([0, *map(len, raw)])}
-    if discrete and not all(np.all(mask) for mask in masks):
+        for clock, rows in _play(env, acts[group % len(acts)], seed + group, teams, limits):
+            steps += [{"group": group} | row for row in clock]
+            agents += [{"group": group} | row for row in rows]
+    found = {
+        "name": str(env),
+        "types": limits,
+        "teams": dict(teams),
+        "horizon": max(row["step"] for row in steps) + 1,
+        "seed": seed,
+        "generator": "collect",
+    }
+    observations = [row.pop("observation") for row in agents]
+    masks = [row.pop("available") for row in agents]
+    columns = _columns(agents)
+    columns["observation"] = np.concatenate(observations)
+    columns["observation_offsets"] = np.cumsum([0, *map(len, observations)])
+    if "action" in columns and not all(mask.all() for mask in masks):
         width = max(map(len, masks))
         columns["available"] = np.array([np.pad(mask, (0, width - len(mask))) for mask in masks])
-    found = {"name": str(env), "types": limits, "teams": dict(teams or {}), "horizon": int(clock["step"].max()) + 1, "seed": seed,
-             "generator": "collect"}  # fmt: skip
     if isinstance(act, Mapping):
-        columns["behaviour"], found["behaviours"] = columns["group"] % len(acts), list(act)
-    return Log(found | meta, clock, columns)
+        columns["behaviour"] = columns["group"] % len(acts)
+        found["behaviours"] = list(act)
+    return Log(found | meta, _columns(steps), columns)
+
+
+def _play(
+    env: Any,
+    act: Act,
+    seed: int,
+    teams: Mapping[str, int],
+    limits: dict[str, dict[str, Any]],
+) -> Iterator[tuple[Rows, Rows]]:
+    """Play one episode; yields, for each step, its rows of the tables `steps` and `agents`."""
+    kinds = agent_types(env)
+    types = list(limits)
+    discrete = all("num_actions" in limit for limit in limits.values())
+    team_of = {agent: teams.get(kind, 0) for agent, kind in kinds.items()}
+    observations, infos = env.reset(seed=seed)
+    sizes = Counter(team_of[agent] for agent in env.agents)
+    step = 0
+    while env.agents:
+        present = list(env.agents)
+        actions = act(observations, infos)
+        views = {a: split_observation(observations[a], infos.get(a, {})) for a in present}
+        taken = {agent: actions[agent] for agent in present}
+        observations, rewards, terminated, truncated, infos = env.step(taken)
+        rows = []
+        for agent in present:
+            observation, mask = views[agent]
+            if mask is None:
+                mask = np.ones(limits[kinds[agent]].get("num_actions", 0), bool)
+            row = {
+                "step": step,
+                "agent": env.possible_agents.index(agent),
+                "agent_type": types.index(kinds[agent]),
+                "team": team_of[agent],
+            }
+            if discrete:
+                row["action"] = taken[agent] - env.action_space(agent).start
+            else:
+                row["action_values"] = flat(taken[agent])
+            row |= {"reward": rewards[agent], "terminated": bool(terminated[agent])}
+            rows.append(row | {"observation": observation, "available": mask})
+        over = not env.agents
+        by_clock = any(truncated.values())
+        ends = {"terminated": over and not by_clock, "truncated": over and by_clock}
+        clock = []
+        for team, size in sizes.items():
+            gains = [rewards[agent] for agent in present if team_of[agent] == team]
+            clock.append({"step": step, "team": team, "reward": sum(gains) / size} | ends)
+        yield clock, rows
+        step += 1
+
+
+def _columns(rows: Rows) -> dict[str, np.ndarray]:
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
