@@ -133,7 +133,7 @@ FAILED = {
     "backbone.tune=half": "backbone.tune: expected one of lora, full, frozen, got 'half'",
     "head._target_=theirlab.heads.Flow": "theirlab.heads.Flow: No module named 'theirlab'; PYTHONPATH=FOLDER says where it is",
     "head._target_=Flow": "Flow: expected the path of a class or function, such as mylab.Flow",
-    "head._target_=builtins.slice": "expected a head with loss_floor and entities, see protocols.Head",
+    "head._target_=collections.ChainMap": "expected a head with loss_floor and entities, see protocols.Head",
     "head._target_=decisionllm.models.heads.Flow": "decisionllm.models.heads.Flow: module 'decisionllm.models.heads' has no attribute 'Flow'",
 }
 
