@@ -92,12 +92,14 @@ def choose_episodes(c: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarra
 
 
 def some_recorded(store: Store) -> np.ndarray:
-    """(E,) bool, whether the log has some of the actions of an episode."""
+    """(E,) bool, whether the log has some of the actions of an episode; it has an action_weight."""
+    assert store.action_weight is not None
     return np.logical_or.reduceat(store.action_weight > 0, store.offsets[:-1])
 
 
 def check_unread(c: TrainConfig, store: Store, episodes: np.ndarray) -> None:
-    """Raise a ValueError if the model reads past actions which the log lacks."""
+    """Raise a ValueError if the model reads past actions which the log lacks; it has an action_weight."""
+    assert store.action_weight is not None
     whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
     reads_actions = c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent"
     if reads_actions and not whole.all():
