@@ -225,60 +225,88 @@ def policy_name(choice: str, *, _root_: Any) -> str:
 def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that nothing reads.
 
-    Where `_target_` names another callable than the choice did, the choice's options go, but for those that were given.
+    If `_target_` is replaced, only the options that the user gave are kept.
 
     Args:
         config: as Hydra composed it.
         command: whose config it is.
         chosen: the choice of each group.
         words: of the command line.
+
+    Raises:
+        UsageError: a key is unknown, lacks a value, or has one of another type.
     """
     import hydra
     from omegaconf import OmegaConf
 
-    defaults = hydra.compose(command, [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group])
+    overrides = [f"{group}={name}" for group, name in chosen.items() if name and "/" not in group]
+    defaults = hydra.compose(command, overrides)
     given = {word.lstrip("+").partition("=")[0] for word in words}
-
-    def look(node: Any, key: str) -> Any:
-        found = OmegaConf.select(node, key, throw_on_resolution_failure=node is config)
-        return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
-
-    def free(key: str) -> bool:
-        """Whether it is an option of a registered choice that is null or missing by default: its value may have any keys."""
-        at, _, name = key.rpartition(".")
-        nodes = (node for choices in registry.discover().values() for node in choices.values())
-        return bool(at) and any(
-            node["_target_"] == look(config, f"{at}._target_") and node.get(name, "") in (None, "???") for node in nodes
-        )
-
-    keys = leaves(defaults)
     OmegaConf.set_struct(config, False)
-    taken = {}  # by an env that is named in `evaluate`, from the options of each run, see `of_run`
-    if "env" in config and "dataset" not in config:
-        taken = {
-            key: config.env._get_node(key)._value() for key in [*config.env] if OmegaConf.is_interpolation(config.env, key)
-        }
-        config.env = {key: config.env[key] for key in config.env if key not in taken}
+    references = references_to_runs(config)
+    known = leaves(defaults)
     for key in leaves(config):
         at, _, name = key.rpartition(".")
-        foreign = at and look(config, f"{at}._target_") != look(defaults, f"{at}._target_")
-        if foreign and key in keys and key not in given and name != "_target_":
-            del OmegaConf.select(config, at)[name]
-        elif OmegaConf.is_missing(OmegaConf.select(config, at) if at else config, name):
+        node = OmegaConf.select(config, at) if at else config
+        replaced = bool(at) and selected(config, f"{at}._target_", strict=True) != selected(defaults, f"{at}._target_")
+        if replaced and key in known and key not in given and name != "_target_":
+            del node[name]
+        elif OmegaConf.is_missing(node, name):
             raise UsageError(f"{key}: expected a value, got none; give {key}=...")
-        elif not foreign and key in keys:
-            OmegaConf.update(config, key, typed(key, look(config, key), look(defaults, key)))
-        elif not foreign and not any(
-            look(defaults, above) == {} or free(above) for above in accumulate(at.split("."), "{}.{}".format)
-        ):
-            raise UsageError(unknown_key(key, keys))
+        elif replaced:
+            continue
+        elif key in known:
+            value = typed(key, selected(config, key, strict=True), selected(defaults, key))
+            OmegaConf.update(config, key, value)
+        elif not takes_any_keys(config, defaults, at):
+            raise UsageError(unknown_key(key, known))
     if absent := [name for name in list(defaults) if name not in list(config)]:
         raise UsageError(f"{', '.join(absent)}: expected a value, got none")
     options = plain(config)
     if options.get("dataset", {}).get("_target_") == "none":
         raise UsageError(no_dataset())
-    options |= {key: expanded(options[key]) for key in PLACES if key in options}
-    return {**options, "env": options["env"] | taken} if taken else options
+    for key in PLACES:
+        if key in options:
+            options[key] = expanded(options[key])
+    if references:
+        options["env"] |= references
+    return options
+
+
+def selected(node: Any, key: str, *, strict: bool = False) -> Any:
+    """The value of a key of a config, nested configs as plain containers. strict: a reference that leads nowhere is an error."""
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
+    return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+
+def references_to_runs(config: Any) -> dict[str, Any]:
+    """Take out and return the options of an env named in `evaluate` that refer to options of each run, see `of_run`."""
+    from omegaconf import OmegaConf
+
+    if "env" not in config or "dataset" in config:
+        return {}
+    names = [key for key in config.env if OmegaConf.is_interpolation(config.env, key)]
+    references = {key: config.env._get_node(key)._value() for key in names}
+    config.env = {key: config.env[key] for key in config.env if key not in references}
+    return references
+
+
+def takes_any_keys(config: Any, defaults: Any, at: str) -> bool:
+    """Whether a node, or one above it, is {} by default, or an option of a registered choice that is null or missing by default."""
+    for above in accumulate(at.split("."), "{}.{}".format):
+        if selected(defaults, above) == {}:
+            return True
+        parent, _, name = above.rpartition(".")
+        if not parent:
+            continue
+        target = selected(config, f"{parent}._target_", strict=True)
+        for choices in registry.discover().values():
+            for node in choices.values():
+                if node["_target_"] == target and node.get(name, "") in (None, "???"):
+                    return True
+    return False
 
 
 def expanded(path: Any) -> Any:
@@ -288,15 +316,22 @@ def expanded(path: Any) -> Any:
     return str(Path(path).expanduser()) if isinstance(path, str) and path.startswith("~") else path
 
 
-def typed(key: str, value: Any, usual: Any) -> Any:
-    """The value in the type of the usual one: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". What is null by default may be anything; a seed is 0 or more."""
-    kind, number = type(usual), isinstance(value, int | float) and not isinstance(value, bool)
-    if number and value < 0 and key.rpartition(".")[2] == "seed":
+def typed(key: str, value: Any, default: Any) -> Any:
+    """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is null, any value.
+
+    Raises:
+        UsageError: the value is of another type, or a seed below 0.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and value < 0 and key.rpartition(".")[2] == "seed":
         raise UsageError(f"{key}: expected 0 or more, got {value}")
-    if usual is None or type(value) is kind:
+    kind = type(default)
+    if default is None or type(value) is kind:
         return value
-    if number and (kind in (float, str) or (kind is int and value % 1 == 0)):
+    if is_number and kind in (float, str):
         return kind(value)
+    if is_number and kind is int and value % 1 == 0:
+        return int(value)
     raise UsageError(f"{key}: expected {KINDS[kind]}, got {json.dumps(value)}")
 
 
@@ -306,30 +341,42 @@ def explain(command: str, overrides: list[str]) -> str | None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    groups = choices_of_groups()
+    chosen = []
+    try:
+        parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
+        for override in parsed:
+            group = override.key_or_group
+            if group not in groups:
+                continue
+            swept = override.is_sweep_override()
+            for name in override.sweep_string_iterator() if swept else [override.value()]:
+                if name not in groups[group]:
+                    return unknown(group, name, groups[group])
+            chosen.append(f"{group}={name}")
+        with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
+            keys = leaves(hydra.compose(command, chosen))
+    except HydraException:
+        return unquoted(overrides)
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
+            continue
+        lacking = "dataset._target_" in keys and not any(each.startswith(("dataset=", "experiment=")) for each in chosen)
+        if lacking and key.startswith("dataset."):
+            return no_dataset()
+        return unknown_key(key, [*groups, *keys])
+    return None
+
+
+def choices_of_groups() -> dict[str, list[str]]:
+    """The names that each group of the command line has."""
     groups = {group: [*found] for group, found in registry.discover().items()}
     for group in ("env", *OPTIONAL):
         groups[group].append("none")
     for group in ("experiment", "study"):
         groups[group] = sorted(path.stem for path in (configs() / group).glob("*.yaml"))
-    try:
-        parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
-        chosen = []
-        for o in (o for o in parsed if o.key_or_group in groups):
-            for name in o.sweep_string_iterator() if o.is_sweep_override() else [o.value()]:
-                if name not in (known := groups[o.key_or_group]):
-                    return unknown(o.key_or_group, name, known)
-            chosen.append(f"{o.key_or_group}={name}")
-        with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
-            keys = leaves(hydra.compose(command, chosen))
-    except HydraException:
-        return unquoted(overrides)
-    named = [o.key_or_group for o in parsed if not o.is_add() and o.key_or_group.partition(".")[0] != "hydra"]
-    wrong = next((key for key in named if key not in (*groups, *keys)), None)
-    if wrong is None:
-        return None
-    chose = [choice for choice in chosen if choice.startswith(("dataset=", "experiment="))]
-    lacking = "dataset._target_" in keys and not chose
-    return no_dataset() if lacking and wrong.startswith("dataset.") else unknown_key(wrong, [*groups, *keys])
+    return groups
 
 
 def no_dataset() -> str:

@@ -116,35 +116,64 @@ def respond(
     Returns:
         (BidResponse as a dict, None), or (None, the reason for no bid).
     """
-    for reason, applies in (
-        ("ended", campaign["ended"]),
-        ("no tick yet", campaign["multiplier"] is None),
-        ("auction type", request["at"] not in (None, FIRST_PRICE, SECOND_PRICE)),
-        ("currency", currency not in (request["cur"] or [currency])),
-        ("seat", seat not in (request["wseat"] or [seat]) or seat in (request["bseat"] or [])),
-        ("category", not {*(request["bcat"] or [])}.isdisjoint(request["ext"]["cat"] or [])),
-    ):
-        if applies:
-            return None, reason
-    multiplier, left, reason = campaign["multiplier"], campaign["remaining"], "floor"
-    bids: list[dict[str, Any]] = []
+    refused = refusal(request, campaign, currency, seat)
+    if refused is not None:
+        return None, refused
+    multiplier = campaign["multiplier"]
     if request["at"] == FIRST_PRICE:
         multiplier = min(multiplier, campaign["target_cpa"])
+    left = campaign["remaining"]
+    reason = "floor"
+    bids: list[dict[str, Any]] = []
     for imp in request["imp"]:
         bid = min(multiplier * imp["ext"]["value"], campaign["max_bid"])
-        floor = imp["bidfloor"] or 0.0
-        if imp["pmp"] and imp["pmp"]["private_auction"]:
-            reason = "private auction"
-        elif floor and (imp["bidfloorcur"] or "USD") != currency:
-            reason = "currency"
-        elif bid > left:
-            reason = "budget"
-        elif bid > 0 and per_mille(bid) >= floor:
+        why_not = no_bid_for(imp, bid, left, currency)
+        if why_not is not None:
+            reason = why_not
+        elif bid > 0 and per_mille(bid) >= (imp["bidfloor"] or 0.0):
             left -= bid
             bids.append({"id": f"{len(bids) + 1}", "impid": imp["id"], "price": per_mille(bid)})
     if not bids:
         return None, reason
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
+
+
+def refusal(request: dict[str, Any], campaign: dict[str, Any], currency: str, seat: str) -> str | None:
+    """Why a campaign has no bid for a whole request; None: it may have some. See `respond`."""
+    if campaign["ended"]:
+        return "ended"
+    if campaign["multiplier"] is None:
+        return "no tick yet"
+    if request["at"] not in (None, FIRST_PRICE, SECOND_PRICE):
+        return "auction type"
+    if request["cur"] and currency not in request["cur"]:
+        return "currency"
+    if request["wseat"] and seat not in request["wseat"]:
+        return "seat"
+    if request["bseat"] and seat in request["bseat"]:
+        return "seat"
+    blocked = set(request["bcat"] or [])
+    if not blocked.isdisjoint(request["ext"]["cat"] or []):
+        return "category"
+    return None
+
+
+def no_bid_for(imp: dict[str, Any], bid: float, left: float, currency: str) -> str | None:
+    """Why there is no bid for an impression, beside its floor; None: there may be one.
+
+    Args:
+        imp: of the request.
+        bid: currency.
+        left: of the budget, currency.
+        currency: of the bid.
+    """
+    if imp["pmp"] and imp["pmp"]["private_auction"]:
+        return "private auction"
+    if imp["bidfloor"] and (imp["bidfloorcur"] or "USD") != currency:
+        return "currency"
+    if bid > left:
+        return "budget"
+    return None
 
 
 def reservations(journal: Journal, expiry: float) -> Reservations:
