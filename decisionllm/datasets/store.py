@@ -109,50 +109,101 @@ def write(path: str | Path, source: Source) -> Store:
 
 
 def _write(path: Path, source: Source) -> Store:
-    spec = source.spec
-    tasks: dict[str, int] = {}
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "card.json").is_file()):
+    is_other_folder = path.is_dir() and any(path.iterdir()) and not (path / "card.json").is_file()
+    if path.is_file() or is_other_folder:
         raise FileExistsError(f"{path}: expected a new folder, or a store to replace; choose another path")
     with atomic(path) as partial:
         partial.mkdir()
-        with ExitStack() as files:
-            columns = {"offsets": files.enter_context(Column(partial / "offsets.npy", np.int64))}
-            columns["offsets"].append(np.zeros(1))
-            end = 0
+        with Columns(partial) as columns:
             for e, episode in enumerate(source.episodes):
-                _check(f"episode {e}", episode, spec)
-                given = vars(episode) | {"task": tasks.setdefault(episode.task, len(tasks))}
-                rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
-                rows |= {name: np.asarray(given[name])[None] for name in EPISODE_FIELDS if given[name] is not None}
-                if "action_weight" in columns:
-                    rows.setdefault("action_weight", np.ones(len(episode.rewards), np.float32))
-                before, end = end, end + len(episode.rewards)
-                rows["offsets"] = np.array([end])
-                for name in rows.keys() - columns:
-                    if e == 0 or name == "action_weight":  # the first episode that lacks an action may come late
-                        kind = (STEP_FIELDS | EPISODE_FIELDS)[name]
-                        columns[name] = files.enter_context(Column(partial / f"{name}.npy", kind))
-                    if e and name == "action_weight":
-                        columns[name].append(np.ones(before))
-                if unequal := rows.keys() ^ columns:
-                    lacking = 0 if (name := min(unequal)) in rows else e
-                    raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
-                for name, values in rows.items():
-                    columns[name].append(values)
-            for column in columns.values():
-                column.file.flush()  # a full disk shows before a header says that the rows are there
-        if not end:
-            raise ValueError(f"{source.info.get('name', path)}: expected at least one episode, got none")
-        card: dict[str, Any] = {"format": FORMAT, "spec": asdict(spec), "tasks": list(tasks), "info": source.info}
-        card["facts"] = source.facts
-        card["arrays"] = {name: [str(column.dtype), list(column.shape)] for name, column in sorted(columns.items())}
-        arrays = {name: np.load(partial / f"{name}.npy", mmap_mode="r") for name in columns}
+                _check(f"episode {e}", episode, source.spec)
+                columns.append(episode)
+        name = source.info.get("name", path)
+        if not columns.steps:
+            raise ValueError(f"{name}: expected at least one episode, got none")
+        arrays = {column: np.load(partial / f"{column}.npy", mmap_mode="r") for column in columns.files}
         if "action_weight" in arrays and not arrays["action_weight"].any():
             why = "all of them are missing (NaN); record some to learn from"
-            raise ValueError(f"{source.info.get('name', path)}: expected the recorded action of some steps, {why}")
+            raise ValueError(f"{name}: expected the recorded action of some steps, {why}")
+        card: dict[str, Any] = {
+            "format": FORMAT,
+            "spec": asdict(source.spec),
+            "tasks": list(columns.tasks),
+            "info": source.info,
+            "facts": source.facts,
+            "arrays": {column: [str(file.dtype), list(file.shape)] for column, file in sorted(columns.files.items())},
+        }
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
     return open_store(path)
+
+
+class Columns:
+    """The files of a store that is being written, one for each column.
+
+    Args:
+        folder: of the store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Column] = {}
+        self.tasks: dict[str, int] = {}  # numbers of the texts
+        self.episodes = 0
+        self.steps = 0
+        self.closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._begin("offsets", np.int64).append(np.zeros(1))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is not None:
+            self.closing.__exit__(kind, *error)
+            return
+        with self.closing:
+            for file in self.files.values():
+                file.file.flush()  # a full disk shows before a header says that the rows are there
+
+    def append(self, episode: Episode) -> None:
+        """Write the steps of an episode behind those before.
+
+        Raises:
+            ValueError: the episode has another column than those before, or lacks one.
+        """
+        rows = self._rows(episode)
+        for name in rows.keys() - self.files.keys():
+            # The first episode that lacks an action may come late: the actions before are recorded.
+            if name == "action_weight":
+                self._begin(name, STEP_FIELDS[name]).append(np.ones(self.steps))
+            elif self.episodes == 0:
+                self._begin(name, (STEP_FIELDS | EPISODE_FIELDS)[name])
+        unequal = rows.keys() ^ self.files.keys()
+        if unequal:
+            name = min(unequal)
+            lacking = 0 if name in rows else self.episodes
+            raise ValueError(f"episode {lacking}: expected {name} in every episode or in none")
+        for name, values in rows.items():
+            self.files[name].append(values)
+        self.episodes += 1
+        self.steps += len(episode.rewards)
+
+    def _rows(self, episode: Episode) -> dict[str, np.ndarray]:
+        """The rows that an episode adds to each column."""
+        given = vars(episode) | {"task": self.tasks.setdefault(episode.task, len(self.tasks))}
+        rows = {name: np.asarray(given[name]) for name in STEP_FIELDS if given[name] is not None}
+        for name in EPISODE_FIELDS:
+            if given[name] is not None:
+                rows[name] = np.asarray(given[name])[None]
+        if "action_weight" in self.files:
+            rows.setdefault("action_weight", np.ones(len(episode.rewards), np.float32))
+        rows["offsets"] = np.array([self.steps + len(episode.rewards)])
+        return rows
+
+    def _begin(self, name: str, dtype: Any) -> "Column":
+        """Open the file of a new column."""
+        self.files[name] = self.closing.enter_context(Column(self.folder / f"{name}.npy", dtype))
+        return self.files[name]
 
 
 class Column:
