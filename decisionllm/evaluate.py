@@ -353,7 +353,8 @@ def policy_columns(loaded: Loaded, env: Env) -> dict[str, Any]:
 def scripted_contenders(env: Env, seed: int) -> list[Contender]:
     """The scripted players of an environment."""
     about = {"text": "none", "seed": seed, "target_return": None, "headline": True, "options": {}}
-    return [Contender(name, True, begin, about, {}) for name, begin in env.baselines(seed).items()]
+    players = env.baselines(seed)
+    return [Contender(name, True, begin, about, {}) for name, begin in players.items()]
 
 
 def play(

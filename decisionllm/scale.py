@@ -1,4 +1,4 @@
-"""The command `scale`: plan a study of model size, data volume and data quality, run what is missing, fit a law, report, advise."""
+"""The command `scale`: plan a study of size, data volume and quality, run, fit, report, advise."""
 
 from functools import partial
 from pathlib import Path
@@ -28,35 +28,66 @@ def scale(config: dict[str, Any]) -> Path:
         OSError: a worker could not write, or an executor is not available.
     """
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    one_of("action", config["action"], ACTIONS)
-    if config["action"] == "advise":
-        if not config["flops"] > 0:
-            raise ValueError(f"flops: action=advise needs the compute of a run, expected more than 0, got {config['flops']}")
-        return advice.write(Path(config["read"] or Path(config["out"]) / "study.json"), config["flops"], say=console.print)
+    say = console.print
+    action = config["action"]
+    one_of("action", action, ACTIONS)
+    out = Path(config["out"])
+    if action == "advise":
+        flops = config["flops"]
+        if not flops > 0:
+            needs = "action=advise needs the compute of a run"
+            raise ValueError(f"flops: {needs}, expected more than 0, got {flops}")
+        return advice.write(Path(config["read"] or out / "study.json"), flops, say=say)
     if config["read"]:
-        return report.write(Path(config["read"]).parent, report.read(config["read"]), say=console.print)
-    study, out = grid.check(config["study"]), Path(config["out"])
-    if config["action"] in ("run", "retry"):
-        with executors.from_config(config) as (start, workers, threads):  # an executor that is not available fails first
+        return report.write(Path(config["read"]).parent, report.read(config["read"]), say=say)
+
+    study = grid.check(config["study"])
+    if action in ("run", "retry"):
+        # an executor that is not available fails first
+        with executors.from_config(config) as executor:
             runs = grid.Grid(study, config["cache_dir"])
-            if config["action"] == "retry":
-                console.print(f"{len(ledger.retry(out, runs.all_jobs(out)))} failed runs are planned again")
-            options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes")}
-            run = partial(execute, **options, threads=threads)
-            for jobs in (runs.tuning, lambda: runs.jobs(out)):
-                ledger.drive(out, ledger.plan(out, jobs()), run, start, workers, progress=ledger.Progress(out, console.print))
+            if action == "retry":
+                failed = ledger.retry(out, runs.all_jobs(out))
+                say(f"{len(failed)} failed runs are planned again")
+            run_missing(runs, config, executor, say)
     else:
         runs = grid.Grid(study, config["cache_dir"])
-    if config["action"] == "plan":
-        grid.estimate(runs, config, console.print)
+    if action == "plan":
+        grid.estimate(runs, config, say)
         return out
-    known = runs.all_jobs(out)
-    if config["action"] == "status":
-        ledger.Progress(out, console.print)(ledger.status(out, known))
+    jobs = runs.all_jobs(out)
+    states = ledger.status(out, jobs)
+    if action == "status":
+        ledger.Progress(out, say)(states)
         return out
-    found = {"study": study, "versions": checkpoint.versions(), "flops": FLOPS, "tuned": runs.tuning_losses(out)}
-    rows = []
-    for name, state in ledger.status(out, known).items():
-        over = ledger.result(out / name) if state in ("done", "failed") else {}
-        rows.append({"run": name, "state": state, **known[name]["axes"], **over})
-    return report.write(out, found | {"runs": rows}, say=console.print)
+    found = {
+        "study": study,
+        "versions": checkpoint.versions(),
+        "flops": FLOPS,
+        "tuned": runs.tuning_losses(out),
+        "runs": [row(out, name, state, jobs[name]) for name, state in states.items()],
+    }
+    return report.write(out, found, say=say)
+
+
+def run_missing(
+    runs: grid.Grid,
+    config: dict[str, Any],
+    executor: executors.Executor,
+    say: ledger.Say,
+) -> None:
+    """Do the runs that are neither done nor failed, first those that choose the learning rates."""
+    out = Path(config["out"])
+    start, workers, threads = executor
+    options = {key: config[key] for key in ("cache_dir", "device", "keep", "processes")}
+    run = partial(execute, **options, threads=threads)
+    for find_jobs in (runs.tuning, partial(runs.jobs, out)):
+        names = ledger.plan(out, find_jobs())
+        progress = ledger.Progress(out, say)
+        ledger.drive(out, names, run, start, workers, progress=progress)
+
+
+def row(out: Path, name: str, state: str, job: grid.Job) -> dict[str, Any]:
+    """A run as a row of the report."""
+    result = ledger.result(out / name) if state in ledger.ENDED else {}
+    return {"run": name, "state": state, **job["axes"], **result}

@@ -1,4 +1,4 @@
-"""Scores with intervals, a table over seeds, and one HTML file with its pictures that needs no other file."""
+"""Scores with intervals, a table over seeds, and one HTML file with its pictures."""
 
 import base64
 import json
@@ -8,38 +8,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from decisionllm.eval import identity
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
 
-# rows that agree in these, in their configuration and in how they were evaluated are one result, over seeds: see `identity.pools`
-KEYS = ("dataset", "protocol", "policy", "text", "target_return", "headline", "decode", "changed")
-COLUMNS = [*KEYS[:5], "score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds", "headline"]
+# rows that agree in these, in their configuration and in how they were evaluated are one result,
+# over seeds: see `identity.pools`
+KEYS = (
+    "dataset",
+    "protocol",
+    "policy",
+    "text",
+    "target_return",
+    "headline",
+    "decode",
+    "changed",
+)
+SCORES = ["score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds"]
+COLUMNS = [*KEYS[:5], *SCORES, "headline"]
+NAMES = ("dataset", "protocol", "policy")
+TITLES = (*NAMES, "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
 LINE = "{:34s} {:36s} {:{}s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
-TITLES = ("dataset", "protocol", "policy", "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
-def interval(values: Any, seed: int = 0) -> tuple[float, float]:
+def interval(values: ArrayLike) -> tuple[float, float]:
     """The 95 % bootstrap interval of a mean: (low, high). Percentile method, 10,000 resamples."""
     values = np.asarray(values, np.float64)
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
-    found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed))
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((values,), np.mean, n_resamples=10_000, method="percentile", rng=rng)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """The rows of results.jsonl; of rows about the same run, protocol and seed of the environment, the last."""
+    """The rows of results.jsonl.
+
+    Of rows about the same run, protocol and seed of the environment, only the last.
+    """
     rows: dict[tuple[str, ...], Row] = {}
-    for line in (Path(folder) / "results.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(Path(folder) / "results.jsonl"):
         key = tuple(str(row.get(name)) for name in (*KEYS, "seed", "run"))
         if "options" in row:
             # a row of an earlier version has no options; it is replaced like any other
@@ -50,43 +67,74 @@ def read_rows(folder: str | Path) -> list[Row]:
     return list(rows.values())
 
 
+def read_lines(path: Path) -> list[Row]:
+    """The lines of a file of JSON values."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One result for the rows of several seeds: mean, interquartile mean (one lucky seed moves it less than the mean, one bad seed less
-    than the median), interval over seeds, or over the episodes of one seed. Results that look alike are named by what differs."""
+    """One result for the rows of several seeds; results that look alike are named by what differs.
+
+    Returns:
+        Results with their mean score, the interquartile mean (`iqm`: one lucky seed moves it less
+        than the mean, one bad seed less than the median), and an interval over seeds, or over the
+        episodes of one seed.
+    """
     groups = identity.pools(rows, KEYS)
     results = []
     for members, policy in zip(groups, identity.names(groups), strict=True):
-        first, scores = members[0], [row["score"] for row in members]
-        latched = [row["latched_score"] for row in members if "latched_score" in row]  # Maze2D: see its metrics
-        low, high = interval(scores) if len(members) > 1 else (first["low"], first["high"])
-        results.append({
+        result = {key: members[0].get(key) for key in KEYS}
+        labels = (members[0]["protocol"], members[0].get("changed"))
+        scores = [row["score"] for row in members]
+        latched = [row["latched_score"] for row in members if "latched_score" in row]  # of Maze2D
+        low, high = members[0]["low"], members[0]["high"]
+        if len(members) > 1:
+            low, high = interval(scores)
+        result |= {
+            "policy": policy,
+            "protocol": ", ".join(filter(None, labels)),
+            "score": float(np.mean(scores)),
+            "iqm": float(stats.trim_mean(scores, 0.25)),
+            "low": low,
+            "high": high,
+            "return": float(np.mean([row["return"] for row in members])),
             "latched": float(np.mean(latched)) if latched else None,
-            **{key: first.get(key) for key in KEYS}, "policy": policy, "protocol": ", ".join(filter(None, (first["protocol"], first.get("changed")))),
-            "score": float(np.mean(scores)), "iqm": float(stats.trim_mean(scores, 0.25)),
-            "low": low, "high": high, "return": float(np.mean([row["return"] for row in members])), "seeds": len(members),
-            "n": sum(row["n"] for row in members), "seconds": sum(row["seconds"] for row in members),
-        })  # fmt: skip
+            "seeds": len(members),
+            "n": sum(row["n"] for row in members),
+            "seconds": sum(row["seconds"] for row in members),
+        }
+        results.append(result)
     return sorted(results, key=lambda r: (r["dataset"], not r["headline"], -r["score"]))
 
 
 def policy_names(rows: Sequence[Row]) -> list[str]:
     """The policy of each row as `summarise` names its result."""
     groups = identity.pools(rows, KEYS)
-    named = {id(row): name for members, name in zip(groups, identity.names(groups), strict=True) for row in members}
+    named: dict[int, str] = {}
+    for members, name in zip(groups, identity.names(groups), strict=True):
+        named |= {id(row): name for row in members}
     return [named[id(row)] for row in rows]
 
 
 def table(results: Sequence[Row]) -> str:
     """Results as text, one line for each."""
     width = max([24, *(len(r["policy"]) for r in results)])
-    lines = [LINE.format(*TITLES[:3], width, *TITLES[3:])]
+    lines = [LINE.format(*NAMES, width, *TITLES[3:])]
     for r in results:
-        latched = "-" if r["latched"] is None else f"{r['latched']:.1f}"
-        target = "-" if r["target_return"] is None else f"{r['target_return']:.1f}"
-        scores = f"{r['score']:.1f}", f"{r['low']:.1f} .. {r['high']:5.1f}", f"{r['return']:.1f}", latched
-        count = f"{r['seeds']} x {r['n'] // r['seeds']}" + "  (sweep)" * (not r["headline"])
-        lines.append(LINE.format(r["dataset"], r["protocol"], r["policy"], width, target, *scores, count))
+        names = [r[name] for name in NAMES]
+        numbers = [one_digit(r["target_return"]), one_digit(r["score"])]
+        numbers.append(f"{r['low']:.1f} .. {r['high']:5.1f}")
+        numbers += [one_digit(r["return"]), one_digit(r["latched"])]
+        count = f"{r['seeds']} x {r['n'] // r['seeds']}"
+        if not r["headline"]:
+            count += "  (sweep)"
+        lines.append(LINE.format(*names, width, *numbers, count))
     return "\n".join(lines)
+
+
+def one_digit(number: float | None) -> str:
+    """A number with one digit after the point; "-" for None."""
+    return "-" if number is None else f"{number:.1f}"
 
 
 def write_report(folder: str | Path, published: Published, units: Mapping[str, str]) -> Path:
@@ -95,45 +143,86 @@ def write_report(folder: str | Path, published: Published, units: Mapping[str, s
     Args:
         folder: of results.jsonl.
         published: scores of other work, on other data: {dataset: {name: score}}.
-        units: of the scores: {dataset: unit}; empty for normalised scores. A dataset that is missing has an unknown unit.
+        units: of the scores: {dataset: unit}; empty for normalised scores. A dataset that is
+            missing has an unknown unit.
 
     Returns:
         The path of report.html.
     """
     folder = Path(folder)
     rows = read_rows(folder)
-    results, policies = summarise(rows), policy_names(rows)
-    datasets = list(dict.fromkeys(r["dataset"] for r in results))
-    labels = {name: units[name] or NORMALISED if name in units else "score" for name in datasets}
+    results = summarise(rows)
+    datasets = [result["dataset"] for result in results]
+    labels = {name: units.get(name, "score") or NORMALISED for name in datasets}
     published = {name: scores for name, scores in published.items() if name in labels and scores}
-    pictures = {"scores.png": draw_scores([r for r in results if r["headline"]], published, labels)}
-    runs = {row["run"]: policies[i] for i, row in enumerate(rows) if row.get("run")}
-    curves = {run: policy for run, policy in runs.items() if (Path(run) / "metrics.jsonl").is_file()}
-    if curves:
-        pictures["learning.png"] = draw_curves(curves)
-    tables: dict[str, Any] = {}
-    for row, policy in zip(rows, policies, strict=True):
-        for name, table in row.items():  # a probe is in all rows of its run
-            if isinstance(table, dict) and "shares" in table and table not in tables.values():
-                tables[f"{policy}, {row['protocol']}, seed {row['seed']}: {name}"] = table
-    if tables:
-        pictures["tables.png"] = draw_tables(tables)
+    pictures = draw_pictures(rows, results, published, labels)
     for name, made in pictures.items():
         made.savefig(folder / name)
-    images = [*pictures, *sorted(path.name for kind in ("rollout", "attention") for path in folder.glob(f"{kind}-*.png"))]
+    images = list(pictures)
+    for kind in ("rollout", "attention"):
+        images += sorted(path.name for path in folder.glob(f"{kind}-*.png"))
     return write_page(
-        folder, Path(__file__).parent / "report.html", images, columns=COLUMNS, results=results, published=published, labels=labels,
-        rows=[json.dumps(row) for row in rows], versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
-    )  # fmt: skip
+        folder,
+        Path(__file__).parent / "report.html",
+        images,
+        columns=COLUMNS,
+        results=results,
+        published=published,
+        labels=labels,
+        rows=[json.dumps(row) for row in rows],
+        versions=sorted({json.dumps(row.get("versions", {})) for row in rows}),
+    )
+
+
+def draw_pictures(
+    rows: Sequence[Row],
+    results: Sequence[Row],
+    published: Published,
+    labels: Mapping[str, str],
+) -> dict[str, "Figure"]:
+    """The scores, the learning curves and the tables of shares: {file name: figure}."""
+    policies = policy_names(rows)
+    headlines = [result for result in results if result["headline"]]
+    pictures = {"scores.png": draw_scores(headlines, published, labels)}
+    if curves := learning_curves(rows, policies):
+        pictures["learning.png"] = draw_curves(curves)
+    if tables := probe_tables(rows, policies):
+        pictures["tables.png"] = draw_tables(tables)
+    return pictures
+
+
+def learning_curves(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, str]:
+    """The runs whose losses are there, with the name of their policy."""
+    curves = {}
+    for row, policy in zip(rows, policies, strict=True):
+        run = row.get("run")
+        if run and (Path(run) / "metrics.jsonl").is_file():
+            curves[run] = policy
+    return curves
+
+
+def probe_tables(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, Any]:
+    """The tables of shares in the rows by their titles; one that is in all rows of a run, once."""
+    tables: dict[str, Any] = {}
+    for row, policy in zip(rows, policies, strict=True):
+        for name, value in row.items():
+            is_table = isinstance(value, dict) and "shares" in value
+            if is_table and value not in tables.values():
+                tables[f"{policy}, {row['protocol']}, seed {row['seed']}: {name}"] = value
+    return tables
 
 
 def write_page(folder: Path, template: Path, images: Sequence[str], **values: Any) -> Path:
-    """Write report.html of a template with these values and, as base64, these PNG of the folder. Returns its path."""
+    """Write report.html of a template with these values and images. Returns its path."""
     from jinja2 import Template
 
-    encoded = [(name, base64.b64encode((folder / name).read_bytes()).decode()) for name in images]
+    encoded = []
+    for name in images:
+        content = (folder / name).read_bytes()
+        encoded.append((name, base64.b64encode(content).decode()))
     page = folder / "report.html"
-    page.write_text(Template(template.read_text(), autoescape=True).render(values, images=encoded))
+    made = Template(template.read_text(), autoescape=True)
+    page.write_text(made.render(values, images=encoded))
     return page
 
 
@@ -149,42 +238,72 @@ def figure(width: float, height: float, title: str = "") -> "Figure":
     return made
 
 
-def draw_scores(results: Sequence[Row], published: Published, labels: Mapping[str, str]) -> "Figure":
-    """One panel for each dataset: the policies, best mean on top, with a dot and interval for each protocol; published scores in grey."""
-    rows: dict[str, dict[str, list[float]]] = {r["dataset"]: defaultdict(list) for r in results}
-    for r in results:
-        rows[r["dataset"]][r["policy"]].append(r["score"])
-    protocols = list(dict.fromkeys(r["protocol"] for r in results))
-    heights = [0.35 * (len(policies) + len(published.get(name, {}))) + 1.2 for name, policies in rows.items()]
+def draw_scores(
+    results: Sequence[Row],
+    published: Published,
+    labels: Mapping[str, str],
+) -> "Figure":
+    """One panel for each dataset: policies, best mean on top, and published scores in grey."""
+    by_dataset: dict[str, list[Row]] = defaultdict(list)
+    for result in results:
+        by_dataset[result["dataset"]].append(result)
+    protocols = list(dict.fromkeys(result["protocol"] for result in results))
+    heights = []
+    for name, members in by_dataset.items():
+        lines = len({r["policy"] for r in members}) + len(published.get(name, {}))
+        heights.append(0.35 * lines + 1.2)
     made = figure(8, sum(heights))
-    panels = made.subplots(len(rows), squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (dataset, policies) in zip(panels, rows.items(), strict=True):
-        names, other = sorted(policies, key=lambda name: -np.mean(policies[name])), published.get(dataset, {})
-        for k, protocol in enumerate(protocols):
-            if members := [r for r in results if (r["dataset"], r["protocol"]) == (dataset, protocol)]:
-                y = [names.index(r["policy"]) + 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5) for r in members]
-                axis.hlines(y, [r["low"] for r in members], [r["high"] for r in members], color=f"C{k % 10}", linewidth=1)
-                axis.plot([r["score"] for r in members], y, "o", markersize=4, color=f"C{k % 10}", label=protocol)
-        axis.plot(list(other.values()), range(len(names), len(names) + len(other)), "o", color="lightgrey")
-        axis.set_yticks(range(len(names) + len(other)), [*names, *(f"{name}, published" for name in other)], fontsize=7)
-        axis.invert_yaxis()
+    panels = made.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (name, members) in zip(panels, by_dataset.items(), strict=True):
+        draw_policies(axis, members, protocols, published.get(name, {}))
         axis.grid(axis="x", linewidth=0.3)
-        for at in (0, 100) if labels[dataset] == NORMALISED else (0,):
-            axis.axvline(at, color="black", linewidth=0.5, linestyle=":" if at else "-")
-        axis.set(xlabel=labels[dataset], title=dataset)
+        axis.axvline(0, color="black", linewidth=0.5)
+        if labels[name] == NORMALISED:
+            axis.axvline(100, color="black", linewidth=0.5, linestyle=":")
+        axis.set(xlabel=labels[name], title=name)
         axis.legend(fontsize=7)
     return made
+
+
+def draw_policies(
+    axis: "Axes",
+    results: Sequence[Row],
+    protocols: Sequence[str],
+    published: Mapping[str, float],
+) -> None:
+    """A line for each policy with a dot and interval for each protocol; published scores below."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        scores[result["policy"]].append(result["score"])
+    names = sorted(scores, key=lambda name: -np.mean(scores[name]))
+    for k, protocol in enumerate(protocols):
+        members = [r for r in results if r["protocol"] == protocol]
+        if not members:
+            continue
+        offset = 0.5 * ((k + 1) / (len(protocols) + 1) - 0.5)  # protocols beside each other
+        y = [names.index(r["policy"]) + offset for r in members]
+        low, high, score = ([r[key] for r in members] for key in ("low", "high", "score"))
+        color = f"C{k % 10}"
+        axis.hlines(y, low, high, color=color, linewidth=1)
+        axis.plot(score, y, "o", markersize=4, color=color, label=protocol)
+    count = len(names) + len(published)
+    axis.plot(list(published.values()), range(len(names), count), "o", color="lightgrey")
+    names += [f"{name}, published" for name in published]
+    axis.set_yticks(range(count), names, fontsize=7)
+    axis.invert_yaxis()
 
 
 def draw_tables(tables: Mapping[str, Mapping[str, Any]]) -> "Figure":
     """A heat map of each table of shares within 0 .. 1: {title: {rows, columns, shares}}."""
     widest = max(len(table["columns"]) for table in tables.values())
-    made = figure(1.5 + 0.4 * widest, sum(1.2 + 0.3 * len(table["rows"]) for table in tables.values()))
-    panels = made.subplots(len(tables), squeeze=False, height_ratios=[4 + len(table["rows"]) for table in tables.values()])
+    counts = [len(table["rows"]) for table in tables.values()]
+    made = figure(1.5 + 0.4 * widest, sum(1.2 + 0.3 * count for count in counts))
+    panels = made.subplots(len(tables), squeeze=False, height_ratios=[4 + n for n in counts])
     for axis, (title, table) in zip(panels[:, 0], tables.items(), strict=True):
+        columns, rows = table["columns"], table["rows"]
         image = axis.imshow(table["shares"], cmap="viridis", vmin=0, vmax=1)
-        axis.set_xticks(range(len(table["columns"])), table["columns"], fontsize=7, rotation=60)
-        axis.set_yticks(range(len(table["rows"])), table["rows"], fontsize=7)
+        axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=60)
+        axis.set_yticks(range(len(rows)), rows, fontsize=7)
         axis.set_title(title, fontsize=7)
         axis.set_ylabel("goal in the text", fontsize=7)
         made.colorbar(image, ax=axis)
@@ -196,11 +315,14 @@ def draw_curves(runs: Mapping[str, str]) -> "Figure":
     made = figure(8, 3.5)
     axis = made.subplots()
     for i, (run, policy) in enumerate(sorted(runs.items())):
-        lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+        lines = read_lines(Path(run) / "metrics.jsonl")
         steps = [line["step"] for line in lines]
-        axis.plot(steps, [line["nll"] for line in lines], color=f"C{i % 10}", alpha=0.35)
+        training = [line["nll"] for line in lines]
         held_out = [line.get("held_out_nll", np.nan) for line in lines]
-        axis.plot(steps, held_out, color=f"C{i % 10}", label=f"{policy} ({Path(run).name})")
-    axis.set(xlabel="step", ylabel="negative log-likelihood, nats an action\n(faint: training, full: held out)")
+        color = f"C{i % 10}"
+        axis.plot(steps, training, color=color, alpha=0.35)
+        axis.plot(steps, held_out, color=color, label=f"{policy} ({Path(run).name})")
+    unit = "negative log-likelihood, nats an action"
+    axis.set(xlabel="step", ylabel=f"{unit}\n(faint: training, full: held out)")
     axis.legend(fontsize=7)
     return made

@@ -1,9 +1,11 @@
 """Where the workers of a study run: processes of this machine, Ray tasks, Slurm jobs.
 
-An executor is a context that gives (start, workers, threads): what starts a worker, how many at once, and the threads of each, 0 for
-all cores of its machine. start(call) calls call() -> exit code in a worker and returns a `ledger.Worker`, whose exit code is 1 if the
-call failed and below 0 if the worker was killed. Another machine needs this package, and the study's folder under the same path on a
-file system whose locks (flock) all machines share: NFS without the option local_lock, Lustre with the option flock.
+An executor is a context that gives (start, workers, threads): a function that starts a worker, how
+many at once, and the threads of each, 0 for all cores of its machine. start(call) calls call() ->
+exit code in a worker and returns a `ledger.Worker`, whose exit code is 1 if the call failed and
+below 0 if the worker was killed. Another machine needs this package, and the study's folder under
+the same path on a file system whose locks (flock) all machines share: NFS without the option
+local_lock, Lustre with the option flock.
 """
 
 import logging
@@ -16,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,16 @@ Executor = tuple[Callable[[Call], Worker], int, int]
 
 
 def from_config(config: dict[str, Any]) -> AbstractContextManager[Executor]:
-    """The executor that configs/scale.yaml names; one that is not available is an error when it is entered."""
+    """The executor that configs/scale.yaml names; it fails when entered if it is not available."""
     executors = {"local": local, "inline": inline, "ray": ray_tasks, "slurm": slurm_jobs}
     one_of("executor", config["executor"], executors)
-    given = [config[key] for key in ("processes", "workers", "gpus")]
-    if any(number < least for number, least in zip(given, (1, 0, 0), strict=True)):
+    processes, workers, gpus = (config[key] for key in ("processes", "workers", "gpus"))
+    if processes < 1 or workers < 0 or gpus < 0:
+        given = [processes, workers, gpus]
         raise ValueError(f"processes, workers, gpus: expected at least 1, 0, 0, got {given}")
-    if config["gpus"] and config["executor"] in ("local", "inline"):
-        raise ValueError(f"gpus={config['gpus']:g}: expected executor=ray or slurm, which assign GPUs; local workers share all")
+    if gpus and config["executor"] in ("local", "inline"):
+        wanted = "executor=ray or slurm, which assign GPUs"
+        raise ValueError(f"gpus={gpus:g}: expected {wanted}; local workers share all")
     return executors[config["executor"]](config)
 
 
@@ -61,17 +66,24 @@ def inline(config: dict[str, Any]) -> Iterator[Executor]:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Ray with the cluster at an address, or with one of this machine that ends with the context."""
+    """Ray with the cluster at an address, or with one of this machine during the context."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with explained("executor=ray needs Ray: pip install 'decisionllm[ray]'", ImportError, raised=ImportError):
+    needs = "executor=ray needs Ray: pip install 'decisionllm[ray]'"
+    with explained(needs, ImportError, raised=ImportError):
         import ray
 
-    if ours := not ray.is_initialized():
+    ours = not ray.is_initialized()
+    if ours:
         check_address(address)  # Ray itself would try for minutes
-        board = None if address else False
-        with explained(f"executor=ray address={address}: Ray did not answer", Exception, raised=ConnectionError):
-            ray.init(address or "local", include_dashboard=board, log_to_driver=False, logging_level=logging.ERROR)
+        silent = f"executor=ray address={address}: Ray did not answer"
+        with explained(silent, Exception, raised=ConnectionError):
+            ray.init(
+                address or "local",
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     try:
         yield ray
     finally:
@@ -81,7 +93,10 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 @contextmanager
 def of_files(config: dict[str, Any]) -> Iterator[None]:
-    """While it lasts, `files.EACH` reads the files of a dataset in this process, or with executor=ray each by a task of the cluster."""
+    """While it lasts, files of a dataset are read in this process, or by tasks of a Ray cluster.
+
+    It sets `files.EACH`.
+    """
     one_of("executor", config["executor"], ("inline", "ray"))
     if config["executor"] == "inline":
         yield
@@ -107,7 +122,8 @@ def of_files(config: dict[str, Any]) -> Iterator[None]:
 def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
     """Ray tasks, see `ray_cluster`."""
     with ray_cluster(config["address"]) as ray:
-        resources, gpus = ray.cluster_resources(), config["gpus"]
+        gpus = config["gpus"]
+        resources = ray.cluster_resources()
         cpus, cards = resources.get("CPU", 0), resources.get("GPU", 0)
         fit = int(cards / gpus + 1e-6) if gpus else int(cpus // config["processes"])
         if not fit:
@@ -115,32 +131,45 @@ def ray_tasks(config: dict[str, Any]) -> Iterator[Executor]:
             raise ValueError(f"executor=ray: {needs}, the cluster has {cards:g} and {cpus:g}")
         workers = config["workers"] or fit
         share = cpus // workers or cpus / workers  # Ray assigns whole cores, or a part of one
-        remote = ray.remote(num_cpus=share, num_gpus=gpus, max_retries=0)(_enter)  # the ledger tries again
+        # without retries, since the ledger tries again
+        remote = ray.remote(num_cpus=share, num_gpus=gpus, max_retries=0)(_enter)
 
         def start(call: Call) -> Worker:
             task = remote.remote(call)
-            return Remote(task.future(), lambda: ray.cancel(task), ray.exceptions.RayTaskError, ray.exceptions.RayError)
+            errors = ray.exceptions
+            cancel = partial(ray.cancel, task)
+            return Remote(task.future(), cancel, errors.RayTaskError, errors.RayError)
 
         yield start, workers, max(int(share), 1)
 
 
 @contextmanager
 def slurm_jobs(config: dict[str, Any]) -> Iterator[Executor]:
-    """Slurm jobs, or with +slurm.cluster=local processes that submitit starts; their output is in the folder `slurm` of the study."""
-    with explained("executor=slurm needs submitit: pip install 'decisionllm[slurm]'", ImportError, raised=ImportError):
+    """Slurm jobs, or with +slurm.cluster=local processes that submitit starts.
+
+    Their output is in the folder `slurm` of the study.
+    """
+    needs = "executor=slurm needs submitit: pip install 'decisionllm[slurm]'"
+    with explained(needs, ImportError, raised=ImportError):
         import submitit
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
     options = {"timeout_min": 240, "name": "decisionllm"} | config["slurm"]
     cluster = options.pop("cluster", "slurm")
     if cluster == "slurm" and not shutil.which("sbatch"):
-        raise OSError("executor=slurm: expected Slurm's sbatch on this machine, found none; without it +slurm.cluster=local")
+        wanted = "Slurm's sbatch on this machine"
+        remedy = "without it +slurm.cluster=local"
+        raise OSError(f"executor=slurm: expected {wanted}, found none; {remedy}")
     workers, gpus = config["workers"], config["gpus"]
     if not workers or gpus % 1:
-        raise ValueError(f"executor=slurm: expected workers=<jobs at once> and whole gpus, got {workers} and {gpus:g}")
-    options |= {"gpus_per_node": int(gpus)} if gpus else {}
-    refused = explained(f"slurm: submitit does not take {options}", NameError, TypeError, ValueError)
-    with refused, tempfile.TemporaryDirectory() as folder:  # it makes its folder at once: not the study's before all is valid
+        wanted = "workers=<jobs at once> and whole gpus"
+        raise ValueError(f"executor=slurm: expected {wanted}, got {workers} and {gpus:g}")
+    if gpus:
+        options["gpus_per_node"] = int(gpus)
+    message = f"slurm: submitit does not take {options}"
+    refused = explained(message, NameError, TypeError, ValueError)
+    # an executor makes its folder at once: not the study's before all is valid
+    with refused, tempfile.TemporaryDirectory() as folder:
         submitit.AutoExecutor(folder, cluster).update_parameters(**options)
 
     def start(call: Call) -> Worker:
@@ -176,7 +205,11 @@ class Remote:
     """
 
     def __init__(self, future: Any, terminate: Callable[[], Any], failed: Any, killed: Any) -> None:
-        self.future, self.terminate, self.failed, self.killed, self.reason = future, terminate, failed, killed, ""
+        self.future = future
+        self.terminate = terminate
+        self.failed = failed
+        self.killed = killed
+        self.reason = ""
 
     def is_alive(self) -> bool:
         return not self.future.done()
@@ -206,9 +239,11 @@ def check_address(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon:
         return
-    wanted = f"address={address}: expected a Ray cluster (host:port, as `ray start --head` prints it), got no answer"
-    with explained(wanted, OSError, ValueError, raised=ConnectionError):
-        socket.create_connection((host.rpartition("/")[2], int(port)), timeout=5).close()
+    cluster = "a Ray cluster (host:port, as `ray start --head` prints it)"
+    silent = f"address={address}: expected {cluster}, got no answer"
+    with explained(silent, OSError, ValueError, raised=ConnectionError):
+        place = (host.rpartition("/")[2], int(port))
+        socket.create_connection(place, timeout=5).close()
 
 
 def _enter(call: Call) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.config import UsageError, merged, one_of, settle, train_config
+from decisionllm.config import Node, UsageError, merged, one_of, settle, train_config
 from decisionllm.datasets import windows
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare
@@ -24,63 +24,109 @@ from decisionllm.scaling.run import FLOPS, count, flops, seconds_per_step, start
 KEYS = ("name", "train", "evaluate", "axes", "seeds", "exclude", "budget", "lr", "windows")
 AXES = ("size", "fraction", "quality")
 RULES = {  # the keys that each rule reads
-    "budget": {"steps": ("steps",), "compute": ("flops",), "converged": ("steps", "doublings", "tolerance")},
+    "budget": {
+        "steps": ("steps",),
+        "compute": ("flops",),
+        "converged": ("steps", "doublings", "tolerance"),
+    },
     "lr": {"fixed": (), "sweep": ("values",)},
 }
-NOT_THE_RUNS = ("run", "cache_dir", "device", "fresh")  # keys of a config that a result does not depend on
+FOLLOWS = re.compile(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}")  # options that the grid sets
+NOT_THE_RUNS = (
+    "run",
+    "cache_dir",
+    "device",
+    "fresh",
+)  # keys of a config that a result does not depend on
 
 Job = dict[str, Any]
 
 
-def check(study: dict[str, Any]) -> dict[str, Any]:
+def check(study: Node) -> Node:
     """The study, if it is complete and its values are possible; the first fault is a ValueError."""
-    if missing := [key for key in KEYS if key not in study]:
-        raise ValueError(f"study: expected {missing[0]}, found none; configs/study/smoke.yaml has every key")
-    axes = study["axes"]
-    if unknown := [name for name in axes if name not in AXES]:
-        raise ValueError(f"study.axes: expected axes among {', '.join(AXES)}, got {unknown[0]!r}")
-    for name, values in {**{axis: axes.get(axis) for axis in AXES}, "seeds": study["seeds"]}.items():
-        if not values:
+    for key in KEYS:
+        if key not in study:
+            example = "configs/study/smoke.yaml has every key"
+            raise ValueError(f"study: expected {key}, found none; {example}")
+    axes, seeds = study["axes"], study["seeds"]
+    for name in axes:
+        if name not in AXES:
+            wanted = f"axes among {', '.join(AXES)}"
+            raise ValueError(f"study.axes: expected {wanted}, got {name!r}")
+    for name in (*AXES, "seeds"):
+        if not (seeds if name == "seeds" else axes.get(name)):
             raise ValueError(f"study: an empty grid, {name} has no values; give it at least one")
-    known = {name: as_words(list(values)) for name, values in (*axes.items(), ("seed", study["seeds"]))}
-    for rule in study["exclude"]:
-        if not isinstance(rule, dict) or not rule or any(set(as_words(v)) - set(known.get(k, [])) for k, v in rule.items()):
-            raise ValueError(f"study.exclude: expected axes and values of the grid, got {rule}; the grid has {known}")
-    if min(axes["fraction"]) <= 0 or max(axes["fraction"]) > 1:
-        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {axes['fraction']}")
-    for part, rules in RULES.items():
-        one_of(f"study.{part}.rule", rule := study[part].get("rule"), rules)
-        for key in rules[rule]:
-            if not (given := study[part].get(key)):
-                raise ValueError(f"study.{part}.{key}: rule={rule} needs it, expected a value above 0, got {given}")
+    known = {name: as_words(list(values)) for name, values in axes.items()}
+    known["seed"] = as_words(list(seeds))
+    for entry in study["exclude"]:
+        if not is_of_grid(entry, known):
+            wanted = "axes and values of the grid"
+            raise ValueError(f"study.exclude: expected {wanted}, got {entry}; the grid has {known}")
+    fractions = axes["fraction"]
+    if min(fractions) <= 0 or max(fractions) > 1:
+        raise ValueError(f"study.axes.fraction: expected shares within 0 .. 1, got {fractions}")
+    for part in RULES:
+        check_rule(part, study[part])
     return study
+
+
+def is_of_grid(entry: Any, known: dict[str, list[str]]) -> bool:
+    """Whether an entry of `exclude` names axes of the grid and their values, `known` as words."""
+    if not isinstance(entry, dict) or not entry:
+        return False
+    return all(set(as_words(values)) <= {*known.get(axis, [])} for axis, values in entry.items())
+
+
+def check_rule(part: str, options: Node) -> None:
+    """Raise a ValueError if a rule of the study is unknown or lacks a value that it reads."""
+    rule: Any = options.get("rule")
+    one_of(f"study.{part}.rule", rule, RULES[part])
+    for key in RULES[part][rule]:
+        given = options.get(key)
+        if not given:
+            wanted = f"rule={rule} needs it, expected a value above 0"
+            raise ValueError(f"study.{part}.{key}: {wanted}, got {given}")
 
 
 def as_words(values: Any) -> list[str]:
     """One value or several values of an axis, as words."""
-    return [f"{v:g}" if isinstance(v, float) else str(v) for v in (values if isinstance(values, list) else [values])]
+    if not isinstance(values, list):
+        values = [values]
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
-def train_configs(study: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def train_configs(study: Node) -> dict[tuple[str, str], Node]:
     """{(size, quality): config of `train`} of a study, as the command line composes it."""
-    quality, found = study["axes"]["quality"], {}
-    mixtures = {f"{q:g}": ([], q) for q in quality} if isinstance(quality, list) else {n: (w, 0.0) for n, w in quality.items()}
-    for (size, words), (name, (mixture, quantile)) in product(study["axes"]["size"].items(), mixtures.items()):
+    found = {}
+    sizes = study["axes"]["size"].items()
+    for (size, words), quality in product(sizes, qualities(study["axes"]["quality"])):
+        name, mixture, quantile = quality
         given = [*study["train"], *words, *mixture]
-        if followed := next(
-            (word for word in given if re.search(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}", str(word))), None
-        ):
-            raise ValueError(f"study: {followed} would be the same in every run, since options are composed once for each size; "
-                             "expected a size for each value")  # fmt: skip
+        for word in given:
+            if FOLLOWS.search(str(word)):
+                raise ValueError(
+                    f"study: {word} would be the same in every run, since options are composed "
+                    "once for each size; expected a size for each value"
+                )
         config = compose("train", [*given, f"name='{size}'", "run=x", "log.tracker=none"])
-        if (execution := config["team"]["execution"]) != "per_agent":
-            raise ValueError(f"study.train: expected team.execution=per_agent, got {execution}; a study counts single agents")
+        execution = config["team"]["execution"]
+        if execution != "per_agent":
+            wanted = "team.execution=per_agent"
+            reason = "a study counts single agents"
+            raise ValueError(f"study.train: expected {wanted}, got {execution}; {reason}")
         config = {key: value for key, value in config.items() if key not in NOT_THE_RUNS}
-        found[size, name] = merged(config, {"data": {"min_return_quantile": float(quantile)}})
+        found[size, name] = merged(config, {"data": {"min_return_quantile": quantile}})
     return found
 
 
-def compose(command: str, words: list[Any]) -> dict[str, Any]:
+def qualities(given: list[float] | dict[str, list[str]]) -> list[tuple[str, list[str], float]]:
+    """(name, words of `train`, least quantile of returns) of each quality: a quantile, or words."""
+    if isinstance(given, list):
+        return [(f"{quantile:g}", [], float(quantile)) for quantile in given]
+    return [(name, words, 0.0) for name, words in given.items()]
+
+
+def compose(command: str, words: list[Any]) -> Node:
     """The config of a command as its command line composes it."""
     import hydra
     from hydra.errors import HydraException
@@ -94,71 +140,119 @@ def compose(command: str, words: list[Any]) -> dict[str, Any]:
         return settle(config, command, config.pop("hydra").runtime.choices, line)
     except (HydraException, OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"study: `decisionllm {command} {' '.join(line)}` does not compose: {reason}") from error
+        what = f"`decisionllm {command} {' '.join(line)}` does not compose"
+        raise ValueError(f"study: {what}: {reason}") from error
 
 
-def check_data(store: Store, data: dict[str, Any], fraction: float) -> None:
-    """A ValueError if no group is held out, the smallest fraction is less than one group, or a quality drops no episode."""
-    groups, held_out, quantile = len(np.unique(store.group)), data["held_out"], data["min_return_quantile"]
+def check_data(store: Store, data: Node, fraction: float) -> None:
+    """Raise a ValueError if the data is too little for the study.
+
+    No group is held out, the smallest fraction is less than one group, or a quality drops no
+    episode.
+    """
+    groups = len(np.unique(store.group))
+    held_out = data["held_out"]
     train = groups - round(held_out * groups)
     if train == groups:
-        raise ValueError(f"data.held_out={held_out} of {groups} groups holds none out: give study.train a larger data.held_out")
+        none = f"data.held_out={held_out} of {groups} groups holds none out"
+        raise ValueError(f"{none}: give study.train a larger data.held_out")
     if fraction * train < 1:
+        less = f"{fraction:g} of {train} groups is less than one"
         least = f"the least is {1 / train:.3g}, or take more data"
-        raise ValueError(f"study.axes.fraction: {fraction:g} of {train} groups is less than one; {least}")
-    if quantile and len(windows.select(store, min_return_quantile=quantile)[0]) == len(store.lengths):
+        raise ValueError(f"study.axes.fraction: {less}; {least}")
+    quantile = data["min_return_quantile"]
+    if quantile and not drops_episodes(store, quantile):
         why = f"so many have the return {store.returns.min():g}; take another quality, or mixtures"
         raise ValueError(f"study.axes.quality: {quantile:g} drops no episode, {why}")
 
 
-class Grid:
-    """The jobs of a study. Configs are composed once for each size and quality, stores opened once, models counted once."""
+def drops_episodes(store: Store, quantile: float) -> bool:
+    """Whether a least quantile of the returns leaves out any episode."""
+    kept, _ = windows.select(store, min_return_quantile=quantile)
+    return len(kept) < len(store.lengths)
 
-    def __init__(self, study: dict[str, Any], cache_dir: str | Path) -> None:
+
+class Grid:
+    """The jobs of a study.
+
+    Configs are composed once for each size and quality, stores opened once, models counted once.
+    """
+
+    def __init__(self, study: Node, cache_dir: str | Path) -> None:
         self.study = study
-        self.budget = {key: study["budget"][key] for key in ("rule", *RULES["budget"][study["budget"]["rule"]])}
+        budget = study["budget"]
+        self.budget = {key: budget[key] for key in ("rule", *RULES["budget"][budget["rule"]])}
         self.rates = study["lr"]["values"] if study["lr"]["rule"] == "sweep" else []
-        self.configs, acting = train_configs(study), compose("evaluate", ["run=x", *study["evaluate"]])
-        self.evaluate = {key: value for key, value in acting.items() if key not in ("run", "out", "device")}
-        self.sizes, self.qualities = (list(dict.fromkeys(column)) for column in zip(*self.configs, strict=True))
+        self.configs = train_configs(study)
+        acting = compose("evaluate", ["run=x", *study["evaluate"]])
+        for key in ("run", "out", "device"):
+            del acting[key]
+        self.evaluate = acting
+        sizes, qualities = zip(*self.configs, strict=True)
+        self.sizes = list(dict.fromkeys(sizes))
+        self.qualities = list(dict.fromkeys(qualities))
         self.fractions = sorted(study["axes"]["fraction"])
-        opened, digest = cache(lambda node: prepare(*json.loads(node))), cache(weights_digest)
-        self.stores = {
-            cell: opened(json.dumps([c["dataset"], str(cache_dir), c["transform"]])) for cell, c in self.configs.items()
-        }
+        opened = cache(lambda node: prepare(*json.loads(node)))
+        self.stores = {}
         for cell, config in self.configs.items():
-            check_data(self.stores[cell], config["data"], self.fractions[0])
-            check_environments(train_config(config), {"": self.stores[cell]})
-        first = next(iter(self.configs))
-        self.references = {  # where held-out losses are measured: the first cell's data, or a cell's own if its space is another one
-            cell: self.configs[first if same_space(self.stores[first].spec, store.spec) else cell]["dataset"]
-            for cell, store in self.stores.items()
-        }
-        self.weights = {
-            cell: {name: found for name, place in starts(config).items() if (found := digest(place))}
-            for cell, config in self.configs.items()
-        }
+            store = opened(json.dumps([config["dataset"], str(cache_dir), config["transform"]]))
+            check_data(store, config["data"], self.fractions[0])
+            check_environments(train_config(config), {"": store})
+            self.stores[cell] = store
+        self.weights = weights(self.configs)
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
+
+    def reference(self, cell: tuple[str, str]) -> Node:
+        """The dataset on which held-out losses are measured.
+
+        That of the first cell, or the cell's own if its space is another one.
+        """
+        first = next(iter(self.configs))
+        same = same_space(self.stores[first].spec, self.stores[cell].spec)
+        return dict(self.configs[first if same else cell]["dataset"])
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
-        cell, config = (size, quality), self.configs[size, quality]
-        rates = {"lr": lr, "lr_backbone": config["optim"]["lr_backbone"] * lr / config["optim"]["lr"]}
-        config = merged(config, {"seed": seed, "data": {"fraction": float(fraction)}, "optim": rates})
+        cell = (size, quality)
+        config = self.configs[cell]
+        share = config["optim"]["lr_backbone"] * lr / config["optim"]["lr"]
+        changes = {
+            "seed": seed,
+            "data": {"fraction": float(fraction)},
+            "optim": {"lr": lr, "lr_backbone": share},
+        }
+        config = merged(config, changes)
         if "flops" in self.budget:
-            config["steps"] = max(round(self.budget["flops"] / flops(config, self.count(*cell))), 1)
+            steps = self.budget["flops"] / flops(config, self.count(*cell))
+            config["steps"] = max(round(steps), 1)
         else:
             config["steps"] = self.budget["steps"]
+        axes = {
+            "size": size,
+            "fraction": float(fraction),
+            "mixture": quality,
+            "seed": seed,
+            "lr": lr,
+        }
         return {
-            "axes": {"size": size, "fraction": float(fraction), "mixture": quality, "seed": seed, "lr": lr},
-            "train": config, "budget": self.budget, "evaluate": self.evaluate, "reference": self.references[cell],
-            "windows": self.study["windows"], "data": self.stores[cell].fingerprint,
-        } | self.weights[cell]  # fmt: skip
+            "axes": axes,
+            "train": config,
+            "budget": self.budget,
+            "evaluate": self.evaluate,
+            "reference": self.reference(cell),
+            "windows": self.study["windows"],
+            "data": self.stores[cell].fingerprint,
+            **self.weights[cell],
+        }
 
     def tuning(self) -> list[Job]:
-        """The runs that choose the learning rate of each size: on the smallest data, of the first quality and seed."""
-        quality, fraction, seed = self.qualities[0], self.fractions[0], self.study["seeds"][0]
-        return [self.job(size, quality, fraction, seed, float(lr)) for size, lr in product(self.sizes, self.rates)]
+        """The runs that choose the learning rate of each size.
+
+        On the smallest data, of the first quality and seed.
+        """
+        cell = (self.qualities[0], self.fractions[0], self.study["seeds"][0])
+        pairs = product(self.sizes, self.rates)
+        return [self.job(size, *cell, float(lr)) for size, lr in pairs]
 
     def tuning_losses(self, out: Path) -> dict[str, dict[float, float]]:
         """{size: {learning rate: held-out loss}} of the tuning runs that are done."""
@@ -166,31 +260,36 @@ class Grid:
         for job in self.tuning():
             name, _ = ledger.encode(job)
             if (out / name / "done.json").exists():
-                losses[job["axes"]["size"]][job["axes"]["lr"]] = ledger.result(out / name)["held_out"]
+                axes = job["axes"]
+                losses[axes["size"]][axes["lr"]] = ledger.result(out / name)["held_out"]
         return losses
 
     def jobs(self, out: Path) -> list[Job]:
-        """Every run of the grid, the small ones first, at the learning rate of the least loss; none until the tuning runs are over."""
+        """Every run of the grid, the small ones first, at the learning rate of the least loss.
+
+        None until the tuning runs are over.
+        """
         rates = {size: self.configs[size, self.qualities[0]]["optim"]["lr"] for size in self.sizes}
-        if self.study["lr"]["rule"] == "sweep":
-            if not set(ledger.status(out, names(self.tuning())).values()) <= {"done", "failed"}:
+        if self.rates:
+            states = ledger.status(out, names(self.tuning()))
+            if not set(states.values()) <= {"done", "failed"}:
                 return []
-            losses = self.tuning_losses(out)
-            if failed := [size for size in self.sizes if not losses[size]]:
-                raise ValueError(f"every tuning run of size {failed[0]} failed: see action=status, then action=retry")
-            rates = {size: min(each, key=lambda lr: each[lr]) for size, each in losses.items()}
+            for size, losses in self.tuning_losses(out).items():
+                if not losses:
+                    remedy = "see action=status, then action=retry"
+                    raise ValueError(f"every tuning run of size {size} failed: {remedy}")
+                rates[size] = min(losses, key=losses.__getitem__)
         return [self.job(*cell, rates[cell[0]]) for cell in self.cells()]
 
     def cells(self) -> list[tuple[str, str, float, int]]:
-        """The (size, quality, fraction, seed) of every run: the whole grid without what an entry of `exclude` matches."""
-        entries = [{axis: as_words(values) for axis, values in entry.items()} for entry in self.study["exclude"]]
-
-        def excluded(cell: tuple[Any, ...]) -> bool:
-            words = dict(zip(("size", "quality", "fraction", "seed"), as_words(list(cell)), strict=True))
-            return any(all(words[axis] in values for axis, values in entry.items()) for entry in entries)
-
-        cells = product(self.sizes, self.qualities, self.fractions, self.study["seeds"])
-        return [cell for cell in cells if not excluded(cell)]
+        """The (size, quality, fraction, seed) of every run that no entry of `exclude` matches."""
+        axes = ("size", "quality", "fraction", "seed")
+        found = []
+        for cell in product(self.sizes, self.qualities, self.fractions, self.study["seeds"]):
+            words = dict(zip(axes, as_words(list(cell)), strict=True))
+            if not any(matches(entry, words) for entry in self.study["exclude"]):
+                found.append(cell)
+        return found
 
     def all_jobs(self, out: Path) -> dict[str, Job]:
         """Every run that is known by now, tuning runs first: {name: job}"""
@@ -203,27 +302,61 @@ def names(jobs: list[Job]) -> list[str]:
     return [ledger.encode(job)[0] for job in jobs]
 
 
-def estimate(grid: Grid, config: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Print what a study would take: runs, parameters, tokens, FLOPs, disk, and hours as a few steps of each size predict them."""
-    rows, runs = [], Counter(size for size, *_ in grid.cells())
-    for size in grid.sizes:
-        job = grid.job(size, grid.qualities[0], grid.fractions[-1], grid.study["seeds"][0], 1e-3)
-        train, counted = job["train"], grid.count(size, grid.qualities[0])
-        each = runs[size] + max(len(grid.rates) - 1, 0)  # one of the tuning runs is in the grid
-        steps = train["steps"] * (2 ** (job["budget"].get("doublings", 0) + 1) - 1)  # at the most
-        where = {"cache_dir": config["cache_dir"], "device": config["device"]}
-        seconds = seconds_per_step(train | where, config["probe"]) if config["probe"] else math.nan
-        rows.append({
-            "size": size, "parameters": counted["total"], "trained": counted["trained"], "runs": each, "steps a run": steps,
-            "tokens": each * steps * train["optim"]["batch_size"] * counted["tokens"], "FLOPs": each * steps * flops(train, counted),
-            "hours": each * steps * seconds / 3600, "MB on disk": each * (12 * counted["trained"] * config["keep"] + 60e3) / 1e6,
-        })  # fmt: skip
-    table = pd.DataFrame(rows)
+def matches(entry: dict[str, Any], words: dict[str, str]) -> bool:
+    """Whether an entry of `exclude` has a cell's value, as words, on each of its axes."""
+    return all(words[axis] in as_words(values) for axis, values in entry.items())
+
+
+def weights(configs: dict[tuple[str, str], Node]) -> dict[tuple[str, str], dict[str, str]]:
+    """The digests of the weights that the runs of each cell begin with, see `run.starts`."""
+    digest = cache(weights_digest)
+    found: dict[tuple[str, str], dict[str, str]] = {cell: {} for cell in configs}
+    for cell, config in configs.items():
+        for name, place in starts(config).items():
+            if of_place := digest(place):
+                found[cell][name] = of_place
+    return found
+
+
+def estimate(grid: Grid, config: Node, say: Callable[[str], None]) -> None:
+    """Print what a study would take.
+
+    Runs, parameters, tokens, FLOPs, disk, and hours as a few steps of each size predict them.
+    """
+    runs = Counter(size for size, *_ in grid.cells())
+    table = pd.DataFrame([size_cost(grid, config, size, runs[size]) for size in grid.sizes])
     total = table.sum(numeric_only=True, skipna=False)
-    shown = table if config["probe"] else table.drop(columns="hours")
-    say(shown.to_string(index=False, float_format="{:,.2f}".format))
-    work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs ({FLOPS})"
-    hours = (
-        f"{total['hours']:.2f} hours of training by one worker" if config["probe"] else "hours are not estimated with probe=0"
-    )
-    say(f"{work}; {hours}; {total['MB on disk']:,.0f} MB on disk; rollouts not counted")
+    hours = f"{total['hours']:.2f} hours of training by one worker"
+    if not config["probe"]:
+        table = table.drop(columns="hours")
+        hours = "hours are not estimated with probe=0"
+    say(table.to_string(index=False, float_format="{:,.2f}".format))
+    work = f"{total['runs']:,.0f} runs, {total['tokens']:.2g} tokens, {total['FLOPs']:.2g} FLOPs"
+    disk = f"{total['MB on disk']:,.0f} MB on disk"
+    say(f"{work} ({FLOPS}); {hours}; {disk}; rollouts not counted")
+
+
+def size_cost(grid: Grid, config: Node, size: str, runs: int) -> dict[str, Any]:
+    """What the runs of a size would take, a row of the table that `estimate` prints."""
+    job = grid.job(size, grid.qualities[0], grid.fractions[-1], grid.study["seeds"][0], 1e-3)
+    train = job["train"]
+    counted = grid.count(size, grid.qualities[0])
+    runs += max(len(grid.rates) - 1, 0)  # one of the tuning runs is in the grid
+    steps = train["steps"] * (2 ** (job["budget"].get("doublings", 0) + 1) - 1)  # at the most
+    seconds = math.nan
+    if config["probe"]:
+        where = {"cache_dir": config["cache_dir"], "device": config["device"]}
+        seconds = seconds_per_step(train | where, config["probe"])
+    bytes_kept = 12 * counted["trained"] * config["keep"] + 60e3
+    all_steps = runs * steps
+    return {
+        "size": size,
+        "parameters": counted["total"],
+        "trained": counted["trained"],
+        "runs": runs,
+        "steps a run": steps,
+        "tokens": all_steps * train["optim"]["batch_size"] * counted["tokens"],
+        "FLOPs": all_steps * flops(train, counted),
+        "hours": all_steps * seconds / 3600,
+        "MB on disk": runs * bytes_kept / 1e6,
+    }
