@@ -1,14 +1,17 @@
-"""Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one language model.
+"""Several datasets as one: `mixture` where their spaces agree; `embodiments` where not, read by one
+language model.
 
-A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze, noise: 0.2}`. A `text` of the part is also
-that of its env. Further keys of the dict: `env`, options of the env that `evaluate` takes for the part, which is the dataset's or the one it
-names: `{env: pettingzoo, ...}`; `head`, a registered head in place of the run's, and `window`, steps in place of the run's, both for an embodiment;
-`symmetries` and `step_discount`, in place of `data.symmetries` and `data.step_discount`. Several parts are a list, or
-{label: part}; the label is the name of a part on the command line.
+A part is the name of a registered dataset, or its options as a dict: `{dataset: maze2d-umaze,
+noise: 0.2}`. A `text` of the part is also that of its env. Further keys of the dict: `env`, options
+of the env that `evaluate` takes for the part, which is the dataset's or the one it names: `{env:
+pettingzoo, ...}`; `head`, a registered head in place of the run's, and `window`, steps in place of
+the run's, both for an embodiment; `symmetries` and `step_discount`, in place of `data.symmetries`
+and `data.step_discount`. Several parts are a list, or {label: part}; the label is the name of a
+part on the command line.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,12 +28,18 @@ from decisionllm.schema import Episode, Spec
 
 VERSION = 1  # of what `load` says of its parts
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
-SAMPLING = ("symmetries", "step_discount", "window")  # options of a part that change how it is drawn, not its data
+SAMPLING = (
+    "symmetries",
+    "step_discount",
+    "window",
+)  # options of a part that change how it is drawn, not its data
 
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
 def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
-    """Several datasets of one observation and action space, distinguished by their texts. `data.part_weights` says how often each is drawn.
+    """Several datasets of one observation and action space, distinguished by their texts.
+
+    `data.part_weights` says how often each is drawn.
 
     Args:
         parts: names, or dicts, see above.
@@ -42,21 +51,27 @@ def load(*, parts: Any, options: Any = None, text: str = "none", text_wordings: 
         ValueError: no part, an option that a part lacks, or spaces that differ.
     """
     nodes = mixed(parts, options, text, text_wordings)
-    return joined(nodes, {label: build(part["dataset"]) for label, part in nodes.items()}, text)
+    sources = {label: build(part["dataset"]) for label, part in nodes.items()}
+    return joined(nodes, sources, text)
 
 
 def load_from_stores(cache_dir: str | Path, *, text: str = "none", **options: Any) -> Source:
-    """`load`, whose parts are taken from their own stores, made on first use: what is slow to make is made once."""
+    """`load`, with parts from their own stores, which are made on first use and kept."""
     nodes = mixed(text=text, **options)
-    return joined(nodes, {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}, text)
+    sources = {label: prepare(part["dataset"], cache_dir) for label, part in nodes.items()}
+    return joined(nodes, sources, text)
 
 
-def joined(nodes: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any], text: str) -> Source:
+def joined(
+    nodes: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, Source | Store],
+    text: str,
+) -> Source:
     """The parts of a mixture as one.
 
     Args:
         nodes: of the parts, see `mixed`.
-        sources: a Source or Store for each.
+        sources: of the parts.
         text: of all parts.
 
     Raises:
@@ -65,24 +80,37 @@ def joined(nodes: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any], t
     first, spec = next((label, source.spec) for label, source in sources.items())
     for label, source in sources.items():
         if not same_space(spec, source.spec):
-            raise ValueError(f"dataset.parts: expected parts of one space, got {spaces({first: spec, label: source.spec})}; a mixture "
-                             "of several spaces is dataset=embodiments, with a head for each")  # fmt: skip
+            found = spaces({first: spec, label: source.spec})
+            remedy = "a mixture of several spaces is dataset=embodiments, with a head for each"
+            raise ValueError(f"dataset.parts: expected parts of one space, got {found}; {remedy}")
     layout = one_layout({label: source.info for label, source in sources.items()})
-    number: dict[tuple[int, int], int] = defaultdict(count().__next__)  # groups of different parts never share one
 
     def episodes() -> Iterator[Episode]:
         for i, source in enumerate(sources.values()):
-            each = source.episodes if isinstance(source, Source) else map(source.episode, range(len(source.lengths)))
-            yield from (replace(e, part=i, group=number[i, e.group]) for e in each)
+            for episode in episodes_of(source):
+                yield replace(episode, part=i, group=number[i, episode.group])
 
-    infos = {label: dict(nodes[label]) | {"dataset": source.info} for label, source in sources.items()}
-    name = f"mixture({', '.join(source.info['name'] for source in sources.values())})"
-    horizon = max(source.spec.horizon for source in sources.values())
-    info = {"name": name, "env": "mixture", "text": text, "parts": infos} | layout
-    if wordings := {task: facts for s in sources.values() for task, facts in s.info.get("wordings", {}).items()}:
+    # Groups of different parts never share a number: each new pair of part and group takes the next
+    number: dict[tuple[int, int], int] = defaultdict(count().__next__)
+    infos = {}
+    wordings: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for label, source in sources.items():
+        infos[label] = dict(nodes[label]) | {"dataset": source.info}
+        wordings |= source.info.get("wordings", {})
+        facts |= source.facts
+    names = ", ".join(source.info["name"] for source in sources.values())
+    info = {"name": f"mixture({names})", "env": "mixture", "text": text, "parts": infos} | layout
+    if wordings:
         info["wordings"] = wordings
-    facts = {task: known for source in sources.values() for task, known in source.facts.items()}
+    horizon = max(source.spec.horizon for source in sources.values())
     return Source(replace(spec, horizon=horizon), episodes(), info, facts)
+
+
+def episodes_of(source: Source | Store) -> Iterable[Episode]:
+    if isinstance(source, Source):
+        return source.episodes
+    return map(source.episode, range(len(source.lengths)))
 
 
 def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -95,7 +123,8 @@ def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         `observation_parts` and `action_parts`, as far as a dataset states them.
 
     Raises:
-        ValueError: two datasets state different ones, so that equal columns would mean different things.
+        ValueError: two datasets state different ones, so that equal columns would mean different
+            things.
     """
     layout: dict[str, Any] = {}
     for key in LAYOUT:
@@ -103,18 +132,22 @@ def one_layout(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for label, parts in stated.items():
             first, wanted = next(iter(stated.items()))
             if parts != wanted:
-                raise ValueError(f"dataset.parts: expected one layout, got {key} {wanted} of {first} and {parts} of {label}; "
-                                 "lay the columns of both out alike, or take dataset=embodiments")  # fmt: skip
+                found = f"{key} {wanted} of {first} and {parts} of {label}"
+                remedy = "lay the columns of both out alike, or take dataset=embodiments"
+                raise ValueError(f"dataset.parts: expected one layout, got {found}; {remedy}")
             layout[key] = wanted
     return layout
 
 
 def data_options(**options: Any) -> Node:
-    """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws and envs depend on."""
+    """See `datasets.store`: parts as the nodes of their data, without what only their texts, draws
+    and envs depend on."""
     kept: Node = {}
     for label, part in mixed(**options).items():
         node = part["dataset"]
-        kept[label] = {**(node if is_mixture(node) else data_node(node)), "env": {}}
+        if not is_mixture(node):
+            node = data_node(node)
+        kept[label] = node | {"env": {}}
     return {"parts": kept}
 
 
@@ -126,8 +159,10 @@ def worded(store: Store, **options: Any) -> Store:
     for label, node in mixed(**options).items():
         episodes = store.parts[label]
         known = store.info["parts"][label]["dataset"]
-        alone = replace(store, info=known, task=store.task[episodes], group=store.group[episodes])
-        part = alone if is_mixture(node["dataset"]) else retold(alone, node["dataset"])
+        task, group = store.task[episodes], store.group[episodes]
+        part = replace(store, info=known, task=task, group=group)
+        if not is_mixture(node["dataset"]):
+            part = retold(part, node["dataset"])
         texts[episodes] = [part.tasks[i] for i in part.task]
         infos[label] = node | {"dataset": part.info}
         wordings |= part.info.get("wordings", {})
@@ -136,7 +171,11 @@ def worded(store: Store, **options: Any) -> Store:
 
 
 def is_mixture(node: Node) -> bool:
-    """Whether it is of a mixture. In another mixture, which does not know its parts apart, its data are kept with their texts."""
+    """Whether a node is of a mixture.
+
+    A mixture of mixtures does not know their parts apart, so that their data are kept with their
+    texts.
+    """
     return bool(node["_target_"] == f"{__name__}.load")
 
 
@@ -147,61 +186,98 @@ def mixed(
     nodes = described(parts, options, text, text_wordings)
     for label, part in nodes.items():
         if "window" in part:
+            why = "those of one space share a batch"
             remedy = "give it to the part of dataset=embodiments, or window=... to the run"
-            raise ValueError(f"dataset.parts: {label} has a window of its own; those of one space share a batch; {remedy}")
+            raise ValueError(f"dataset.parts: {label} has a window of its own; {why}; {remedy}")
     return nodes
 
 
 def files(*, parts: Any, options: Any = None, **texts: Any) -> list[Path]:
     """The files that the readers of the parts read."""
-    return [file for part in described(parts, options, **texts).values() for file in files_of(part["dataset"])]
+    found = []
+    for part in described(parts, options, **texts).values():
+        found += files_of(part["dataset"])
+    return found
 
 
 def described(
     parts: Any, options: Mapping[str, Any] | None = None, text: str = "none", text_wordings: int = 0
 ) -> dict[str, dict[str, Node]]:
-    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" and those of SAMPLING that a part has of its own.
+    """The parts as config nodes: {label: {"dataset": node, "env": node}}, with "head" and those of
+    SAMPLING that a part has of its own.
 
     Raises:
         ValueError: no part, two of one label, or a name or option that does not exist.
     """
+    made = {}
+    for label, part in labelled(parts):
+        made[label] = described_part(label, part, options or {}, text, text_wordings)
+    return made
+
+
+def labelled(parts: Any) -> list[tuple[str, Any]]:
+    """(label, part) of each part; the label is the name of its dataset if it has no other."""
     if not parts or not isinstance(parts, list | tuple | dict):
-        raise ValueError(f"dataset.parts: expected names of datasets, such as [maze2d-umaze,maze2d-medium], got {parts!r}")
-    named = (
-        list(parts.items()) if isinstance(parts, dict) else [(p if isinstance(p, str) else p.get("dataset"), p) for p in parts]
-    )
-    if len(dict(named)) < len(named) or not all(isinstance(label, str) and "." not in label for label, _ in named):
+        wanted = "names of datasets, such as [maze2d-umaze,maze2d-medium]"
+        raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
+    if isinstance(parts, dict):
+        named = list(parts.items())
+    else:
+        named = [(part if isinstance(part, str) else part.get("dataset"), part) for part in parts]
+    labels = [label for label, _ in named]
+    usable = all(isinstance(label, str) and "." not in label for label in labels)
+    if not usable or len(set(labels)) < len(labels):
         wanted = "a label of its own for each, without a dot, as {label: {dataset: name}}"
         raise ValueError(f"dataset.parts: expected {wanted}, got {parts!r}")
-    made: dict[str, dict[str, Node]] = {}
-    for label, part in named:
-        own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
-        name, head = own.pop("dataset", label), own.pop("head", "")
-        sampling = {key: own.pop(key) for key in SAMPLING if key in own}
-        check_sampling(f"dataset.parts: {label}", sampling)
-        given = dict(own.pop("env", {}))
-        known = choice("env", given.pop("env")) if "env" in given else discover()["env"].get(name, {"_target_": "none"})
-        env = {**known, **given}
-        node = choice("dataset", name, **{**(options or {}), **own}) if "_target_" not in own else own
-        around = {**own_texts(node, text, text_wordings), "dataset": node, "env": env}
-        resolved = plain(around | ({"head": choice("head", head) if isinstance(head, str) else head} if head else {}))
-        made[label] = {key: value for key, value in resolved.items() if key not in ("text", "text_wordings")} | sampling
-    return made
+    return named
+
+
+def described_part(
+    label: str,
+    part: Any,
+    options: Mapping[str, Any],
+    text: str,
+    text_wordings: int,
+) -> dict[str, Node]:
+    """The nodes of one part, see `described`."""
+    own: Node = {"dataset": part} if isinstance(part, str) else dict(part)
+    name = own.pop("dataset", label)
+    head = own.pop("head", "")
+    sampling = {key: own.pop(key) for key in SAMPLING if key in own}
+    check_sampling(f"dataset.parts: {label}", sampling)
+    given = dict(own.pop("env", {}))
+    env = discover()["env"].get(name, {"_target_": "none"})
+    if "env" in given:
+        env = choice("env", given.pop("env"))
+    node = own
+    if "_target_" not in own:
+        node = choice("dataset", name, **{**options, **own})
+    # The env may refer to the texts, which are resolved here
+    around = own_texts(node, text, text_wordings) | {"dataset": node, "env": {**env, **given}}
+    if head:
+        around["head"] = choice("head", head) if isinstance(head, str) else head
+    resolved = plain(around)
+    del resolved["text"], resolved["text_wordings"]
+    return {**resolved, **sampling}
 
 
 def check_sampling(name: str, own: Mapping[str, Any]) -> None:
     """Raise a ValueError for an option of a part's draws that cannot be. name: of the part."""
-    window, turned, discount = own.get("window", 1), own.get("symmetries", False), own.get("step_discount", 1.0)
+    window = own.get("window", 1)
+    turned = own.get("symmetries", False)
+    discount = own.get("step_discount", 1.0)
     if not isinstance(window, int) or window < 1:
         raise ValueError(f"{name}: expected a window of 1 or more steps, got {window!r}")
     if not isinstance(turned, bool):
         raise ValueError(f"{name}: expected symmetries true or false, got {turned!r}")
     if not isinstance(discount, int | float) or not 0 < discount <= 1:
-        raise ValueError(f"{name}: expected step_discount above 0 and at most 1, got {discount!r}")
+        wanted = "step_discount above 0 and at most 1"
+        raise ValueError(f"{name}: expected {wanted}, got {discount!r}")
 
 
 def own_texts(node: Node, text: str, text_wordings: int) -> Node:
-    """The options `text` and `text_wordings` that the env of a part takes: those of its dataset, a node, or else of the run."""
+    """The options `text` and `text_wordings` that the env of a part takes: those of its dataset, a
+    node, or else of the run."""
     found: Node = {"text": text, "text_wordings": text_wordings}
     for key in found:
         if node.get(key, f"${{{key}}}") != f"${{{key}}}":
@@ -210,30 +286,54 @@ def own_texts(node: Node, text: str, text_wordings: int) -> Node:
 
 
 def same_space(a: Spec, b: Spec) -> bool:
-    """Whether observations and actions of the two have the same sizes and bounds; a horizon may differ."""
+    """Whether observations and actions of the two have the same sizes and bounds; a horizon may
+    differ."""
     return replace(a, horizon=b.horizon) == b
 
 
 def spaces(specs: Mapping[str, Spec]) -> str:
     """Sizes and bounds of these specs, in words."""
-    actions = {label: f"{s.num_actions} discrete actions" if s.num_actions else f"{s.action_dim} actions within {s.low} .. {s.high}"
-               for label, s in specs.items()}  # fmt: skip
-    return " and ".join(f"{label}: {s.observation_dim} numbers seen, {actions[label]}" for label, s in specs.items())
+    found = []
+    for label, spec in specs.items():
+        actions = f"{spec.action_dim} actions within {spec.low} .. {spec.high}"
+        if spec.num_actions:
+            actions = f"{spec.num_actions} discrete actions"
+        found.append(f"{label}: {spec.observation_dim} numbers seen, {actions}")
+    return " and ".join(found)
 
 
 @register("dataset", "embodiments", text="${text}", text_wordings="${text_wordings}")
-def embodiments(*, parts: Any, options: Any = None, text: str = "none", text_wordings: int = 0) -> Source:
-    """Datasets of several spaces, each read by an embodiment of one language model; only `train` takes them, see `stores`.
+def embodiments(
+    *,
+    parts: Any,
+    options: Any = None,
+    text: str = "none",
+    text_wordings: int = 0,
+) -> Source:
+    """Datasets of several spaces, each read by an embodiment of one language model.
+
+    Only `train` takes them, see `stores`.
 
     Args:
         parts, options, text, text_wordings: as in `mixture`; a part may be a mixture itself.
     """
-    raise ValueError("dataset=embodiments: expected a dataset of one space here; name one of its parts")
+    remedy = "name one of its parts"
+    raise ValueError(f"dataset=embodiments: expected a dataset of one space here; {remedy}")
 
 
 def stores(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> dict[str, Store]:
-    """{embodiment: its store} of a config node; {"": store} of a dataset of one space. Arguments as in `store.prepare`."""
-    return {name: prepare(part["dataset"], cache_dir, transform) for name, part in of_embodiments(dataset).items()}
+    """Open the store of each embodiment.
+
+    Args:
+        dataset: config node.
+        cache_dir: of the stores.
+        transform: config node, see `store.prepare`.
+
+    Returns:
+        {embodiment: store}; {"": store} of a dataset of one space.
+    """
+    parts = of_embodiments(dataset)
+    return {name: prepare(part["dataset"], cache_dir, transform) for name, part in parts.items()}
 
 
 def of_embodiments(dataset: Node) -> dict[str, dict[str, Node]]:
@@ -252,44 +352,62 @@ def of_embodiment(c: TrainConfig, name: str) -> TrainConfig:
     own: dict[str, Any] = {**of_embodiments(c.dataset)[name]}
     window = own.get("window", c.window)
     if window < c.act.stride:
-        raise ValueError(f"dataset.parts: {name}: expected a window of act.stride={c.act.stride} steps or more, got {window}")
+        wanted = f"a window of act.stride={c.act.stride} steps or more"
+        raise ValueError(f"dataset.parts: {name}: expected {wanted}, got {window}")
     drawn: dict[str, Any] = {key: own[key] for key in ("symmetries", "step_discount") if key in own}
     return replace(c, window=window, data=replace(c.data, **drawn))
 
 
 def evaluated(dataset: Node, opened: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
-    """The datasets that a run can be evaluated on one by one: {label: {"embodiment": name, "dataset": info, "env": node}}, with "window"
-    where the embodiment has its own.
+    """The datasets that a run can be evaluated on one by one.
 
     Args:
         dataset: config node.
         opened: its stores.
+
+    Returns:
+        {label: {"embodiment": name, "dataset": info, "env": node}}, with "window" where the
+        embodiment has its own.
 
     Raises:
         ValueError: two have one label.
     """
     made: dict[str, dict[str, Any]] = {}
     for name, part in of_embodiments(dataset).items():
-        alone = {name: {"dataset": opened[name].info, "env": part.get("env")}} if name else {}
-        for label, each in opened[name].info.get("parts", alone).items():
+        info = opened[name].info
+        alone = {}
+        if name:
+            alone = {name: {"dataset": info, "env": part.get("env")}}
+        for label, each in info.get("parts", alone).items():
             if label in made:
-                raise ValueError(f"dataset.parts: expected a label of its own for each part, got {label!r} twice")
-            made[label] = {"embodiment": name, **each, **{key: part[key] for key in ("window",) if key in part}}
+                wanted = "a label of its own for each part"
+                raise ValueError(f"dataset.parts: expected {wanted}, got {label!r} twice")
+            made[label] = {"embodiment": name, **each}
+            if "window" in part:
+                made[label]["window"] = part["window"]
     return made
 
 
 def part_shares(stores: Mapping[str, Store], weights: Sequence[float]) -> dict[str, list[float]]:
-    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot be."""
+    """{embodiment: how often each of its parts is drawn}; a ValueError for weights that cannot
+    be."""
     count = sum(len(store.parts) for store in stores.values())
     shares = weights or [1.0] * count
     if len(shares) != count or min(shares) < 0 or not sum(shares):
-        raise ValueError(f"data.part_weights: expected {count} numbers, 0 or more, one for each part, got {shares}")
-    following = iter(shares)
-    return {name: [float(next(following)) for _ in store.parts] for name, store in stores.items()}
+        wanted = f"{count} numbers, 0 or more, one for each part"
+        raise ValueError(f"data.part_weights: expected {wanted}, got {shares}")
+    found = {}
+    first = 0
+    for name, store in stores.items():
+        last = first + len(store.parts)
+        found[name] = [float(share) for share in shares[first:last]]
+        first = last
+    return found
 
 
 def embodiment_of(shares: Mapping[str, Sequence[float]], seed: int, step: int) -> str:
-    """The embodiment whose windows are trained on at this step, drawn by the shares of its parts."""
+    """The embodiment whose windows are trained on at this step, drawn by the shares of its
+    parts."""
     if len(shares) == 1:
         return next(iter(shares))
     total = np.cumsum([sum(each) for each in shares.values()])

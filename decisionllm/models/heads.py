@@ -1,7 +1,9 @@
-"""Hidden states -> distributions over the next action, see `protocols.Head` and `protocols.Distribution`.
+"""Hidden states -> distributions over the next action, see `protocols.Head` and
+`protocols.Distribution`.
 
-Actions are in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is (B, T); mode, mean and sample
-are (B, T, A). Log-probabilities of continuous actions are densities, so that heads can be compared in nats.
+Actions are in the model's units: -1 .. 1 per dimension, or the index of a discrete one. log_prob is
+(B, T); mode, mean and sample are (B, T, A). Log-probabilities of continuous actions are densities,
+so that heads can be compared in nats.
 """
 
 import math
@@ -38,17 +40,21 @@ class Gaussian:
         return self.mean + self.deviation * noise
 
     def unclipped(self) -> Tensor:
-        """The actions (B, T, A) that have this mean once noise of this deviation is added and they are clipped to -1 .. 1; by Newton's method.
+        """The actions (B, T, A) of a controller whose noisy, clipped actions have this mean.
 
-        A controller's 1 with noise of 0.5 is 0.8 on average in the log, which is what the squared error learns.
+        Noise of this deviation is added to them, and they are clipped to -1 .. 1. A controller's 1
+        with noise of 0.5 is 0.8 on average in the log, which is what the squared error learns.
         """
         wanted = self.mean.float()
-        actions, limits = wanted, wanted.new_tensor([-1.0, 1.0])
-        for _ in range(5):
-            away = (limits - actions[..., None]) / self.deviation
-            below, density = (1 + (away / math.sqrt(2)).erf()) / 2, (-0.5 * away**2).exp() / math.sqrt(2 * math.pi)
+        actions = wanted
+        limits = wanted.new_tensor([-1.0, 1.0])
+        for _ in range(5):  # Newton's method
+            away = (limits - actions[..., None]) / self.deviation  # (B, T, A, 2)
+            below = (1 + (away / math.sqrt(2)).erf()) / 2
+            density = (-0.5 * away**2).exp() / math.sqrt(2 * math.pi)
             within = below[..., 1] - below[..., 0]
-            mean = 1 - below.sum(-1) + actions * within - self.deviation * (density[..., 1] - density[..., 0])
+            bend = self.deviation * (density[..., 1] - density[..., 0])
+            mean = 1 - below.sum(-1) + actions * within - bend
             actions = (actions + (wanted - mean) / within).clamp(-1, 1)
         return actions
 
@@ -71,16 +77,23 @@ class GaussianHead(nn.Module):
     def __init__(self, width: int, spec: Spec, *, deviation: float = 0.5) -> None:
         super().__init__()
         _check_continuous(spec, "gaussian")
-        self.out, self.deviation = nn.Linear(width, spec.action_dim), deviation
+        self.out = nn.Linear(width, spec.action_dim)
+        self.deviation = deviation
         self.loss_floor = spec.action_dim * math.log(deviation * math.sqrt(2 * math.pi))
 
-    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Gaussian:
+    def forward(
+        self,
+        hidden: Tensor,
+        action_masks: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Gaussian:
         return Gaussian(self.out(hidden).tanh(), self.deviation)
 
 
 @dataclass(frozen=True)
 class Bins:
-    """One categorical a dimension. In a chain each dimension is conditioned on the bins chosen in those before it."""
+    """One categorical a dimension. In a chain each dimension is conditioned on the bins chosen in
+    those before it."""
 
     logits: Callable[[Tensor | None], Tensor]  # chosen bins (B, T, A) long, or None -> (B, T, A, K)
     num_bins: int
@@ -88,7 +101,8 @@ class Bins:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         chosen = bins.encode(actions, self.num_bins)
-        each = self.logits(chosen).log_softmax(-1).expand(*chosen.shape, -1).gather(-1, chosen[..., None])[..., 0]
+        logits = self.logits(chosen).log_softmax(-1).expand(*chosen.shape, -1)
+        each = logits.gather(-1, chosen[..., None])[..., 0]
         return (each - math.log(bins.width(self.num_bins))).sum(-1)
 
     @property
@@ -97,7 +111,10 @@ class Bins:
 
     @property
     def mean(self) -> Tensor:
-        logits = self.logits(None if self.turns == 1 else bins.encode(self.mode, self.num_bins))
+        chosen = None
+        if self.turns > 1:
+            chosen = bins.encode(self.mode, self.num_bins)
+        logits = self.logits(chosen)
         centres = bins.decode(torch.arange(self.num_bins, device=logits.device), self.num_bins)
         return logits.softmax(-1) @ centres.to(logits.dtype)
 
@@ -111,13 +128,15 @@ class Bins:
     def _draw(self, pick: Callable[[Tensor], Tensor]) -> Tensor:
         chosen = pick(self.logits(None))
         for i in range(1, self.turns):
-            chosen = torch.cat([chosen[..., :i], pick(self.logits(chosen))[..., i:]], -1)
+            following = pick(self.logits(chosen))[..., i:]
+            chosen = torch.cat([chosen[..., :i], following], -1)
         return bins.decode(chosen, self.num_bins)
 
 
 @register("head", "bins")
 class BinsHead(nn.Module):
-    """A categorical over bins per action dimension: keeps several modes, which a squared error would average.
+    """A categorical over bins per action dimension: keeps several modes, which a squared error
+    would average.
 
     Args:
         width: D, of hidden states.
@@ -131,28 +150,45 @@ class BinsHead(nn.Module):
 
     entities: slice | None = None
 
-    def __init__(self, width: int, spec: Spec, *, num_bins: int = 33, chained: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        spec: Spec,
+        *,
+        num_bins: int = 33,
+        chained: bool = False,
+    ) -> None:
         super().__init__()
         _check_continuous(spec, "bins")
-        self.num_bins, self.chained, self.dims = num_bins, chained, spec.action_dim
+        self.num_bins = num_bins
+        self.chained = chained
+        self.dims = spec.action_dim
         self.loss_floor = spec.action_dim * math.log(bins.width(num_bins))
         self.out = nn.Linear(width, self.dims * num_bins)
         if chained:
             self.before = nn.Embedding(self.dims * num_bins, width)
             self.mix = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Bins:
+    def forward(
+        self,
+        hidden: Tensor,
+        action_masks: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Bins:
         K, A = self.num_bins, self.dims
         if not self.chained:
             independent = self.out(hidden).unflatten(-1, (A, K))
             return Bins(lambda chosen: independent, K, 1)
 
         def logits(chosen: Tensor | None) -> Tensor:
-            chosen = torch.zeros(*hidden.shape[:2], A, dtype=torch.long, device=hidden.device) if chosen is None else chosen
+            if chosen is None:
+                shape = (*hidden.shape[:2], A)
+                chosen = torch.zeros(shape, dtype=torch.long, device=hidden.device)
             each = self.before(chosen + K * torch.arange(A, device=chosen.device))  # (B, T, A, D)
             earlier = each.cumsum(-2) - each  # sum over the dimensions before
             mixed = hidden[..., None, :] + F.gelu(self.mix(hidden)[..., None, :] + earlier)
-            return torch.einsum("btad,akd->btak", mixed, self.out.weight.unflatten(0, (A, K))) + self.out.bias.view(A, K)
+            weight = self.out.weight.unflatten(0, (A, K))
+            return torch.einsum("btad,akd->btak", mixed, weight) + self.out.bias.view(A, K)
 
         return Bins(logits, K, A)
 
@@ -203,19 +239,26 @@ class DiscreteHead(nn.Module):
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
         if not spec.num_actions:
-            raise ValueError("head=discrete: expected discrete actions, got continuous ones; take head=gaussian or bins")
+            found = "continuous ones; take head=gaussian or bins"
+            raise ValueError(f"head=discrete: expected discrete actions, got {found}")
         self.out = nn.Linear(width, spec.num_actions)
 
-    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
+    def forward(
+        self,
+        hidden: Tensor,
+        action_masks: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Discrete:
         return Discrete.masked(self.out(hidden), action_masks)
 
 
 @register("head", "pointer")
 class PointerHead(nn.Module):
-    """Discrete actions, of which the last ones are each aimed at one entity: attention from the hidden state to the entities.
+    """Discrete actions, of which the last ones are each aimed at one entity: attention from the
+    hidden state to the entities.
 
-    The entities of one kind are the targets of as many last actions, in the order of the schema; the other actions are as in
-    head=discrete.
+    The entities of one kind are the targets of as many last actions, in the order of the schema;
+    the other actions are as in head=discrete.
 
     Args:
         width: D, of hidden states.
@@ -230,7 +273,8 @@ class PointerHead(nn.Module):
 
     def __init__(self, width: int, spec: Spec, *, kind: str = "") -> None:
         super().__init__()
-        first, found = 1, {}
+        first = 1
+        found = {}
         for name, _, size in spec.entity_schema[1:]:
             found[name] = slice(first, first + size)  # among the own block and all entities
             first += size
@@ -239,17 +283,26 @@ class PointerHead(nn.Module):
         count = self.entities.stop - self.entities.start
         if not (count and spec.num_actions >= count):
             got = f"{spec.num_actions} actions and kind {kind!r} of {', '.join(found) or 'none'}"
-            raise ValueError(f"head=pointer: expected discrete actions aimed at the entities of one kind, got {got}")
+            wanted = "discrete actions aimed at the entities of one kind"
+            raise ValueError(f"head=pointer: expected {wanted}, got {got}")
         self.out = nn.Linear(width, spec.num_actions - count)
-        self.query, self.key = nn.Linear(width, inner(width)), nn.Linear(inner(width), inner(width))
+        self.query = nn.Linear(width, inner(width))
+        self.key = nn.Linear(inner(width), inner(width))
 
-    def forward(self, hidden: Tensor, action_masks: Tensor | None = None, targets: Tensor | None = None) -> Discrete:
+    def forward(
+        self,
+        hidden: Tensor,
+        action_masks: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Discrete:
         """hidden (B, T, D), action_masks (B, T, C) bool, targets (B, T, K, inner)."""
         assert targets is not None
-        aimed = (self.key(targets) @ self.query(hidden)[..., None])[..., 0] * targets.shape[-1] ** -0.5
+        match = (self.key(targets) @ self.query(hidden)[..., None])[..., 0]  # (B, T, K)
+        aimed = match * targets.shape[-1] ** -0.5
         return Discrete.masked(torch.cat([self.out(hidden), aimed], -1), action_masks)
 
 
 def _check_continuous(spec: Spec, name: str) -> None:
     if spec.num_actions:
-        raise ValueError(f"head={name}: expected continuous actions, got {spec.num_actions} discrete ones; take head=discrete")
+        found = f"{spec.num_actions} discrete ones; take head=discrete"
+        raise ValueError(f"head={name}: expected continuous actions, got {found}")

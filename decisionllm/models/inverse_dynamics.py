@@ -1,7 +1,9 @@
-"""Missing actions of a log, filled in by a model of the action between two observations, trained on the recorded ones.
+"""Missing actions of a log, filled in by a model of the action between two observations, trained on
+the recorded ones.
 
-Source: Zheng et al., Semi-Supervised Offline Reinforcement Learning with Action-Free Trajectories, ICML 2023 (arXiv 2210.06518). Their
-filled-in actions all count as recorded ones; here each has a weight, by how certain the model is of it.
+Source: Zheng et al., Semi-Supervised Offline Reinforcement Learning with Action-Free Trajectories,
+ICML 2023 (arXiv 2210.06518). Their filled-in actions all count as recorded ones; here each has a
+weight, by how certain the model is of it.
 """
 
 import math
@@ -30,7 +32,8 @@ Inputs = tuple[Tensor, Tensor, Tensor | None]
 
 
 class InverseDynamics(nn.Module):
-    """Distribution over the action between two observations that brought this reward: categories, or bins of each dimension.
+    """Distribution over the action between two observations that brought this reward: categories,
+    or bins of each dimension.
 
     Args:
         spec: of the data.
@@ -39,16 +42,24 @@ class InverseDynamics(nn.Module):
 
     def __init__(self, spec: Spec, *, inner: int = 256) -> None:
         super().__init__()
-        size, C = 2 * spec.observation_dim + 1, spec.num_actions
-        self.units, self.norm = Normalizer(spec), nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
-        self.body = nn.Sequential(nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU())
-        self.head = DiscreteHead(inner, spec) if C else BinsHead(inner, spec)
-        self.uniform = -math.log(C) if C else -spec.action_dim * math.log(2)  # log-density of any action alike
+        size = 2 * spec.observation_dim + 1
+        self.units = Normalizer(spec)
+        self.norm = nn.BatchNorm1d(size, affine=False, momentum=None, eps=1e-12)
+        layers = [nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, inner), nn.SiLU()]
+        self.body = nn.Sequential(*layers)
+        if spec.num_actions:
+            self.head: DiscreteHead | BinsHead = DiscreteHead(inner, spec)
+            self.uniform = -math.log(spec.num_actions)  # log-density of any action alike
+        else:
+            self.head = BinsHead(inner, spec)
+            self.uniform = -spec.action_dim * math.log(2)
         self.trust = 1.0
 
     def forward(self, steps: Tensor, masks: Tensor | None) -> Distribution:
         """A distribution over actions (1, n, A), in the model's units."""
-        found: Distribution = self.head(self.body(self.norm(steps))[None], None if masks is None else masks[None])
+        if masks is not None:
+            masks = masks[None]
+        found: Distribution = self.head(self.body(self.norm(steps))[None], masks)
         return found
 
     def loss(self, inputs: Inputs) -> Tensor:
@@ -58,14 +69,24 @@ class InverseDynamics(nn.Module):
         return -likelihood.mean()
 
     def certainty(self, log_prob: Any) -> Any:
-        """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is certain."""
+        """Log-probabilities as 0 where an action is no likelier than any other, 1 where it is
+        certain."""
         return (log_prob - self.uniform) / (-self.head.loss_floor - self.uniform)
 
-    def fit(self, inputs: Callable[[np.ndarray], Inputs], rows: np.ndarray, updates: int, seed: int) -> None:
-        """Fit to these rows of a log, up to the lowest loss on the last tenth of them, which is later episodes."""
-        rng, split = np.random.default_rng(seed), len(rows) - len(rows) // 10
+    def fit(
+        self,
+        inputs: Callable[[np.ndarray], Inputs],
+        rows: np.ndarray,
+        updates: int,
+        seed: int,
+    ) -> None:
+        """Fit to these rows of a log, up to the lowest loss on the last tenth, which is later
+        episodes."""
+        rng = np.random.default_rng(seed)
+        split = len(rows) - len(rows) // 10
         train, held_out = rows[:split], rows[split:][:ROWS]
-        best, lowest = self.state_dict(), math.inf
+        best = self.state_dict()
+        lowest = math.inf
         self.norm(inputs(rng.permutation(train)[:ROWS])[0])
         self.norm.eval()
 
@@ -73,8 +94,10 @@ class InverseDynamics(nn.Module):
             nonlocal best, lowest
             if len(held_out) and step % EVERY == EVERY - 1:
                 with torch.no_grad():
-                    if (now := float(self.loss(inputs(held_out)))) < lowest:
-                        best, lowest = deepcopy(self.state_dict()), now
+                    now = float(self.loss(inputs(held_out)))
+                if now < lowest:
+                    best = deepcopy(self.state_dict())
+                    lowest = now
             return self.loss(inputs(rng.choice(train, BATCH)))
 
         fitted(self, loss, updates, "inverse dynamics")
@@ -86,13 +109,26 @@ class InverseDynamics(nn.Module):
 
     @torch.no_grad()
     def fill(self, steps: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions (n, A), raw units, and weights (n,): their certainty, less if the model was too certain of held-out actions."""
+        """Actions (n, A), raw units, and weights (n,).
+
+        A weight is the certainty, less if the model was too certain of held-out actions.
+        """
         found = self(steps, masks)
-        return self.units.raw_actions(found.mean[0]), self.trust * self.certainty(found.log_prob(found.mode)[0]).clamp(0, 1)
+        certainty = self.certainty(found.log_prob(found.mode)[0]).clamp(0, 1)
+        return self.units.raw_actions(found.mean[0]), self.trust * certainty
 
 
-def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates: int = 1000) -> Steps:
-    """The steps of a log with its missing actions filled in, each with a weight; those without a next observation stay missing.
+def fill(
+    store: Store,
+    steps: Steps,
+    episodes: np.ndarray,
+    *,
+    seed: int,
+    updates: int = 1000,
+) -> Steps:
+    """The steps of a log with its missing actions filled in, each with a weight.
+
+    Actions without a next observation stay missing.
 
     Args:
         store: of the log.
@@ -104,21 +140,28 @@ def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates
     Raises:
         ValueError: no recorded action among the episodes has a next observation.
     """
-    if store.action_weight is None or steps.loss_mask is None or (store.action_weight > 0).all():
+    if store.action_weight is None or steps.loss_mask is None:
+        return steps
+    if (store.action_weight > 0).all():
         return steps
     last = np.zeros(len(store.rewards), bool)
     last[store.offsets[1:] - 1] = store.final_observation is None
     rows = np.concatenate([np.arange(*store.offsets[e : e + 2]) for e in episodes])
     rows = rows[steps.loss_mask[rows] & ~last[rows]]
     if not len(rows):
-        raise ValueError("data.fill_actions: expected recorded actions with a next observation to learn from, got none")
+        wanted = "recorded actions with a next observation to learn from"
+        raise ValueError(f"data.fill_actions: expected {wanted}, got none")
 
     def inputs(rows: np.ndarray) -> Inputs:
-        seen, following = store.observations[rows], store.observations[np.minimum(rows + 1, len(last) - 1)]
+        seen = store.observations[rows]
+        following = store.observations[np.minimum(rows + 1, len(last) - 1)]
         if store.final_observation is not None:
             e = np.searchsorted(store.offsets, rows, side="right") - 1
-            following = np.where((rows + 1 == store.offsets[e + 1])[:, None], store.final_observation[e], following)
-        masks = None if store.action_masks is None else torch.from_numpy(store.action_masks[rows])
+            is_end = rows + 1 == store.offsets[e + 1]
+            following = np.where(is_end[:, None], store.final_observation[e], following)
+        masks = None
+        if store.action_masks is not None:
+            masks = torch.from_numpy(store.action_masks[rows])
         columns = np.concatenate([seen, following - seen, store.rewards[rows, None]], 1)
         return torch.from_numpy(columns), torch.from_numpy(store.actions[rows]), masks
 
@@ -126,10 +169,15 @@ def fill(store: Store, steps: Steps, episodes: np.ndarray, *, seed: int, updates
         torch.manual_seed(seed)
         model = InverseDynamics(store.spec)
         model.fit(inputs, rows, updates, seed)
-    actions, weight = np.array(store.actions), np.array(store.action_weight)
-    wanted = np.flatnonzero((weight == 0) & ~last)
-    for part in np.split(wanted, range(ROWS, len(wanted), ROWS)):
+    actions = np.array(store.actions)
+    weight = np.array(store.action_weight)
+    wanted_rows = np.flatnonzero((weight == 0) & ~last)
+    for part in np.split(wanted_rows, range(ROWS, len(wanted_rows), ROWS)):
         known, _, masks = inputs(part)
-        actions[part], weight[part] = (x.numpy() for x in model.fill(known, masks))
-    allowed = np.ones(len(weight), bool) if store.loss_mask is None else store.loss_mask
-    return replace(steps, actions=actions, action_weight=weight, loss_mask=allowed & (weight > 0))
+        filled, certainty = model.fill(known, masks)
+        actions[part] = filled.numpy()
+        weight[part] = certainty.numpy()
+    trained_on = weight > 0
+    if store.loss_mask is not None:
+        trained_on = trained_on & store.loss_mask
+    return replace(steps, actions=actions, action_weight=weight, loss_mask=trained_on)

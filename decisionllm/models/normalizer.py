@@ -1,4 +1,5 @@
-"""Raw units <-> the model's units, fitted once from the training steps and saved with the weights."""
+"""Raw units <-> the model's units, fitted once from the training steps and saved with the
+weights."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,11 +13,12 @@ from decisionllm.tokenizers.entities import blocks
 
 
 class Normalizer(nn.Module):
-    """Units of a model: standardised observations and returns-to-go, continuous actions within -1 .. 1 between their bounds.
+    """Units of a model: standardised observations and returns-to-go, continuous actions within -1
+    .. 1 between their bounds.
 
-    A return beyond the range of training is read as the nearest within it. A constant column keeps its unit. All entities of a
-    kind share their units, fitted to those that are present; the flag of presence stays 0 or 1, and an absent entity stays zeros.
-    Discrete actions stay as they are.
+    A return beyond the range of training is read as the nearest within it. A constant column keeps
+    its unit. All entities of a kind share their units, fitted to those that are present; the flag
+    of presence stays 0 or 1, and an absent entity stays zeros. Discrete actions stay as they are.
 
     Args:
         spec: of the data.
@@ -29,40 +31,57 @@ class Normalizer(nn.Module):
     def __init__(self, spec: Spec, hidden: Sequence[int] = ()) -> None:
         super().__init__()
         S, A = spec.observation_dim, spec.action_dim
-        if not {*hidden} <= {*range(S)}:
-            raise ValueError(f"model.hide_observations: expected numbers within 0 .. {S - 1}, got {list(hidden)}")
+        if not set(hidden) <= set(range(S)):
+            wanted = f"numbers within 0 .. {S - 1}"
+            raise ValueError(f"model.hide_observations: expected {wanted}, got {list(hidden)}")
         self.hidden = list(hidden)
-        self.discrete, self.blocks = bool(spec.num_actions), blocks(spec.entity_schema)
-        self.observation_mean, self.observation_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
-        self.return_mean, self.return_scale = nn.Buffer(torch.zeros(())), nn.Buffer(torch.ones(()))
+        self.discrete = bool(spec.num_actions)
+        self.blocks = blocks(spec.entity_schema)
+        self.observation_mean = nn.Buffer(torch.zeros(S))
+        self.observation_scale = nn.Buffer(torch.ones(S))
+        self.return_mean = nn.Buffer(torch.zeros(()))
+        self.return_scale = nn.Buffer(torch.ones(()))
         self.return_range = nn.Buffer(torch.tensor([-torch.inf, torch.inf]))
-        self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))  # of an observation in a step
-        self.low, self.high = nn.Buffer(torch.tensor(spec.low or [0.0] * A)), nn.Buffer(torch.tensor(spec.high or [1.0] * A))
+        # Change of an observation in a step.
+        self.change_mean = nn.Buffer(torch.zeros(S))
+        self.change_scale = nn.Buffer(torch.ones(S))
+        self.low = nn.Buffer(torch.tensor(spec.low or [0.0] * A))
+        self.high = nn.Buffer(torch.tensor(spec.high or [1.0] * A))
 
     @torch.no_grad()
     def fit(self, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fit to all training steps in one pass over blocks: observations (n, S) and returns-to-go (n,), raw units."""
-        whole, togo, kinds = Moments(), Moments(), [Moments() for _ in self.blocks[1:]]
+        """Fit to all training steps in one pass.
+
+        Args:
+            blocks: observations (n, S) and returns-to-go (n,), raw units.
+        """
+        whole = Moments()
+        togo = Moments()
+        entities = [(block, Moments()) for block in self.blocks[1:]]
         for observations, returns_to_go in blocks:
             whole.add(observations)
             togo.add(returns_to_go)
-            for kind, (_, first, width, count) in zip(kinds, self.blocks[1:], strict=True):
+            for (_, first, width, count), moments in entities:
                 each = observations[:, first : first + width * count].reshape(-1, width)
-                kind.add(each[each[:, 0] > 0.5])
+                moments.add(each[each[:, 0] > 0.5])  # the entities that are present
         _standardize(self.observation_mean, self.observation_scale, whole)
-        for kind, (_, first, width, count) in zip(kinds, self.blocks[1:], strict=True):
+        for (_, first, width, count), moments in entities:
+            mean, deviation = np.zeros(width), np.zeros(width)
+            if moments.count:
+                mean, deviation = np.array(moments.mean), np.array(moments.deviation)
+            mean[0], deviation[0] = 0, 1  # the flag of presence stays
             columns = slice(first, first + width * count)
-            mean, scale = (np.array(x) if kind.count else np.zeros(width) for x in (kind.mean, kind.deviation))
-            mean[0], scale[0] = 0, 1
+            scale = _positive(deviation)
             self.observation_mean[columns] = torch.from_numpy(np.tile(mean, count)).float()
-            self.observation_scale[columns] = torch.from_numpy(np.tile(_positive(scale), count)).float()
+            self.observation_scale[columns] = torch.from_numpy(np.tile(scale, count)).float()
         self.return_mean.fill_(float(togo.mean))
         self.return_scale.fill_(float(togo.deviation) or 1.0)
         self.return_range.copy_(torch.tensor([float(togo.low), float(togo.high)]))
 
     @torch.no_grad()
     def widen(self, returns_to_go: np.ndarray) -> None:
-        """Keep the units, which the weights have learned, and extend the range of returns to these as well, (n,) raw units."""
+        """Keep the units, which the weights have learned, and extend the range of returns to these
+        as well, (n,) raw units."""
         self.return_range[0].clamp_(max=float(returns_to_go.min()))
         self.return_range[1].clamp_(min=float(returns_to_go.max()))
 
@@ -97,11 +116,15 @@ class Normalizer(nn.Module):
 
     def actions(self, x: Tensor) -> Tensor:
         """Raw actions (..., A) in the model's units."""
-        return x if self.discrete else (x - self.low) / (self.high - self.low) * 2 - 1
+        if self.discrete:
+            return x
+        return (x - self.low) / (self.high - self.low) * 2 - 1
 
     def raw_actions(self, x: Tensor) -> Tensor:
         """Actions (..., A) in the model's units in raw units, within their bounds."""
-        return x if self.discrete else (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
+        if self.discrete:
+            return x
+        return (x.clamp(-1, 1) + 1) / 2 * (self.high - self.low) + self.low
 
 
 def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
@@ -111,5 +134,5 @@ def _standardize(mean: Tensor, scale: Tensor, found: Moments) -> None:
 
 
 def _positive(deviation: np.ndarray) -> np.ndarray:
-    """A constant column has scale 1, so that it stays in its unit."""
+    """The scale of each column; that of a constant column is 1, so that it stays in its unit."""
     return np.asarray(deviation.clip(min=1e-6) + (deviation < 1e-6))
