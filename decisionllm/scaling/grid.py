@@ -199,17 +199,15 @@ class Grid:
             check_data(store, config["data"], self.fractions[0])
             check_environments(train_config(config), {"": store})
             self.stores[cell] = store
+        # Held-out losses are measured on the data of the first cell, or on a cell's own data if its
+        # space is another one.
+        first = next(iter(self.configs))
+        self.references = {}
+        for cell, store in self.stores.items():
+            same = same_space(self.stores[first].spec, store.spec)
+            self.references[cell] = self.configs[first if same else cell]["dataset"]
         self.weights = weights(self.configs)
         self.count = cache(lambda *cell: count(self.configs[cell], self.stores[cell].spec))
-
-    def reference(self, cell: tuple[str, str]) -> Node:
-        """The dataset on which held-out losses are measured.
-
-        That of the first cell, or the cell's own if its space is another one.
-        """
-        first = next(iter(self.configs))
-        same = same_space(self.stores[first].spec, self.stores[cell].spec)
-        return dict(self.configs[first if same else cell]["dataset"])
 
     def job(self, size: str, quality: str, fraction: float, seed: int, lr: float) -> Job:
         """One run: everything that its result depends on."""
@@ -239,7 +237,7 @@ class Grid:
             "train": config,
             "budget": self.budget,
             "evaluate": self.evaluate,
-            "reference": self.reference(cell),
+            "reference": self.references[cell],
             "windows": self.study["windows"],
             "data": self.stores[cell].fingerprint,
             **self.weights[cell],
