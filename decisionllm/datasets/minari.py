@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -97,18 +97,7 @@ def load(
                 raise ValueError(f"{dataset.id}, episode {e}: {error}") from error
             yield replace(episode, group=e, task=text)
 
-    # The first of two passes finds the spec
-    S = 0
-    longest = evaluation(dataset).get("max_episode_steps") or 0
-    actions = Moments()
-    for episode in episodes():
-        S = episode.observations.shape[1]
-        longest = max(longest, len(episode.rewards))
-        actions.add(episode.actions)
-    if not S:
-        raise ValueError(f"{dataset.id}: expected at least one episode, got none")
-    bounds = action_spec(dataset.action_space, actions.low, actions.high)
-    spec = Spec(S, **bounds, horizon=horizon or longest)
+    spec = _spec(dataset, episodes(), horizon)  # the first of two passes
     info: dict[str, Any] = {"name": dataset.id, "env": "minari", "text": text}
     info["goal"] = goal if is_pointmaze(dataset) else ""
     for key in ("ref_min_score", "ref_max_score"):
@@ -118,6 +107,21 @@ def load(
     if len(sizes) > 1:
         info["action_parts"] = sizes
     return Source(spec, episodes(), info)
+
+
+def _spec(dataset: Any, episodes: Iterable[Episode], horizon: int) -> Spec:
+    """The spec of a dataset's episodes; horizon: see `load`."""
+    S = 0
+    longest = evaluation(dataset).get("max_episode_steps") or 0
+    actions = Moments()
+    for episode in episodes:
+        S = episode.observations.shape[1]
+        longest = max(longest, len(episode.rewards))
+        actions.add(episode.actions)
+    if not S:
+        raise ValueError(f"{dataset.id}: expected at least one episode, got none")
+    bounds = action_spec(dataset.action_space, actions.low, actions.high)
+    return Spec(S, **bounds, horizon=horizon or longest)
 
 
 def _episode(
