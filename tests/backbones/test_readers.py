@@ -16,7 +16,7 @@ from tests.backbones.test_backbones import small_backbone, write
 from tests.conftest import LOOP, NANO, command, make_model, near
 from tests.models.test_decision_llm import make_batch
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 TEXTS = ["Walk to row 2.", "Stay.", ""]
 

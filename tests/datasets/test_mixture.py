@@ -20,6 +20,8 @@ from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
+pytestmark = pytest.mark.slow
+
 LABELS = {
     "few": {"dataset": "synthetic", "episodes": 4, "seed": 1},
     "many": {"dataset": "synthetic", "episodes": 16, "seed": 2},

@@ -16,7 +16,7 @@ from decisionllm.schema import Episode
 from tests.conftest import NANO, command, make_model, make_store, metrics
 from tests.models.test_decision_llm import CONTINUOUS, make_batch
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 
 def test_an_expectile_weighs_errors_by_their_sign():

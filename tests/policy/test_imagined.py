@@ -13,6 +13,8 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode, node
 
+pytestmark = pytest.mark.slow
+
 CORRUPT = ("transform=corrupted", "transform.column=observations", "transform.share=1")
 SHORT = (*LOOP, *NANO, *CORRUPT, "model.value_discount=0.9", "model.value_steps=24", "act.planning_horizon=3")
 
