@@ -1,4 +1,4 @@
-# demo, demo-llm, demo-auction, test, lint, bench, docs, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
+# demo, demo-llm, demo-auction, test, quick, lint, bench, docs, clean. Each sets up what it needs, touches only .venv, and is safe to repeat.
 # An existing .venv is used as it is; PYTHON chooses the interpreter of a new one.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ READY := .venv/ready
 READY_DEV := .venv/ready-dev
 DEMO := OMP_NUM_THREADS=1 $(BIN)/decisionllm
 
-.PHONY: demo demo-llm demo-auction test lint bench docs clean
+.PHONY: demo demo-llm demo-auction test quick lint bench docs clean
 
 # install the package, with the extras in $(1), and the CPU build of torch
 define install
@@ -66,6 +66,10 @@ demo-auction: $(READY)
 
 test: $(READY_DEV)
 	$(BIN)/python -m pytest -n auto
+
+# what is not marked slow or serving, in under two minutes on two cores
+quick: $(READY_DEV)
+	$(BIN)/python -m pytest -n auto -m "not slow and not serving"
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

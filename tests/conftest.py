@@ -29,6 +29,13 @@ SMALL = {
 BACKBONES = {"qwen2": ("nano", SMALL["qwen2"]), "gpt2": ("dt", SMALL["gpt2"] | {"dropout": 0.0})}
 
 
+def pytest_collection_modifyitems(items):
+    """Mark the tests of tests/serving."""
+    for item in items:
+        if item.path.parent.name == "serving":
+            item.add_marker("serving")
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Say how to repeat the order, which pytest-randomly prints only without -q."""
     if (seed := config.getoption("randomly_seed", None)) is not None:

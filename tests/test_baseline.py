@@ -15,7 +15,7 @@ from decisionllm.policy import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, damage, episode, make_store
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "optim.batch_size=32", "seed=7", "device=cpu")
 

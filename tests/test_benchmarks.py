@@ -18,7 +18,7 @@ from decisionllm.datasets.store import open_store
 from decisionllm.scaling import law
 from tests.conftest import NANO, command, episode
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 LLM = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 48}
 TINY = {  # sizes of the work, and of the gates alone

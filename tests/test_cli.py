@@ -11,6 +11,8 @@ import torch
 from decisionllm.__main__ import main
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 
+pytestmark = pytest.mark.slow
+
 USAGE = {
     "trane": "no command 'trane'; did you mean train? there are data, train, baseline, evaluate",
     "train dataset=sinthetic": "no dataset 'sinthetic'; did you mean synthetic? there are arrays, store, auction, journal, maze2d-umaze,",

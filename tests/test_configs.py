@@ -8,6 +8,8 @@ from omegaconf import OmegaConf
 from decisionllm import registry
 from decisionllm.config import configs, store_choices
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = sorted(path.stem for path in (configs() / "experiment").glob("*.yaml"))
 
 

@@ -23,7 +23,7 @@ from decisionllm.train import interruptible
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 SHARDED = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",

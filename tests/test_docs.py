@@ -134,6 +134,7 @@ def scratch(first_run, tmp_path, monkeypatch):
             del sys.modules[module]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
 def test_the_blocks_of_a_page_run(page, scratch, capsys):
     known = {"__name__": page.stem}
@@ -147,6 +148,7 @@ def test_the_blocks_of_a_page_run(page, scratch, capsys):
                 check_line(line) if composed else run_line(line)
 
 
+@pytest.mark.slow
 def test_every_command_composes(capsys):
     wrong = []
     for words in dict.fromkeys(tuple(words) for page in PAGES for words in commands(page)):
@@ -157,6 +159,7 @@ def test_every_command_composes(capsys):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeypatch):
     wrong = []
     for words in [words for page in PAGES for words in commands(page) if "--multirun" in words]:
@@ -245,6 +248,7 @@ def test_every_page_is_in_the_navigation():
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(re.findall(r": (\w+\.md)$", text, re.M))
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocs")
     made = subprocess.run(

@@ -20,6 +20,8 @@ from decisionllm.registry import build, choice
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, node
 
+pytestmark = pytest.mark.slow
+
 KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
 
 

@@ -13,6 +13,8 @@ from decisionllm.envs.auction.observation import ObservationSpec
 from decisionllm.schema import Spec
 from tests.conftest import NANO, PATIENCE, command, make_policy
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEW = {
     "train_on_minari": ["--episodes=20", "--steps=2", "--rollouts=3"],

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from decisionllm.__main__ import COMMANDS
 from tests.conftest import command
 
@@ -16,6 +18,7 @@ def test_it_has_at_most_1800_words():
     assert 500 < len(README.split()) <= 1800
 
 
+@pytest.mark.slow
 def test_the_first_run_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     block = README.split("## First run")[1].split("```sh\n")[1].split("```")[0]

@@ -13,6 +13,8 @@ from decisionllm.schema import Spec
 from tests.backbones.test_backbones import write
 from tests.conftest import episode, make_store
 
+pytestmark = pytest.mark.slow
+
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
     "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),

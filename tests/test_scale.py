@@ -21,6 +21,8 @@ from decisionllm.scaling import run as scaling_run
 from decisionllm.tokenizers import text
 from tests.conftest import command, make_model, make_policy, node
 
+pytestmark = pytest.mark.slow
+
 STUDIES = sorted(path.stem for path in (configs() / "study").glob("*.yaml"))
 
 

@@ -24,7 +24,7 @@ from decisionllm.serve import model_info
 from decisionllm.train import POSITIVE, parameter_groups, trim
 from tests.conftest import DT, LOOP, NANO, PATIENCE, command, episode, interrupt, make_model, make_store, metrics
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 
 def saved(path):

@@ -15,7 +15,7 @@ from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import small_backbone, write
 from tests.conftest import LOOP, NANO, command, near
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 TEXTS = ["Walk to row 2.", "Stay.", ""]
 

@@ -20,6 +20,8 @@ from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
 
+pytestmark = pytest.mark.slow
+
 LABELS = {
     "few": {"dataset": "synthetic", "episodes": 4, "seed": 1},
     "many": {"dataset": "synthetic", "episodes": 16, "seed": 2},
@@ -208,7 +210,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     assert command("train", *words, f"run={run}", f"cache_dir={tmp_path}/data") == 0
     options = checkpoint.read(run)[0]
     c = train_config(options)
-    stores = of_stores(c.dataset, c.cache_dir, options["data"])
+    stores = of_stores(c.dataset, c.cache_dir)
     data = {name: open_data(of_embodiment(c, name), each, [1.0]) for name, each in stores.items()}
     for draw in ("sampler", "validators"):
         made = {name: getattr(each, draw) for name, each in data.items()}
@@ -222,7 +224,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
 def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
     parts = {"walks": {"dataset": "mixture", "parts": LABELS, "window": 3}}
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
-    known = evaluated(dataset, of_stores(dataset, tmp_path, {}))
+    known = evaluated(dataset, of_stores(dataset, tmp_path))
     assert {label: part["window"] for label, part in known.items()} == {"few": 3, "many": 3}
     assert of_part({"window": 20, "text": "none"}, "few", known["few"])["window"] == 3
 

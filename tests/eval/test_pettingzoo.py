@@ -17,6 +17,8 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from tests.conftest import NANO, command, make_model
 
+pytestmark = pytest.mark.slow
+
 
 class Island:
     """Fishers and a thief, all over after step 3. fisher_1 is only there if the seed is even, and terminates in step 1; action 1 is

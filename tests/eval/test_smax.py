@@ -17,6 +17,8 @@ from decisionllm.eval.rollout import rollout
 from decisionllm.eval.smax import SmaxTeams
 from tests.conftest import command, make_policy
 
+pytestmark = pytest.mark.slow
+
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "smax"
 KINDS = ("marine", "marauder", "stalker", "zealot", "zergling", "hydralisk")
 

@@ -17,7 +17,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 PARTS = ("plane:{dataset:mixture,parts:{few:{dataset:synthetic,episodes:12,seed:1},many:{dataset:synthetic,episodes:20,seed:2}}},"
          "moves:{dataset:synthetic-discrete,episodes:16,head:discrete}")  # fmt: skip

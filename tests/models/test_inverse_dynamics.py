@@ -14,6 +14,8 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Episode, Spec
 from tests.conftest import LOOP, NANO, command
 
+pytestmark = pytest.mark.slow
+
 
 def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
     """Walks of a point by its actions. At x > 0 the action does not move it, so that no observation tells it."""

@@ -25,7 +25,7 @@ from decisionllm.schema import History, Spec
 from tests.backbones.test_backbones import write
 from tests.conftest import LOOP, NANO, SMALL, command, damage, near, node
 
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
 SPEC = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -2.0), high=(1.0, 2.0))
 BACKBONES = {

@@ -13,6 +13,8 @@ from decisionllm.protocols import Source
 from decisionllm.schema import History, Spec
 from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 
+pytestmark = pytest.mark.slow
+
 CORRUPT = ("transform=corrupted", "transform.column=observations", "transform.share=1")
 SHORT = (*LOOP, *NANO, *CORRUPT, "planner=value", "planner.discount=0.9", "planner.steps=24", "planner.horizon=3")
 

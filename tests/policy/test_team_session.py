@@ -412,6 +412,7 @@ def agreed(run, out, *words):
     return row["score"], row["policy"], row["execution"]
 
 
+@pytest.mark.slow
 def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path):
     score, name, execution = agreed(games / "both", tmp_path)
     assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, by default
@@ -419,6 +420,7 @@ def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path
     assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
 
 
+@pytest.mark.slow
 def test_games_of_different_size_share_a_run(tmp_path):
     words = ("+dataset.agents=2-4", "+env.agents=2-4", "+dataset.games=200", "team.execution=both", "steps=2")
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
@@ -427,6 +429,7 @@ def test_games_of_different_size_share_a_run(tmp_path):
         permutation.load(agents="5-2")
 
 
+@pytest.mark.slow
 def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
     lines = []
     for parts in (1, 4):

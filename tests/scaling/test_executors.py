@@ -16,6 +16,8 @@ from decisionllm.scaling import executors
 from tests.conftest import PATIENCE, command
 from tests.test_scale import ONE, SMALL, listed
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 CONFIG = {"executor": "ray", "workers": 0, "processes": 1, "gpus": 0.0, "address": "", "slurm": {}}
 

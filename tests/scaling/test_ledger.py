@@ -17,6 +17,8 @@ import pytest
 from decisionllm.scaling import executors, ledger
 from tests.conftest import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 SPAWN = multiprocessing.get_context("spawn")
 with executors.inline({}) as (start, workers, _):
     INLINE = start, workers

@@ -152,6 +152,7 @@ def test_a_size_with_one_run_is_not_compared(tmp_path):
     assert "held-out loss, 100% of the data: 2500k against 30k" in text and "10000k against" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in STUDIES.glob("*/study.json")))
 def test_a_published_study_is_reported_again_from_its_json(name, tmp_path):
     published = json.loads((STUDIES / name / "study.json").read_text())
