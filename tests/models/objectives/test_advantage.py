@@ -16,13 +16,9 @@ from decisionllm.schema import Episode
 from tests.conftest import NANO, command, make_model, make_store, metrics, node
 from tests.models.test_sequence import CONTINUOUS, make_batch
 
-<<<<<<< HEAD:tests/models/objectives/test_advantage.py
-pytestmark = pytest.mark.numeric
+pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 SPEC = replace(CONTINUOUS, horizon=10)
 WEIGHTED = node("objective", "advantage", temperature=2.0, expectile=0.9)
-=======
-pytestmark = [pytest.mark.numeric, pytest.mark.slow]
->>>>>>> del-b:tests/models/test_advantage.py
 
 
 def test_an_expectile_weighs_errors_by_their_sign():
