@@ -11,7 +11,8 @@ import torch
 
 from benchmarks import measure
 from benchmarks.windows import log
-from decisionllm.datasets.windows import Sampler, collate
+from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.windows import collate
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.models.sequence import SequenceModel

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import measure
 from decisionllm import TrainConfig, choice
 from decisionllm.config import LogOptions, OptimOptions
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
 from decisionllm.policy import checkpoint
@@ -67,7 +67,7 @@ def watched():
 
 
 def sampler(store):
-    return windows.Sampler(windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0)
+    return sampling.Sampler(windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0)
 
 
 def window_us(samplers, rounds=15):

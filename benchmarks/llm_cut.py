@@ -14,7 +14,8 @@ import torch
 from benchmarks import measure
 from benchmarks.dt_step import log, our_loss, trainer
 from benchmarks.llm_step_tiny import adapted, peer_loss
-from decisionllm.datasets.windows import Sampler, collate
+from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.windows import collate
 
 ROWS, TEXTS = 512, 64
 model_of = partial(adapted, "smollm2", lora_rank=32, lora_alpha=64)

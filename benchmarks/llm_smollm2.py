@@ -12,7 +12,8 @@ import torch
 from benchmarks import decide_llm, measure
 from benchmarks.dt_step import log, our_loss, trainer
 from benchmarks.llm_step_tiny import pair, peer_loss
-from decisionllm.datasets.windows import Sampler, collate
+from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.windows import collate
 from decisionllm.tokenizers import text
 
 WORDS = " ".join(["Go through the open door to the room with the red lamp and stop there"] * 3).split()

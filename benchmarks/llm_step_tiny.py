@@ -12,7 +12,8 @@ import torch
 
 from benchmarks import measure
 from benchmarks.dt_step import log, make, our_loss, repeated, trainer
-from decisionllm.datasets.windows import Sampler, collate
+from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.windows import collate
 from decisionllm.policy.checkpoint import precision
 from decisionllm.tokenizers import text
 

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 
 from benchmarks import measure
-from decisionllm.datasets.windows import Sampler, Steps, collate, returns_to_go
+from decisionllm.datasets.sampling import Sampler
+from decisionllm.datasets.windows import Steps, collate, returns_to_go
 
 T = 20
 FIELDS = ("observations", "actions", "returns_to_go", "timesteps", "mask")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from decisionllm.baselines.d3rlpy import ALGORITHMS, READ_NEXT_ACTION, actor_mean, actor_weights, library, scales, transitions
 from decisionllm.config import one_of
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
 from decisionllm.policy import checkpoint
@@ -47,7 +47,7 @@ def baseline(config: dict[str, Any]) -> Path:
     # -- data and algorithm --
     store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))
     select = {name: config["data"][name] for name in ("fraction", "min_return_quantile", "seed")}
-    chosen, _ = windows.select(store, **select)
+    chosen, _ = sampling.select(store, **select)
     reads_next = config["algorithm"] in READ_NEXT_ACTION
     known = transitions(store, chosen, ends=config["time_limits"] == "terminal", next_actions=reads_next)
     scale = scales(store.spec, *known[:2], action_clip_quantile=config["action_clip_quantile"])

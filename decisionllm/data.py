@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, windows
+from decisionllm.datasets import auction, maze2d, minari, sampling, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import reported, survey
@@ -133,7 +133,7 @@ def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9,
 def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> Iterator[str]:
     """One training window, as lines of text: the text's tokens, then return-to-go R, observation o and action a of each step."""
     steps = windows.of_store(store, return_horizon=return_horizon)
-    sampler = windows.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
+    sampler = sampling.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]
     if words := wordings(store):

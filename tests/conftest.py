@@ -11,7 +11,7 @@ import torch
 
 from decisionllm.__main__ import run
 from decisionllm.config import ModelOptions
-from decisionllm.datasets import store, windows
+from decisionllm.datasets import sampling, store
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.policy import Policy
@@ -192,7 +192,7 @@ def metrics(path):
 
 def interrupt(monkeypatch, step):
     """Send this process a Ctrl-C while the batch of this training step is drawn. -> the steps that are drawn, as they come"""
-    draw, drawn = windows.Sampler.__call__, []
+    draw, drawn = sampling.Sampler.__call__, []
 
     def watched(sampler, now):
         if sampler.seed == 7:  # LOOP's; 0 is the validation's
@@ -201,5 +201,5 @@ def interrupt(monkeypatch, step):
                 signal.raise_signal(signal.SIGINT)
         return draw(sampler, now)
 
-    monkeypatch.setattr(windows.Sampler, "__call__", watched)
+    monkeypatch.setattr(sampling.Sampler, "__call__", watched)
     return drawn

@@ -60,7 +60,7 @@ def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
 import os, signal, sys
 import decisionllm.train
 from decisionllm.__main__ import run
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling
 path, given, *words = sys.argv[1:]
 alone, child = dict(os.environ), os.fork()  # what torchrun does, but for importing torch again
 os.environ |= eval(given) | {"RANK": str(int(child == 0)), "LOCAL_RANK": str(int(child == 0)), "WORLD_SIZE": "2"}
@@ -69,14 +69,14 @@ def train(name, start):
     os.environ["MASTER_PORT"] = str(port + start)  # a process that is early would connect to the group before
     return run("train", [*words, f"run={path}/{name}"])
 codes = [train("two", 0)]
-draw = windows.Sampler.__call__
+draw = sampling.Sampler.__call__
 def stopped(sampler, step):
     if sampler.seed == 7 and step == 1:
         signal.raise_signal(signal.SIGINT)
     return draw(sampler, step)
-windows.Sampler.__call__ = stopped
+sampling.Sampler.__call__ = stopped
 codes.append(train("again", 1) - 130)
-windows.Sampler.__call__ = draw
+sampling.Sampler.__call__ = draw
 codes.append(train("again", 2))
 if child:
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

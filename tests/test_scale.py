@@ -13,7 +13,7 @@ import yaml
 from hydra import initialize_config_dir
 
 from decisionllm.config import configs, store_choices
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.store import prepare
 from decisionllm.models.heads import DiscreteHead
 from decisionllm.scaling import grid, ledger
@@ -118,8 +118,8 @@ def test_held_out_groups_do_not_depend_on_the_fraction(finished):
     job = ledger.job(finished / name)
     store = prepare(job["reference"], finished.parent / "data")
     seed = job["train"]["data"]["seed"]
-    _, held_out = windows.select(store, held_out=0.2, seed=seed)
-    _, of_run = windows.select(store, fraction=0.25, held_out=0.2, seed=seed)
+    _, held_out = sampling.select(store, held_out=0.2, seed=seed)
+    _, of_run = sampling.select(store, fraction=0.25, held_out=0.2, seed=seed)
     assert held_out.tolist() == of_run.tolist() and len(held_out) == 12
 
 
@@ -129,7 +129,7 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
         make_policy(store.spec, timesteps="none"),
         {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1},
     )
-    found, (_, held_out) = scaling_run.measure(policy, config, store, 2**14), windows.select(store, held_out=0.02, seed=3)
+    found, (_, held_out) = scaling_run.measure(policy, config, store, 2**14), sampling.select(store, held_out=0.02, seed=3)
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
     window = windows.cut(windows.of_store(store), episodes, starts, 1)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from decisionllm.config import OptimOptions
-from decisionllm.datasets import store, windows
+from decisionllm.datasets import sampling, store
 from decisionllm.datasets.synthetic import load
 from decisionllm.policy import checkpoint
 from decisionllm.scaling.run import measure
@@ -355,7 +355,7 @@ def load(*, spoilt: list):
     return replace(source, episodes=[spoil(e) if e.group in spoilt else e for e in source.episodes])
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    chosen, held_out = windows.select(store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3)
+    chosen, held_out = sampling.select(store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3)
     spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": chosen[:1].tolist()}
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
         "data.held_out=0.25",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decisionllm.config import TrainConfig
-from decisionllm.datasets import team_windows, windows
+from decisionllm.datasets import sampling, team_windows, windows
 from decisionllm.datasets.store import Store
 from decisionllm.datasets.windows import collate
 from decisionllm.datasets.wordings import Wordings
@@ -62,7 +62,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill 
             measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
     check_targets(c, store, steps, episodes)
     make = sampler_maker(c, store)
-    weights = windows.part_weights(store, steps, episodes, shares)
+    weights = sampling.part_weights(store, steps, episodes, shares)
     discount = of_part(store, "step_discount", c.data.step_discount)
     sampler = make(steps, episodes=episodes, seed=c.seed, weights=weights, discount=discount)
     validators = {}
@@ -81,7 +81,7 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill 
 
 def choose_episodes(c: TrainConfig, store: Store) -> tuple[np.ndarray, np.ndarray]:
     """Episodes that are trained on, and those held out: (E,) and (E',) int."""
-    chosen: tuple[np.ndarray, np.ndarray] = windows.select(
+    chosen: tuple[np.ndarray, np.ndarray] = sampling.select(
         store,
         fraction=c.data.fraction,
         min_return_quantile=c.data.min_return_quantile,
@@ -151,7 +151,7 @@ def sampler_maker(c: TrainConfig, store: Store) -> Callable[..., Any]:
     """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes, or of teams."""
     shape: dict[str, Any] = {"T": c.window, "batch_size": c.optim.batch_size}
     if c.team.execution == "per_agent":
-        return partial(windows.sampler(c.data.rows_per_text, store.task), **shape)
+        return partial(sampling.sampler(c.data.rows_per_text, store.task), **shape)
     alone = 0.5 if c.team.execution == "both" else 0.0
     return partial(team_windows.TeamSampler, store=store, **shape, alone=alone)
 

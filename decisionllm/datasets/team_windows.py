@@ -5,8 +5,9 @@ from functools import cache
 
 import numpy as np
 
+from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.store import Store
-from decisionllm.datasets.windows import Sampler, Steps, cut
+from decisionllm.datasets.windows import Steps, cut
 from decisionllm.schema import Window, differs
 from decisionllm.tokenizers.team import POOL
 from decisionllm.tokenizers.text import of_team

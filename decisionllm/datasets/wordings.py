@@ -367,7 +367,7 @@ class Wordings(Sequence[str]):
             task: (E,) of each episode.
             seed: of the draws.
             texts: of a batch; row i has that of row i % texts, whose task is the same, see
-                `windows.TextSampler`.
+                `sampling.TextSampler`.
             worded: (E,) whether the texts of an episode are drawn; the others have that of their
                 task. None: all are.
         """

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from decisionllm.config import Node, UsageError, merged, one_of, settle, train_config
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.before import check_environments
@@ -168,7 +168,7 @@ def check_data(store: Store, data: Node, fraction: float) -> None:
 
 def drops_episodes(store: Store, quantile: float) -> bool:
     """Whether a least quantile of the returns leaves out any episode."""
-    kept, _ = windows.select(store, min_return_quantile=quantile)
+    kept, _ = sampling.select(store, min_return_quantile=quantile)
     return len(kept) < len(store.lengths)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from decisionllm.config import Node, flat
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.report import read_lines
@@ -87,10 +87,10 @@ def execute(
     # what was trained on, of all that could have been, and of the reference data
     data = config["data"]
     groups = {"held_out": data["held_out"], "seed": data["seed"]}
-    usual, _ = windows.select(reference, **groups)
+    usual, _ = sampling.select(reference, **groups)
     groups["min_return_quantile"] = data["min_return_quantile"]
-    whole, _ = windows.select(store, fraction=1.0, **groups)
-    chosen, _ = windows.select(store, fraction=data["fraction"], **groups)
+    whole, _ = sampling.select(store, fraction=1.0, **groups)
+    chosen, _ = sampling.select(store, fraction=data["fraction"], **groups)
 
     size = count(config, store.spec)
     steps = best.config["steps"]
@@ -258,10 +258,10 @@ def measure(policy: Policy, config: Node, store: Store, count: int) -> dict[str,
     """
     model = policy.model.eval()
     data = config["data"]
-    _, episodes = windows.select(store, held_out=data["held_out"], seed=data["seed"])
+    _, episodes = sampling.select(store, held_out=data["held_out"], seed=data["seed"])
     steps = windows.of_store(store, return_horizon=config["model"]["return_horizon"])
     episodes = episodes[steps.end[episodes] > steps.first[episodes]]
-    sampler = windows.sampler(data.get("rows_per_text", 1), store.task)
+    sampler = sampling.sampler(data.get("rows_per_text", 1), store.task)
     draw: Any = sampler(steps, episodes, T=config["window"], batch_size=BATCH, seed=0)
     tasks: Sequence[str] = store.tasks
     if words := wordings(store, config.get("text_wordings", 0)):

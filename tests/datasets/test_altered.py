@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from decisionllm.datasets import altered, windows
+from decisionllm.datasets import altered, sampling
 from decisionllm.datasets.store import prepare, write
 from decisionllm.protocols import Source
 from decisionllm.registry import choice
@@ -37,7 +37,7 @@ def test_the_actions_of_a_share_of_the_episodes_are_kept(tmp_path):
 
 def test_episodes_that_keep_their_actions_are_not_those_held_out(tmp_path):
     store = changed(tmp_path, "unlabelled", actions_kept=0.25)[1]
-    train, held_out = windows.select(store, held_out=0.25, seed=0)
+    train, held_out = sampling.select(store, held_out=0.25, seed=0)
     labelled = np.flatnonzero(np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1]))
     assert len(held_out) == len(labelled) == 10 and len(np.intersect1d(train, labelled)) >= 5
 

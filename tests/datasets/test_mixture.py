@@ -9,7 +9,7 @@ from hydra import initialize_config_dir
 
 from decisionllm.config import configs, store_choices, train_config
 from decisionllm.data import card
-from decisionllm.datasets import store, windows
+from decisionllm.datasets import sampling, store, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.mixture import described, evaluated, load, of_embodiment, of_embodiments
@@ -85,21 +85,21 @@ def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_
 def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
     mixed = of_two(tmp_path)
     steps, everything = windows.of_store(mixed), np.arange(4)
-    assert windows.part_weights(mixed, steps, everything, [1, 3]).tolist() == [1 / 4, 3 / 12, 3 / 12, 3 / 12]
-    assert windows.part_weights(mixed, steps, np.array([0, 1, 3]), [1, 2])[[0, 1, 3]].tolist() == [1 / 4, 2 / 10, 2 / 10]
-    draw = windows.Sampler(
-        steps, everything, T=1, batch_size=4000, seed=0, weights=windows.part_weights(mixed, steps, everything, [1, 3])
+    assert sampling.part_weights(mixed, steps, everything, [1, 3]).tolist() == [1 / 4, 3 / 12, 3 / 12, 3 / 12]
+    assert sampling.part_weights(mixed, steps, np.array([0, 1, 3]), [1, 2])[[0, 1, 3]].tolist() == [1 / 4, 2 / 10, 2 / 10]
+    draw = sampling.Sampler(
+        steps, everything, T=1, batch_size=4000, seed=0, weights=sampling.part_weights(mixed, steps, everything, [1, 3])
     )
     assert abs((mixed.part[draw(0).episodes] == 0).mean() - 0.25) < 0.03
     with pytest.raises(ValueError, match="in every part of the mixture"):
         short = windows.of_store(mixed, return_horizon=5)
-        windows.part_weights(mixed, short, np.array([3]), [1, 1])
+        sampling.part_weights(mixed, short, np.array([3]), [1, 1])
 
 
 def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
     alone = store.write(tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"]["dataset"]))
     for options in ({"held_out": 0.25, "seed": 3}, {"held_out": 0.25, "fraction": 0.5, "min_return_quantile": 0.5}):
-        together, apart = windows.select(mixed, **options), windows.select(alone, **options)
+        together, apart = sampling.select(mixed, **options), sampling.select(alone, **options)
         for both, one in zip(together, apart, strict=True):
             assert (both[both >= 4] - 4).tolist() == one.tolist() and (both < 4).any() or options["held_out"] == 0
 
@@ -129,7 +129,7 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
     assert command("train", *MIXTURE, f"run={run}", "act.target_quantile=0.75") == 0
     info = checkpoint.read(run)[1]
     made = store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
-    kept = windows.select(made, held_out=0.25)[0]
+    kept = sampling.select(made, held_out=0.25)[0]
     for label, part in made.parts.items():
         assert info["parts"][label]["targets"]["0.75"] == np.quantile(made.returns[np.intersect1d(part, kept)], 0.75)
     assert info["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from decisionllm.data import data
-from decisionllm.datasets import team, windows
+from decisionllm.datasets import sampling, team, windows
 from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
 from tests.conftest import near, node
@@ -88,7 +88,7 @@ def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
         np.testing.assert_array_equal(episode.observations[:, :2], [[10 * g + t, i] for t in range(6)])
         assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # present
         np.testing.assert_array_equal(episode.actions[:, 0], (g + np.arange(6) + i) % 3)
-    window = windows.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
+    window = sampling.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
     assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (64, 4, 20)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets import windows
+from decisionllm.datasets import sampling, windows
 from decisionllm.schema import Episode, History
 from tests.conftest import episode, make_store
 
@@ -136,7 +136,7 @@ def test_a_decision_window_has_from_T_minus_stride_to_T_steps(T, stride):
 def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
     """Episodes of 3, 5 and 2 steps, of which the first and the last are chosen: five steps, 0 1 2 and 20 21."""
     store = make_store(tmp_path / "s", [episode([0] * 3), episode([0] * 5, start=10), episode([0] * 2, start=20)])
-    sampler = windows.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
+    sampler = sampling.Sampler(windows.of_store(store), [2, 0], T=2, batch_size=4000, seed=0)
     each = sampler.at(np.arange(5))
     assert each.observations[..., 0].tolist() == [[0, 1], [1, 2], [2, 0], [20, 21], [21, 0]]
     assert each.episodes.tolist() == [0, 0, 0, 2, 2]
@@ -148,7 +148,7 @@ def test_windows_are_uniform_over_steps_of_chosen_episodes(tmp_path):
 @pytest.mark.parametrize("lengths", [[1] * 10 + [90], [90] + [1] * 10, [3, 50, 1, 1, 95, 2]])
 def test_each_step_is_found_in_its_episode_whatever_their_lengths(lengths, tmp_path):
     log = make_store(tmp_path, [episode([0.0] * n) for n in lengths], horizon=100)
-    found = windows.Sampler(windows.of_store(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0).at(
+    found = sampling.Sampler(windows.of_store(log), np.arange(len(lengths)), T=1, batch_size=1, seed=0).at(
         np.arange(sum(lengths))
     )
     assert found.episodes.tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
@@ -158,7 +158,7 @@ def test_each_step_is_found_in_its_episode_whatever_their_lengths(lengths, tmp_p
 def test_weighted_episodes_are_drawn_more_often(tmp_path):
     store = make_store(tmp_path / "s", [episode([1, 1]), episode([0, 0, 0]), episode([2, 0])])
     weights = np.array([1.0, 0.25, 1.0])
-    sampler = windows.Sampler(windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights)
+    sampler = sampling.Sampler(windows.of_store(store), [1, 2], T=1, batch_size=4000, seed=0, weights=weights)
     found = sampler(0)
     assert set(found.episodes) == {1, 2}
     assert (found.episodes == 1).mean() == pytest.approx(3 * weights[1] / (3 * weights[1] + 2), abs=0.02)
@@ -172,17 +172,17 @@ def test_weighted_episodes_are_drawn_more_often(tmp_path):
 def test_early_steps_are_drawn_more_often_with_a_discount(tmp_path, weights):
     """Steps of an episode as 1 : 0.5 : 0.25; the episodes keep their share."""
     steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 3), episode([0]), episode([0] * 50)]))
-    found = windows.Sampler(steps, [0, 1], T=1, batch_size=7000, seed=0, weights=weights, discount=0.5)(0)
+    found = sampling.Sampler(steps, [0, 1], T=1, batch_size=7000, seed=0, weights=weights, discount=0.5)(0)
     assert (found.episodes == 0).mean() == pytest.approx(3 / 4 if weights is None else 3 / 6, abs=0.03)
     drawn = np.bincount(found.timesteps[found.episodes == 0, 0])
     assert drawn / drawn.sum() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.03)
-    late = windows.Sampler(steps, [2], T=1, batch_size=7000, seed=0, discount=0.9)(0).timesteps
+    late = sampling.Sampler(steps, [2], T=1, batch_size=7000, seed=0, discount=0.9)(0).timesteps
     assert late.mean() == pytest.approx(np.average(np.arange(50), weights=0.9 ** np.arange(50)), rel=0.05)
 
 
 def test_a_draw_depends_on_seed_and_step_alone(tmp_path):
     steps = windows.of_store(make_store(tmp_path / "s", [episode([0] * 40)]))
-    make = lambda seed: windows.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731
+    make = lambda seed: sampling.Sampler(steps, [0], T=2, batch_size=8, seed=seed)  # noqa: E731
     one, again = make(0), make(0)
     first = [one(step).timesteps.tolist() for step in range(3)]
     assert [again(step).timesteps.tolist() for step in (2, 1, 0)] == first[::-1]
@@ -196,7 +196,7 @@ def grouped(tmp_path, groups, rewards=None):
 
 def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
     store = grouped(tmp_path, range(5), [1, 9, 5, 7, 3])
-    chosen = lambda quality: windows.select(store, min_return_quantile=quality)[0].tolist()  # noqa: E731
+    chosen = lambda quality: sampling.select(store, min_return_quantile=quality)[0].tolist()  # noqa: E731
     assert chosen(0.0) == [0, 1, 2, 3, 4]
     assert chosen(0.5) == [1, 2, 3]
     assert chosen(0.75) == [1, 3]
@@ -206,7 +206,7 @@ def test_the_best_are_those_at_or_above_the_quantile(tmp_path):
 def test_a_split_keeps_groups_whole(tmp_path):
     store = grouped(tmp_path, [3, 1, 3, 2, 1, 4, 4, 2, 5, 6])
     for seed in range(5):
-        kept, out = windows.select(store, held_out=0.34, seed=seed)
+        kept, out = sampling.select(store, held_out=0.34, seed=seed)
         assert len(np.unique(store.group[out])) == 2  # of six
         assert not set(store.group[kept]) & set(store.group[out])
         assert sorted([*kept, *out]) == list(range(10))
@@ -214,26 +214,26 @@ def test_a_split_keeps_groups_whole(tmp_path):
 
 def test_a_smaller_fraction_is_part_of_a_larger_one(tmp_path):
     store = grouped(tmp_path, range(20))
-    chosen = [windows.select(store, fraction=fraction, held_out=0.2, seed=1) for fraction in (0.01, 0.25, 0.5, 1.0)]
+    chosen = [sampling.select(store, fraction=fraction, held_out=0.2, seed=1) for fraction in (0.01, 0.25, 0.5, 1.0)]
     assert [len(kept) for kept, _ in chosen] == [1, 4, 8, 16]  # at least one group is kept
     for (less, out), (more, same) in zip(chosen, chosen[1:], strict=False):
         assert set(less) < set(more) and out.tolist() == same.tolist()
-    assert chosen[1][0].tolist() != windows.select(store, fraction=0.25, held_out=0.2, seed=2)[0].tolist()
+    assert chosen[1][0].tolist() != sampling.select(store, fraction=0.25, held_out=0.2, seed=2)[0].tolist()
 
 
 def test_the_return_quantile_is_of_the_kept_episodes(tmp_path):
     store = grouped(tmp_path, range(8), [1, 2, 3, 4, 5, 6, 7, 8])
-    kept, _ = windows.select(store, fraction=0.5, seed=0)
-    best, _ = windows.select(store, fraction=0.5, min_return_quantile=1.0, seed=0)
+    kept, _ = sampling.select(store, fraction=0.5, seed=0)
+    best, _ = sampling.select(store, fraction=0.5, min_return_quantile=1.0, seed=0)
     assert best.tolist() == [kept.max()]
 
 
 def test_shares_outside_0_to_1_are_refused(tmp_path):
     store = grouped(tmp_path, range(3))
     with pytest.raises(ValueError, match=r"min_return_quantile: expected a share within 0 \.\. 1, got 1.5"):
-        windows.select(store, min_return_quantile=1.5)
+        sampling.select(store, min_return_quantile=1.5)
     with pytest.raises(ValueError, match="data.held_out=1.0 leaves no group of 3 to train on"):
-        windows.select(store, held_out=1.0)
+        sampling.select(store, held_out=1.0)
 
 
 @pytest.mark.parametrize("return_horizon", [0, 2])
@@ -254,7 +254,7 @@ def text_sampler(tmp_path, *, texts, weights=None, discount=1.0):
     made = [episode([0.0] * n, start=10 * e, S=1) for e, n in enumerate((1, 2, 3, 4))]
     steps = windows.of_store(make_store(tmp_path / "s", made))
     rows = 3000
-    return windows.TextSampler(
+    return sampling.TextSampler(
         steps, np.arange(4), task=np.array([1, 0, 1, 0]), rows_per_text=rows // texts, T=1, batch_size=rows, seed=0,
         weights=weights, discount=discount,
     )  # fmt: skip

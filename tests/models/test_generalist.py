@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from decisionllm.datasets import mixture, store, windows
+from decisionllm.datasets import mixture, sampling, store, windows
 from decisionllm.datasets.mixture import embodiment_of
 from decisionllm.models.generalist import Generalist
 from decisionllm.policy import checkpoint
@@ -64,7 +64,7 @@ def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     }
     for name, part in mixture.described(config["dataset"]["parts"], {}, "goal").items():
         log = store.prepare(part["dataset"], config["cache_dir"])
-        chosen, _ = windows.select(log, held_out=0.25)
+        chosen, _ = sampling.select(log, held_out=0.25)
         (rows,) = windows.of_store(log).blocks(chosen)
         assert np.allclose(weights[f"models.{name}.normalizer.observation_mean"], log.observations[rows].mean(0), atol=1e-5)
         assert info["parts"].get(name, {"embodiment": "plane"})["embodiment"] == name
@@ -142,7 +142,7 @@ def test_a_task_of_a_known_space_starts_with_the_weights_and_units_of_the_run(ru
     low, high = old["models.plane.normalizer.return_range"].tolist()
     log = store.prepare(checkpoint.read(tmp_path / "new")[0]["dataset"], checkpoint.read(tmp_path / "new")[0]["cache_dir"])
     steps = windows.of_store(log)
-    mine = steps.returns_to_go[next(steps.blocks(windows.select(log, held_out=0.25)[0]))]
+    mine = steps.returns_to_go[next(steps.blocks(sampling.select(log, held_out=0.25)[0]))]
     assert new["normalizer.return_range"].tolist() == [min(low, mine.min()), max(high, mine.max())]
     assert new["normalizer.return_range"].tolist() != [low, high] != [mine.min(), mine.max()]
 
