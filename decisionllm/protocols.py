@@ -19,7 +19,6 @@ from decisionllm.schema import Episode, Spec
 if TYPE_CHECKING:
     import torch
 
-    from decisionllm.models.sequence import SequenceModel
     from decisionllm.schema import Batch
 
 
@@ -209,6 +208,18 @@ class Head(Protocol):
         ...
 
 
+class ActionModel(Protocol):
+    """What an objective uses of a model, which is a `models.sequence.SequenceModel`."""
+
+    normalizer: Any
+
+    def distribution(
+        self, hidden: torch.Tensor, action_masks: torch.Tensor | None, observations: torch.Tensor | None
+    ) -> Distribution:
+        """Distribution over the next action, of hidden states (B, T, D)."""
+        ...
+
+
 class Objective(Protocol):
     """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are trained with the model's.
 
@@ -227,7 +238,7 @@ class Objective(Protocol):
         return None
 
     @abstractmethod
-    def loss(self, model: SequenceModel, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, model: ActionModel, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         """The terms of the loss, whose sum is minimised.
 
         Args:

@@ -170,7 +170,7 @@ def copy_windows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
     row = column.nbytes // n
     all_windows = np.ndarray(n - T + 1, f"V{T * row}", column, strides=row)
     inside = np.clip(begin, 0, n - T)
-    windows = all_windows[inside].view(column.dtype).reshape(len(begin), T, *column.shape[1:])
+    windows: np.ndarray = all_windows[inside].view(column.dtype).reshape(len(begin), T, *column.shape[1:])
     outside = np.flatnonzero(inside != begin)
     if len(outside):
         windows[outside] = column.take(rows[outside], 0, mode="clip")

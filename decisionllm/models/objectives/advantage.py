@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from decisionllm.models.objectives.likelihood import action_losses, masked_mean
-from decisionllm.protocols import Objective
+from decisionllm.protocols import ActionModel, Objective
 from decisionllm.registry import register
 
 if TYPE_CHECKING:
-    from decisionllm.models.sequence import SequenceModel
     from decisionllm.schema import Batch, Spec
 
 MAX_WEIGHT = 20.0  # of exp(advantage / temperature)
@@ -60,7 +59,7 @@ class AdvantageWeighted(nn.Module, Objective):
         self.mean_weight = nn.Buffer(torch.ones(()))
         self.sums: Tensor | None = None  # over the steps since the last update
 
-    def loss(self, model: SequenceModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
+    def loss(self, model: ActionModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
         assert batch.loss_mask is not None
         returns_to_go = model.normalizer.returns_to_go(batch.returns_to_go)
         advantages = returns_to_go - self.value(hidden, batch.timesteps)

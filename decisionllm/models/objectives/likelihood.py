@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from decisionllm.protocols import Objective
+from decisionllm.protocols import ActionModel, Objective
 from decisionllm.registry import register
 
 if TYPE_CHECKING:
-    from decisionllm.models.sequence import SequenceModel
     from decisionllm.schema import Batch, Spec
 
 
@@ -22,11 +21,11 @@ class Likelihood(nn.Module, Objective):
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
 
-    def loss(self, model: SequenceModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
+    def loss(self, model: ActionModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
         return {"nll": masked_mean(action_losses(model, batch, hidden), batch.loss_mask)}
 
 
-def action_losses(model: SequenceModel, batch: Batch, hidden: Tensor) -> Tensor:
+def action_losses(model: ActionModel, batch: Batch, hidden: Tensor) -> Tensor:
     """Negative log-likelihood in nats of each action, times its action_weight: hidden states (B, T, D) -> (B, T)."""
     distribution = model.distribution(hidden, batch.action_masks, batch.observations)
     losses = -distribution.log_prob(model.normalizer.actions(batch.actions))

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from decisionllm.models.objectives.advantage import expectile_loss
 from decisionllm.models.objectives.likelihood import action_losses, masked_mean
-from decisionllm.protocols import Objective
+from decisionllm.protocols import ActionModel, Objective
 from decisionllm.registry import register
 
 if TYPE_CHECKING:
-    from decisionllm.models.sequence import SequenceModel
     from decisionllm.schema import Batch, Spec
 
 
@@ -50,7 +49,7 @@ class MaxReturn(nn.Module, Objective):
         rows = torch.arange(len(batch.mask), device=batch.mask.device)
         return rows % 2 == 0
 
-    def loss(self, model: SequenceModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
+    def loss(self, model: ActionModel, batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
         errors = model.normalizer.returns_to_go(batch.returns_to_go) - self.predicted(hidden)
         null_return = batch.mask & ~self.return_given(batch)[:, None]
         return {
