@@ -60,7 +60,8 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
     """What is too large for a test is made small: fewer layers, fewer steps. What needs a name says so."""
     monkeypatch.setitem(sys.modules, "jax", None)
     small = {"backbone": {"layers": 1}, "dataset": {"steps": 600, "periods": "3"}}
-    given = {"backbone": (0,), "env": (3,), "dataset": ()}
+    usual = SPECS["continuous"]
+    given = {"backbone": (0,), "env": (3,), "dataset": (), "objective": (8, usual), "planner": (usual,)}
     for group, name in CHOICES:
         node = chosen(capsys, group, name)
         node |= {key: value for key, value in small.get(group, {}).items() if key in node}

@@ -43,14 +43,10 @@ class ValuePlan(Decider):
         otherwise: decides without a plan.
         horizon: steps to imagine, for which the candidate is held.
         least_value: of a plan that is followed, within 0 .. 1.
-
-    Raises:
-        ValueError: the model has no value to plan with.
     """
 
     def __init__(self, otherwise: Direct, horizon: int, least_value: float) -> None:
-        if otherwise.model.planner is None:
-            raise ValueError("act.planning_horizon: needs a model trained with planner=value")
+        assert otherwise.model.planner is not None
         self.otherwise = otherwise
         self.model = otherwise.model
         self.planner = otherwise.model.planner

@@ -74,16 +74,22 @@ class Policy:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         if self.execution == "joint" and model.team is None:
             raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
-        direct = Direct(model, self.decode, self.device, self.generator)
-        self.decider: Decider = direct
         if self.planning_horizon and model.team is not None:
             raise ValueError(f"act.planning_horizon: expected 0 with a model of teams, got {self.planning_horizon}")
-        if self.planning_horizon:
-            self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
+        if self.planning_horizon and model.planner is None:
+            raise ValueError("act.planning_horizon: needs a model trained with planner=value")
         if self.target_return is None and self.return_conditioned and not model.predicts_return:
             raise ValueError("target_return: expected a number, the model was trained without objective=max_return")
         model.eval()
         model.backbone.pack()
+
+    @property
+    def decider(self) -> Decider:
+        """What turns hidden states into actions, by the fields as they are now."""
+        direct = Direct(self.model, self.decode, self.device, self.generator)
+        if not self.planning_horizon:
+            return direct
+        return ValuePlan(direct, self.planning_horizon, self.planning_value)
 
     @property
     def spec(self) -> Spec:

@@ -56,26 +56,41 @@ class Session(EpisodeBuffer):
         Returns:
             The session.
         """
-        for i, h in zip(range(len(self.now)) if rows is None else rows, histories, strict=True):
-            if rows is not None:
-                self.tasks[i], self.start[i] = h.task, -1
-                self.targets[i] = self.policy.resolve_targets([h.target_return])[0]
-                self.observations[i], self.actions[i], self.rewards[i] = 0, 0, 0
-                if self.masks is not None:
-                    self.masks[i] = True
-            self.restore_row(i, h)
+        if rows is None:
+            rows = range(len(self.now))
+        else:
+            for row, history in zip(rows, histories, strict=True):
+                self._clear(row, history)
+        for row, history in zip(rows, histories, strict=True):
+            self.restore_row(row, history)
         return self
+
+    def _clear(self, row: int, history: History) -> None:
+        """Free a row for another episode, with its text and target return."""
+        self.tasks[row] = history.task
+        self.start[row] = -1
+        self.targets[row] = self.policy.resolve_targets([history.target_return])[0]
+        self.observations[row] = 0
+        self.actions[row] = 0
+        self.rewards[row] = 0
+        if self.masks is not None:
+            self.masks[row] = True
 
     def histories(self, rows: Rows = ALL) -> list[History]:
         """The episodes up to the current observation, as records."""
-        return [
-            History(
-                self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t],
-                None if np.isnan(self.targets[i]) else float(self.targets[i]), self.tasks[i],
-                action_masks=None if self.masks is None else self.masks[i, : t + 1],
-            )
-            for i, t in zip(np.arange(len(self.now))[rows], self.now[rows], strict=True)
-        ]  # fmt: skip
+        return [self._history(row) for row in np.arange(len(self.now))[rows]]
+
+    def _history(self, row: int) -> History:
+        t = self.now[row]
+        target = self.targets[row]
+        return History(
+            observations=self.observations[row, : t + 1],
+            actions=self.actions[row, :t],
+            rewards=self.rewards[row, :t],
+            target_return=None if np.isnan(target) else float(target),
+            task=self.tasks[row],
+            action_masks=None if self.masks is None else self.masks[row, : t + 1],
+        )
 
     @torch.inference_mode()
     def decide(self, rows: Rows = ALL) -> np.ndarray:
@@ -88,64 +103,97 @@ class Session(EpisodeBuffer):
     @torch.inference_mode()
     def read(self, rows: Rows = ALL) -> Tensor:
         """Hidden states at the current observations of these rows (M, D)."""
-        policy, now, each = self.policy, self.now[rows], np.arange(len(self.now))[rows]
+        policy = self.policy
+        each = np.arange(len(self.now))[rows]  # (M,)
         if policy.model.backbone.layout is None:  # an architecture without a cache
-            hidden, self.conditioned_on[rows] = policy.read(self.histories(rows))
+            hidden, self.conditioned_on[each] = policy.read(self.histories(each))
             return hidden
+        now = self.now[each]
         start = window_start(now, policy.window, policy.stride)
-        N, H = len(now), self.rewards.shape[1]
-        first, togo = np.arange(N) * H, np.nan_to_num(self.returns_to_go(rows))
-        steps = Steps(
-            observations=self.observations[rows].reshape(N * H, -1), actions=self.actions[rows].reshape(N * H, -1),
-            returns_to_go=togo.ravel(), first=first, end=first + now + 1,
-            action_masks=None if self.masks is None else self.masks[rows].reshape(N * H, -1),
-        )  # fmt: skip
-        hidden = torch.empty(N, policy.model.backbone.width, device=policy.device)
-        gap = self.last_read[rows] < now - 1  # steps passed without a decision
-        whole = (start != self.start[rows]) | (start == now) | gap
-        for part, again in ((np.flatnonzero(whole), True), (np.flatnonzero(~whole), False)):
-            predicted = part[np.isnan(self.targets[each[part]])]  # episodes that condition on their predicted maximum return
+        steps = self._steps(rows)
+        # A window is read as a whole where it begins, where it moves on, and after steps without a decision.
+        whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
+        hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
+        for again in (True, False):
+            part = np.flatnonzero(whole == again)
+            # Episodes that condition on the predicted return are read with the null return first.
+            predicted = part[np.isnan(self.targets[each[part]])]
             if len(predicted):
                 self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
             if len(part):
                 hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
-        self.start[rows], self.last_read[rows], self.conditioned_on[rows] = start, now, steps.returns_to_go[first + now]
+        self.start[each] = start
+        self.last_read[each] = now
+        self.conditioned_on[each] = steps.returns_to_go[steps.first + now]
         return hidden
+
+    def _steps(self, rows: Rows) -> Steps:
+        """The steps of these rows up to the current one, as the slicer reads them; views where all rows are meant."""
+        now = self.now[rows]
+        M, H = len(now), self.rewards.shape[1]
+        first = np.arange(M) * H
+        return Steps(
+            observations=self.observations[rows].reshape(M * H, -1),
+            actions=self.actions[rows].reshape(M * H, -1),
+            returns_to_go=np.nan_to_num(self.returns_to_go(rows)).ravel(),
+            first=first,
+            end=first + now + 1,
+            action_masks=None if self.masks is None else self.masks[rows].reshape(M * H, -1),
+        )
 
     def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
         """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
         hidden = self._extend(steps, part, rows, start, again, return_given=False)
-        predicted = self.policy.model.predict_return(hidden).cpu().numpy()
+        predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (rows, n)
         now = self.now[rows, None]
-        at = start[:, None] + np.arange(predicted.shape[1]) if again else now
-        row, real = np.nonzero(at <= now)[0], at <= now  # later steps are padding
-        self.predicted_returns[rows[row], at[real]] = predicted[real]
-        steps.returns_to_go.reshape(-1, self.rewards.shape[1])[part] = self.predicted_returns[rows]  # of a view
+        step = start[:, None] + np.arange(predicted.shape[1]) if again else now
+        real = step <= now  # later steps are padding
+        row = np.nonzero(real)[0]
+        self.predicted_returns[rows[row], step[real]] = predicted[real]
+        of_rows = steps.returns_to_go.reshape(-1, self.rewards.shape[1])  # a view
+        of_rows[part] = self.predicted_returns[rows]
 
     def _extend(
         self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool, return_given: bool = True
     ) -> Tensor:
-        """Read these rows, which are this part of the steps, into the cache of windows that begin at `start`.
+        """Read rows into the cache.
 
-        again: read the whole window, not only the last action, the current return and the current observation. Returns hidden
-        states of the current step (rows, D), or, with the null return, of every step read (rows, n, D).
+        Args:
+            steps: of all rows that decide.
+            part: (m,) which of them are read.
+            rows: (m,) their rows in the session.
+            start: (m,) the step where the window of each begins.
+            again: read the whole window, not only the last action, the current return and the current observation.
+            return_given: whether the returns are read, or the null return.
+
+        Returns:
+            Hidden states of the current step (m, D); with the null return, of every step read (m, n, D).
         """
-        model, device, k = self.policy.model, self.policy.device, self.policy.model.tokenizer.tokens
+        model, device = self.policy.model, self.policy.device
+        k = model.tokenizer.tokens
         self._read_texts(rows[self.start[rows] < 0], return_given)
         begin = start if again else self.now[rows] - 1
         counts = self.now[rows] - begin + 1
         batch = collate(cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)).to(device)
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
-        tokens = model.tokens(batch, null)[:, 0 if again else k - 1 : -1]  # the last action is not yet chosen
-        cached = np.zeros(len(rows), int) if again else (begin - start) * k + k - 1  # tokens; the last one is an observation
-        one = not again or (return_given and (counts == counts[0]).all())  # only the last observation is an output
+        tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
+        cached = np.zeros(len(rows), int)  # tokens that the cache holds
+        if not again:
+            tokens = tokens[:, k - 1 :]  # from the last action on
+            cached = (begin - start) * k + k - 1  # up to the last observation
+        last_alone = not again or (return_given and (counts == counts[0]).all())
         hidden = model.backbone.append(
-            tokens, self.caches[return_given], torch.from_numpy(cached).to(device), torch.from_numpy(rows).to(device),
-            output_positions=slice(-1, None) if one else model.tokenizer.output_positions,
-        ).float()  # fmt: skip
+            tokens,
+            self.caches[return_given],
+            torch.from_numpy(cached).to(device),
+            torch.from_numpy(rows).to(device),
+            output_positions=slice(-1, None) if last_alone else model.tokenizer.output_positions,
+        ).float()
         if not return_given:
             return hidden
-        return hidden[:, -1] if one else hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
+        if last_alone:
+            return hidden[:, -1]
+        return hidden[torch.arange(len(rows)), torch.from_numpy(counts - 1)]
 
     def _read_texts(self, rows: np.ndarray, return_given: bool) -> None:
         """Give these rows their texts in the cache, and read those that it lacks."""
