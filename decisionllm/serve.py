@@ -4,7 +4,7 @@ import os
 import socket
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decisionllm.config import one_of
 from decisionllm.envs.auction.journal import Journal
@@ -14,39 +14,70 @@ from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.serving import replicas
 
+if TYPE_CHECKING:
+    from decisionllm.serving.shadow import Shadow
+
+
+POSITIVE = (
+    "deadline_ms",
+    "max_batch_size",
+    "max_queue",
+    "max_body_bytes",
+    "bid_expiry_s",
+    "bid_wait_ms",
+    "max_campaigns",
+    "horizon",
+    "pacing",
+)
+
 
 def serve(config: dict[str, Any]) -> None:
-    """Serve until interrupted (see configs/serve.yaml)."""
+    """Serve until interrupted (see configs/serve.yaml).
+
+    Raises:
+        ValueError: an option cannot be, or a run is none of `decisionllm train`.
+        OSError: the address is taken.
+    """
     with explained("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'", ImportError, raised=ImportError):
-        from decisionllm.serving import logs, protocol
-        from decisionllm.serving.middleware import loopback
-    host, port = config["host"], config["port"]
-    if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
-        raise ValueError(f"host={host}: others can reach it: set a token, DECISIONLLM_TOKEN, or take host=127.0.0.1")
-    one_of("log", config["log"], logs.KINDS)
-    for name in ("deadline_ms", "max_batch_size", "max_queue", "max_body_bytes", "bid_expiry_s", "bid_wait_ms",
-                 "max_campaigns", "horizon", "pacing"):  # fmt: skip
-        if config[name] is not None and config[name] <= 0:
-            raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port: expected 0 .. 65535, got {port}")
-    for run in filter(None, (config["run"], config["shadow"])):
-        if "policy" in checkpoint.read(run)[0]:
-            raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
-    count, many = config["replicas"], config["replicas"] > 1
-    if count < 1 or (many and not hasattr(socket, "SO_REUSEPORT")):
-        raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
-    app = None if many else application(config)
-    with explained(f"host={host} port={port}: cannot listen there", OSError, remedy="choose another port=...", raised=OSError):
-        listener = listen(host, port)
+        from decisionllm.serving import protocol
+    check(config)
+    several = config["replicas"] > 1
+    app = None if several else application(config)
+    host = config["host"]
+    where = f"host={host} port={config['port']}: cannot listen there"
+    with explained(where, OSError, remedy="choose another port=...", raised=OSError):
+        listener = listen(host, config["port"])
     port = listener.getsockname()[1]
-    by = f" by {count} replicas" if many else ""
+    by = f" by {config['replicas']} replicas" if several else ""
     print(f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}", flush=True)
-    if many:
+    if several:
         listener.close()
-        return replicas.run(replica, config | {"port": port}, replicas=count)
+        return replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
     with listener:
         protocol.server(app).run(sockets=[listener])
+
+
+def check(config: dict[str, Any]) -> None:
+    """Raise a ValueError for an option that cannot be."""
+    from decisionllm.serving import logs
+    from decisionllm.serving.middleware import loopback
+
+    host = config["host"]
+    if not loopback(host) and not os.environ.get("DECISIONLLM_TOKEN"):
+        remedy = "set a token, DECISIONLLM_TOKEN, or take host=127.0.0.1"
+        raise ValueError(f"host={host}: others can reach it: {remedy}")
+    one_of("log", config["log"], logs.KINDS)
+    for name in POSITIVE:
+        if config[name] is not None and config[name] <= 0:
+            raise ValueError(f"{name}: expected a number above 0, got {config[name]}")
+    if not 0 <= config["port"] <= 65535:
+        raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
+    for run in (config["run"], config["shadow"]):
+        if run and "policy" in checkpoint.read(run)[0]:
+            raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
+    count = config["replicas"]
+    if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
+        raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
 
 
 def replica(config: dict[str, Any]) -> None:
@@ -68,29 +99,55 @@ def listen(host: str, port: int, **options: Any) -> socket.socket:
 def application(config: dict[str, Any]) -> Any:
     """The FastAPI app of this config; a token is read from the environment of its process."""
     from decisionllm.serving.app import create_app
-    from decisionllm.serving.shadow import Shadow
 
     run = config["run"]
     policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
-    auction = run_info["dataset"].get("env") in ("auction", "journal")
-    cache_bytes = int(config["cache_mb"] * 1e6)
-    known, shadow = model_info(run, policy, run_config, run_info), None
-    observation, journal = (ObservationSpec.of(run_info["dataset"]), Journal(journal_path(config))) if auction else (None, None)
-    campaigns = {k: config[k] for k in ("max_campaigns", "horizon", "pacing")} | {"cache_bytes": cache_bytes}
+    known = model_info(run, policy, run_config, run_info)
+    observation = None
+    journal = None
+    if run_info["dataset"].get("env") in ("auction", "journal"):
+        observation = ObservationSpec.of(run_info["dataset"])
+        journal = Journal(journal_path(config))
+    campaigns = {name: config[name] for name in ("max_campaigns", "horizon", "pacing")}
+    campaigns["cache_bytes"] = int(config["cache_mb"] * 1e6)
+    shadow = None
     if config["shadow"]:
         if observation is None or journal is None:
-            raise ValueError(f"shadow: expected campaigns, which a run of an auction has; run={run} is of {known['dataset']}")
-        other, other_config, other_info = checkpoint.load(config["shadow"], device=config["device"])
-        about = model_info(config["shadow"], other, other_config, other_info)
-        seen = ObservationSpec.of(other_info["dataset"])
-        shadow = Shadow(other, seen, journal, observation, name=about["model"], max_queue=config["max_queue"], **campaigns)
+            wanted = f"campaigns, which a run of an auction has; run={run} is of {known['dataset']}"
+            raise ValueError(f"shadow: expected {wanted}")
+        shadow, about = shadow_of(config, journal, observation, campaigns)
         known["shadow"] = {name: about[name] for name in ("run", "model", "dataset", "fingerprint")}
+    exchange = {name: config[name] for name in ("currency", "seat", "bid_expiry_s", "notice_url")}
+    exchange["bid_wait"] = config["bid_wait_ms"] / 1000
     return create_app(
-        policy, known, observation, journal, token=os.environ.get("DECISIONLLM_TOKEN") or None, campaigns=campaigns, shadow=shadow,
-        exchange={k: config[k] for k in ("currency", "seat", "bid_expiry_s", "notice_url")} | {"bid_wait": config["bid_wait_ms"] / 1000},
-        log=config["log"], batch_wait=config["batch_wait_ms"] / 1000,
-        deadline=config["deadline_ms"] / 1000, **{k: config[k] for k in ("max_body_bytes", "max_batch_size", "max_queue")},
-    )  # fmt: skip
+        policy,
+        known,
+        observation,
+        journal,
+        token=os.environ.get("DECISIONLLM_TOKEN") or None,
+        campaigns=campaigns,
+        shadow=shadow,
+        exchange=exchange,
+        log=config["log"],
+        batch_wait=config["batch_wait_ms"] / 1000,
+        deadline=config["deadline_ms"] / 1000,
+        max_body_bytes=config["max_body_bytes"],
+        max_batch_size=config["max_batch_size"],
+        max_queue=config["max_queue"],
+    )
+
+
+def shadow_of(
+    config: dict[str, Any], journal: Journal, observation: ObservationSpec, campaigns: dict[str, Any]
+) -> tuple["Shadow", dict[str, Any]]:
+    """The policy that decides without answering, and its description, see `model_info`."""
+    from decisionllm.serving.shadow import Shadow
+
+    policy, run_config, run_info = checkpoint.load(config["shadow"], device=config["device"])
+    about = model_info(config["shadow"], policy, run_config, run_info)
+    own = ObservationSpec.of(run_info["dataset"])
+    made = Shadow(policy, own, journal, observation, name=about["model"], max_queue=config["max_queue"], **campaigns)
+    return made, about
 
 
 def journal_path(config: dict[str, Any]) -> Path:
@@ -99,13 +156,23 @@ def journal_path(config: dict[str, Any]) -> Path:
 
 def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]) -> dict[str, Any]:
     """The answer of /v1/model."""
-    folder, backbone = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config)), run_config["backbone"]
+    folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config))
+    backbone = dict(run_config["backbone"])
+    if "folder" in backbone:
+        backbone["folder"] = None  # a path of this machine
     return {
-        "run": Path(run).name, "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
+        "run": Path(run).name,
+        "model": blake2b((folder / "model.safetensors").read_bytes(), digest_size=6).hexdigest(),
         "dataset": run_info["dataset"]["name"],
-        "fingerprint": run_info["fingerprint"], "spec": run_info["spec"], "window": policy.window, "stride": policy.stride,
-        "decode": policy.decode, "target_return": policy.target_return, "return_conditioned": policy.return_conditioned,
-        "backbone": backbone | {"folder": None} if "folder" in backbone else backbone,
-        "text": run_info["dataset"].get("text", "none"), "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "fingerprint": run_info["fingerprint"],
+        "spec": run_info["spec"],
+        "window": policy.window,
+        "stride": policy.stride,
+        "decode": policy.decode,
+        "target_return": policy.target_return,
+        "return_conditioned": policy.return_conditioned,
+        "backbone": backbone,
+        "text": run_info["dataset"].get("text", "none"),
+        "parameters": sum(p.numel() for p in policy.model.parameters()),
         "versions": run_info["versions"],
-    }  # fmt: skip
+    }
