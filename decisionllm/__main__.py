@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from decisionllm import __version__
-from decisionllm.config import UsageError, configs, explain, settle, store_choices, unknown
+from decisionllm.config import UsageError, checked_options, configs, explain, store_choices, unknown
 from decisionllm.sweep import run_directory, swept_keys
 
 COMMANDS = {
@@ -68,7 +68,7 @@ def run(command: str, overrides: list[str]) -> int:
         try:
             if HydraConfig.get().mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
                 config.run = run_directory(config, swept_keys(overrides), given)
-            vars(import_module(f"decisionllm.{command}"))[command](settle(config, command, chosen, given))
+            vars(import_module(f"decisionllm.{command}"))[command](checked_options(config, command, chosen, given))
         except (UsageError, OmegaConfBaseException) as error:
             codes.append(fail(2, error))
         except (ValueError, OSError, FloatingPointError, ImportError) as error:

@@ -162,7 +162,7 @@ def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return {**config, **changes, **nested}
 
 
-def of_run(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def env_options_of(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Options given for an environment; those that a choice by its name takes from a run, such as its text, from this one."""
     return plain(run_config | {"env": given})["env"]  # type: ignore[no-any-return]
 
@@ -195,7 +195,7 @@ def store_choices() -> None:
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)
-    store(group="dataset", name="none", node=none)  # until one is chosen, see `settle`; --help and --cfg job need none
+    store(group="dataset", name="none", node=none)  # until one is chosen, see `checked_options`; --help and --cfg job need none
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
     store(name="train_options", node={key: value for key, value in defaults.items() if key not in groups})
     OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
@@ -222,7 +222,7 @@ def policy_name(choice: str, *, _root_: Any) -> str:
     return safe or choice
 
 
-def settle(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
+def checked_options(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """The config as plain dicts: a value for every key, in the type of its default, and no key that nothing reads.
 
     If `_target_` is replaced, only the options that the user gave are kept.
@@ -282,7 +282,7 @@ def selected(node: Any, key: str, *, strict: bool = False) -> Any:
 
 
 def references_to_runs(config: Any) -> dict[str, Any]:
-    """Take out and return the options of an env named in `evaluate` that refer to options of each run, see `of_run`."""
+    """Take out and return the options of an env named in `evaluate` that refer to options of each run, see `env_options_of`."""
     from omegaconf import OmegaConf
 
     if "env" not in config or "dataset" in config:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from decisionllm.baselines.d3rlpy import Baseline
-from decisionllm.config import Node, listed, merged, of_run, with_defaults
+from decisionllm.config import Node, env_options_of, listed, merged, with_defaults
 from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.rollout import rollout
@@ -179,7 +179,7 @@ def environment(
     """
     run = str(loaded.run)
     own = loaded.config["env"]
-    given = of_run(loaded.config, config["env"])
+    given = env_options_of(loaded.config, config["env"])
     if own["_target_"] == "none" and not given:
         example = "+env._target_=decisionllm.eval.gymnasium.make +env.id=CartPole-v1"
         nothing = "env=none, there is no environment to roll out in"

@@ -28,7 +28,7 @@ from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import checkpoint
-from decisionllm.policy.start import new_model, take_up
+from decisionllm.policy.start import new_model, restore_or_describe
 from decisionllm.schema import Batch, Window
 
 ALL = slice(None)
@@ -185,7 +185,7 @@ def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> 
 
     # -- a new run is described before its first step; a run that was begun must be the same run --
     loop = Loop()
-    take_up(c, options, stores, data, model, begun=begun, main=main)
+    restore_or_describe(c, options, stores, data, model, begun=begun, main=main)
     with_texts = {(name, bool(task)) for name, store in stores.items() for task in store.tasks}
     alike = c.team.execution == "per_agent" and len(with_texts) == 1
     model, wrapped = distributed.prepare(accelerator, model, optimizer, alike=alike)

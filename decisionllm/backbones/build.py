@@ -99,7 +99,7 @@ def pretrained(
     read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
     try:
         if run:
-            model, tokenizer = of_run(path, weights)
+            model, tokenizer = model_of_run(path, weights)
             model.to(DTYPES[dtype])
         elif local:
             model, tokenizer = read(source, local_files_only=True)
@@ -179,7 +179,7 @@ def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]
     return read(hub_id, local_files_only=False)
 
 
-def of_run(path: Path, weights: str) -> tuple[Any, Any]:
+def model_of_run(path: Path, weights: str) -> tuple[Any, Any]:
     """The language model that a run trained whole, on any data, and its tokenizer."""
     import yaml
 

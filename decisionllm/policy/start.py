@@ -47,7 +47,7 @@ def check_horizons(stores: Iterable[Store]) -> None:
             raise ValueError(f"model.timesteps=learned: {expected}; {longest}; {remedy}")
 
 
-def take_up(
+def restore_or_describe(
     c: TrainConfig,
     options: dict[str, Any],
     stores: dict[str, Any],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from decisionllm.config import Node, UsageError, merged, one_of, settle, train_config
+from decisionllm.config import Node, UsageError, checked_options, merged, one_of, train_config
 from decisionllm.datasets import sampling
 from decisionllm.datasets.mixture import same_space
 from decisionllm.datasets.store import Store, prepare
@@ -137,7 +137,7 @@ def compose(command: str, words: list[Any]) -> Node:
     try:
         config = hydra.compose(command, line, return_hydra_config=True)
         OmegaConf.set_struct(config, False)
-        return settle(config, command, config.pop("hydra").runtime.choices, line)
+        return checked_options(config, command, config.pop("hydra").runtime.choices, line)
     except (HydraException, OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
         what = f"`decisionllm {command} {' '.join(line)}` does not compose"

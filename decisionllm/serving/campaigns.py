@@ -110,7 +110,7 @@ class CampaignManager:
                 self.counts["repeated", ""] += 1
                 return pending.answer
             decision = await decide(DecisionRequest(id, pending.campaign.history())) if pending.needs_decision else None
-            answer = self.settle(pending, decision)
+            answer = self.answer(pending, decision)
             if await write(self.entries(pending)):
                 self.commit(pending)
                 return answer
@@ -165,7 +165,7 @@ class CampaignManager:
             return True
         return campaign.step != index and campaign.step != self.journal.steps(id)
 
-    def settle(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
+    def answer(self, pending: PendingTick, decision: Decision | Exception | None) -> str:
         """The answer in JSON: from the decision, or by linear pacing where it failed or is late."""
         campaign, coming = pending.campaign, pending.request["coming"]
         multiplier, togo, fallback = 0.0, None, None

@@ -128,7 +128,7 @@ class Shadow:
         decided: Sequence[Any] = [None]
         if pending.needs_decision:
             decided = self.manager.decide([DecisionRequest(id, pending.campaign.history())])
-        answer = json.loads(self.manager.settle(pending, decided[0]))
+        answer = json.loads(self.manager.answer(pending, decided[0]))
         if answer["fallback"]:
             self.counts["failed"] += 1
             return

@@ -110,7 +110,7 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
             for i, p, decided in zip(
                 batch, pending, manager.decide([(p.campaign.id, p.campaign.history()) for p in pending]), strict=True
             ):
-                manager.settle(p, decided)
+                manager.answer(p, decided)
                 assert manager.journal.write(manager.entries(p)) == [True]
                 manager.commit(p)
                 answers[i].append(json.loads(p.answer)["multiplier"])
@@ -134,7 +134,7 @@ def test_a_window_of_one_step_without_text_needs_no_session(options):
         decided = batched.decide([(p.campaign.id, p.campaign.history()) for p in pending])
         near([action[0] for action, _ in decided], wanted, scale=HIGH)
         for p, multiplier in zip(pending, wanted, strict=True):
-            batched.settle(p, (np.array([multiplier]), None))
+            batched.answer(p, (np.array([multiplier]), None))
             batched.journal.write(batched.entries(p))
             batched.commit(p)
     assert np.std(wanted) > 1 and not batched.cache.counts
@@ -188,7 +188,7 @@ def test_a_race_to_the_same_tick_has_one_answer(tmp_path):
     id = managers[0].open(**settings(0))
     late = managers[1].admit(id, drawn(0, 0))
     answer = managers[0].tick(id, **drawn(0, 0))
-    managers[1].settle(late, (np.array([77.0]), 1.0))
+    managers[1].answer(late, (np.array([77.0]), 1.0))
     assert managers[1].journal.write(managers[1].entries(late)) == [False]
     assert managers[1].tick(id, **drawn(0, 0)) == answer
 
@@ -373,7 +373,7 @@ def test_a_fallback_bids_at_most_the_largest_training_action():
     for t in range(6):  # nothing is spent, so that each is twice the last
         tick = drawn(0, t) | {"result": nothing() if t else None}
         pending = manager.admit(id, tick)
-        manager.settle(pending, ValueError())
+        manager.answer(pending, ValueError())
         manager.journal.write(manager.entries(pending))
         manager.commit(pending)
     assert [a["answer"]["multiplier"] for a in manager.journal.ticks(id)] == [60, 120, 240, 300, 300, 300]
