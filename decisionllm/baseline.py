@@ -1,6 +1,7 @@
 """The command `baseline`: train AWAC, CQL, IQL, ReBRAC or TD3+BC of d3rlpy on our data, into a run directory that `evaluate` reads."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -83,22 +84,33 @@ def baseline(config: dict[str, Any]) -> Path:
 
 def train(algorithm: Any, known: list[np.ndarray], run: Path, config: dict[str, Any], console: Console) -> None:
     """Update the algorithm with batches of these transitions; write mean losses to losses.jsonl."""
-    steps, every, batch_size = config["steps"], config["log"]["every"], config["optim"]["batch_size"]
+    steps = config["steps"]
     MiniBatch = library().dataset.TransitionMiniBatch
-    rng, began, printed, losses = np.random.default_rng(config["seed"]), time.monotonic(), -1e9, []
+    rng = np.random.default_rng(config["seed"])
+    began = time.monotonic()
+    printed = -math.inf  # seconds, of the last line on the console
+    losses: list[dict[str, float]] = []  # since the last log line
     with (run / "losses.jsonl").open("w") as file:
         for step in range(1, steps + 1):
-            rows = rng.integers(len(known[2]), size=batch_size)
+            rows = rng.integers(len(known[2]), size=config["optim"]["batch_size"])
             o, a, r, following, next_actions, terminal = (x[rows] for x in known)
             batch = MiniBatch(o, a, r, following, next_actions, terminal, np.ones_like(r), [])
             losses.append(algorithm.update(batch))
-            if step % every and step < steps:
+            if step % config["log"]["every"] and step < steps:
                 continue
-            means = {name: float(np.mean([x[name] for x in losses if name in x])) for name in sorted(set().union(*losses))}
+            means = mean_terms(losses)
             if not np.isfinite([*means.values()]).all():
                 raise FloatingPointError(f"losses are not finite at step {step} ({means}), nothing is saved; try lower rates")
-            losses, elapsed = [], time.monotonic() - began
+            losses = []
+            elapsed = time.monotonic() - began
             file.write(json.dumps({"step": step} | means | {"seconds": elapsed}) + "\n")
             if step == steps or console.is_terminal or elapsed - printed > 10:
-                printed, text = elapsed, "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+                printed = elapsed
+                text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
                 console.print(f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  {text}")
+
+
+def mean_terms(losses: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each term over the updates that have it, by name."""
+    names = sorted(set().union(*losses))
+    return {name: float(np.mean([terms[name] for terms in losses if name in terms])) for name in names}

@@ -463,14 +463,18 @@ def ranges(name: str, given: Any, *, nothing: str = "", within: range | None = N
     Raises:
         ValueError: not a list of ranges, or a number outside `within`.
     """
-    parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in listed(given)]
-    if not all(parts) or not (parts or nothing):
-        or_nothing = f", or nothing for {nothing}" * bool(nothing)
+    parts = listed(given)
+    matches = [match for part in parts if (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part))]
+    if len(matches) < len(parts) or not (parts or nothing):
+        or_nothing = f", or nothing for {nothing}" if nothing else ""
         raise ValueError(f"{name}: expected such as 0-6 or 7,8{or_nothing}, got {given!r}")
-    pairs = [(int(m[1]), int(m[2] or m[1])) for m in parts if m]
+    pairs = [(int(match[1]), int(match[2] or match[1])) for match in matches]
     if any(first > last for first, last in pairs):
         raise ValueError(f"{name}: expected ranges that go up, got {given!r}")
-    found = list(dict.fromkeys(x for first, last in pairs for x in range(first, last + 1)))
-    if within and (wrong := [x for x in found if x not in within]):
+    found: dict[int, None] = {}  # as a set that keeps the order
+    for first, last in pairs:
+        found |= dict.fromkeys(range(first, last + 1))
+    wrong = [number for number in found if within and number not in within]
+    if within and wrong:
         raise ValueError(f"{name}: expected {within[0]} .. {within[-1]}, got {wrong[0]}")
-    return found
+    return list(found)

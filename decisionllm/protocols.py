@@ -265,7 +265,12 @@ class Decider(Protocol):
 
     @abstractmethod
     def act(
-        self, hidden: torch.Tensor, masks: torch.Tensor | None, observations: np.ndarray, tasks: Sequence[str]
+        self,
+        hidden: torch.Tensor,
+        masks: torch.Tensor | None,
+        observations: np.ndarray,
+        tasks: Sequence[str],
+        generator: torch.Generator | None,
     ) -> np.ndarray:
         """Choose the next actions of N episodes.
 
@@ -274,6 +279,7 @@ class Decider(Protocol):
             masks: (N, C) allowed actions, or None.
             observations: (N, S) current ones, raw units.
             tasks: N task texts.
+            generator: of samples; None: torch's own.
 
         Returns:
             (N, A) actions, raw units.

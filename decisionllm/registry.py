@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).parent
-SEARCHED = ("datasets/*.py", "eval/*.py", "backbones/*.py", "models/heads.py", "models/imagined.py", "models/objectives/*.py",
-            "policy/imagined.py")  # fmt: skip
+SEARCHED = (
+    "datasets/*.py",
+    "eval/*.py",
+    "backbones/*.py",
+    "models/heads.py",
+    "models/imagined.py",
+    "models/objectives/*.py",
+    "policy/imagined.py",
+)
 Thing = TypeVar("Thing")
 
 
@@ -58,13 +65,26 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> dict[str, Any]:
-    inner = [node] if isinstance(node, ast.FunctionDef) else [f for f in node.body if isinstance(f, ast.FunctionDef)]
-    given = [f.args for f in inner if f is node or f.name == "__init__"]
-    options = {a.arg: value for args in given for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
-    if unknown := sorted(defaults.keys() - options.keys()):
+    """The config node of a registered function or class. An option without a default is `???`."""
+    options: dict[str, Any] = {}
+    called = _called(node)
+    if called is not None:
+        for parameter, value in zip(called.args.kwonlyargs, called.args.kw_defaults, strict=True):
+            options[parameter.arg] = "???" if value is None else ast.literal_eval(value)
+    unknown = sorted(defaults.keys() - options.keys())
+    if unknown:
         raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(options) or 'none'}")
-    values = {name: "???" if value is None else ast.literal_eval(value) for name, value in options.items()}
-    return {"_target_": target, **values, **defaults}
+    return {"_target_": target, **options, **defaults}
+
+
+def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
+    """The function whose parameters are the options: itself, or the constructor of a class, if it has its own."""
+    if isinstance(node, ast.FunctionDef):
+        return node
+    for inner in node.body:
+        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+            return inner
+    return None
 
 
 def choice(group: str, name: str, **options: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "decisionllm"
@@ -122,3 +123,9 @@ def test_the_ground_floor_stands_on_torch_and_numpy_alone():
     for name in FLOORS[0]:
         found = {module.split(".")[0] for module in imports(ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())))}
         assert found <= {"torch", "numpy", "einops"} | sys.stdlib_module_names
+
+
+def test_every_folder_of_modules_is_a_package_of_the_wheel():
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in FILES}
+    assert folders <= set(listed)

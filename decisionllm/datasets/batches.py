@@ -53,9 +53,10 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill 
     held_out = held_out[steps.end[held_out] > steps.first[held_out]]
     measured = steps  # the loss on held-out windows is that of recorded actions
     if store.action_weight is not None:
-        held_out = held_out[some_recorded(store)[held_out]]
+        recorded = some_recorded(store)
+        held_out = held_out[recorded[held_out]]
         if fill is None:
-            episodes = episodes[some_recorded(store)[episodes]]
+            episodes = episodes[recorded[episodes]]
             check_unread(c, store, episodes)
         else:
             steps = fill(store, steps, episodes)

@@ -71,7 +71,11 @@ class SequenceModel(nn.Module):
         if planner and planner["_target_"] != "none":
             self.planner = build(planner, spec)
         self.objective = made
-        self.team = None
+        self.team = self._team_tokenizer(options)
+
+    def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer | None:
+        """What lays the members of a team out as one list; None: each row is read alone."""
+        return None
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss, scalars, see the objective. batch: raw units."""

@@ -3,17 +3,14 @@
 import torch
 from torch import Tensor
 
-from decisionllm.backbones.forward import Backbone
-from decisionllm.config import ModelOptions, Node
+from decisionllm.config import ModelOptions
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.schema import Batch, Spec
+from decisionllm.schema import Batch
 from decisionllm.tokenizers.team import TeamTokenizer
 
 
 class TeamSequenceModel(SequenceModel):
     """`SequenceModel` whose rows are the members of teams; a row without a team is a team of one.
-
-    Args: see `SequenceModel`.
 
     Raises:
         ValueError: the objective predicts the return, which is that of a team.
@@ -21,20 +18,10 @@ class TeamSequenceModel(SequenceModel):
 
     team: TeamTokenizer
 
-    def __init__(
-        self,
-        spec: Spec,
-        backbone: Backbone,
-        head: Node,
-        options: ModelOptions | None = None,
-        objective: Node | None = None,
-        planner: Node | None = None,
-    ) -> None:
-        options = options or ModelOptions()
-        super().__init__(spec, backbone, head, options, objective, planner)
+    def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer:
         if self.objective.predicts_return:
             raise ValueError(f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or both")
-        self.team = TeamTokenizer(spec, backbone.width, hide_actions=options.hide_actions)
+        return TeamTokenizer(self.spec, self.backbone.width, hide_actions=options.hide_actions)
 
     def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
         """Hidden states where each row's action is predicted in its team's list (B, T, D), see `SequenceModel.read`."""

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decisionllm.models.imagined import candidate_actions
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.protocols import Decider
 
@@ -18,18 +17,23 @@ class Direct(Decider):
         model: the trained model.
         decode: `mode`, `mean`, `sample` or `unclipped`, see `SequenceModel.choose`.
         device: of the model.
-        generator: of samples.
     """
 
-    def __init__(self, model: SequenceModel, decode: str, device: str, generator: torch.Generator | None = None) -> None:
+    def __init__(self, model: SequenceModel, decode: str, device: str) -> None:
         self.model = model
         self.decode = decode
         self.device = device
-        self.generator = generator
 
-    def act(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+    def act(
+        self,
+        hidden: Tensor,
+        masks: Tensor | None,
+        observations: np.ndarray,
+        tasks: Sequence[str],
+        generator: torch.Generator | None,
+    ) -> np.ndarray:
         current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.device)
-        actions = self.model.choose(hidden, masks, current, decode=self.decode, generator=self.generator)
+        actions = self.model.choose(hidden, masks, current, decode=self.decode, generator=generator)
         return actions.cpu().numpy()
 
 
@@ -52,15 +56,21 @@ class ValuePlan(Decider):
         self.planner = otherwise.model.planner
         self.horizon = horizon
         self.least_value = least_value
-        candidates = candidate_actions(self.model.spec).to(otherwise.device)
-        self.candidates = self.model.normalizer.raw_actions(candidates).cpu().numpy()  # (C, A)
+        self.candidates = self.model.normalizer.raw_actions(self.planner.candidates).cpu().numpy()  # (C, A)
 
-    def act(self, hidden: Tensor, masks: Tensor | None, observations: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+    def act(
+        self,
+        hidden: Tensor,
+        masks: Tensor | None,
+        observations: np.ndarray,
+        tasks: Sequence[str],
+        generator: torch.Generator | None,
+    ) -> np.ndarray:
         current = torch.from_numpy(np.asarray(observations, np.float32)).to(self.otherwise.device)
         states = self.planner.states(self.model.normalizer.observations(current), tasks)
         values = self.planner.plan(states, self.horizon)  # (N, C); -1: not to be used
         if masks is not None:
             values = torch.where(masks, values, -1.0)
         best, choice = (x.cpu().numpy() for x in values.max(1))
-        own = self.otherwise.act(hidden, masks, observations, tasks)
+        own = self.otherwise.act(hidden, masks, observations, tasks, generator)
         return np.where(best[:, None] < self.least_value, own, self.candidates[choice])

@@ -82,14 +82,10 @@ class Policy:
             raise ValueError("target_return: expected a number, the model was trained without objective=max_return")
         model.eval()
         model.backbone.pack()
-
-    @property
-    def decider(self) -> Decider:
-        """What turns hidden states into actions, by the fields as they are now."""
-        direct = Direct(self.model, self.decode, self.device, self.generator)
-        if not self.planning_horizon:
-            return direct
-        return ValuePlan(direct, self.planning_horizon, self.planning_value)
+        direct = Direct(model, self.decode, self.device)
+        self.decider: Decider = direct
+        if self.planning_horizon:
+            self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
 
     @property
     def spec(self) -> Spec:
@@ -126,7 +122,8 @@ class Policy:
         hidden, returns = self.read(histories)
         masks = self.allowed(histories)
         observations = np.stack([h.observations[-1] for h in histories])
-        return self.decider.act(hidden, masks, observations, [h.task for h in histories]), returns
+        tasks = [h.task for h in histories]
+        return self.decider.act(hidden, masks, observations, tasks, self.generator), returns
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
         """Hidden states at the last observations (N, D), and the return-to-go that each is conditioned on (N,)."""

@@ -98,7 +98,8 @@ class Session(EpisodeBuffer):
         each = np.arange(len(self.now))[rows]
         hidden = self.read(rows)
         current = self.observations[each, self.now[each]]
-        return self.policy.decider.act(hidden, self.allowed(each), current, [self.tasks[i] for i in each])
+        tasks = [self.tasks[i] for i in each]
+        return self.policy.decider.act(hidden, self.allowed(each), current, tasks, self.policy.generator)
 
     @torch.inference_mode()
     def read(self, rows: Rows = ALL) -> Tensor:

@@ -21,18 +21,27 @@ NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
 def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool) -> Any:
-    """The model of a run, its units fitted to the training data; with init_from and unless the run was begun, of another run's weights."""
+    """Build the model of a run and fit its units, value and text reader to the training data.
+
+    A new run with init_from begins with the weights of that run.
+    """
     specs = {name: each.store.spec for name, each in data.items()}
     if c.model.timesteps == "learned":
         check_horizons([each.store for each in data.values()])
     model = checkpoint.make_model(options, specs.get("", specs))
-    started = checkpoint.start_from(c.init_from, model, options) if c.init_from and not begun else set()
+    started: set[str] = set()  # embodiments that begin with weights of another run
+    if c.init_from and not begun:
+        started = checkpoint.start_from(c.init_from, model, options)
     for name, member in members(model).items():
-        fit_normalizer(member, data[name], changes=member.planner is not None, started=name in started)
-        if member.planner is not None and not begun and name not in started:
+        plans = member.planner is not None
+        fit_normalizer(member, data[name], changes=plans, started=name in started)
+        if plans and not begun and name not in started:
             fit_value(member, data[name], c)
     if model.backbone.features is not None:
-        model.backbone.features.fit(*model.backbone.encode([task for each in data.values() for task in some_texts(each)]))
+        texts: list[str] = []
+        for each in data.values():
+            texts += some_texts(each)
+        model.backbone.features.fit(*model.backbone.encode(texts))
     return model
 
 

@@ -82,9 +82,10 @@ class TeamSession(EpisodeBuffer):
         for t in range(turn.max() + 1):
             each = active[turn == t]  # at most one of each team
             hidden = self._extend(each, t, now, afresh and t == 0) if self.cached else self._read(each, now)
-            self.actions[each, now] = policy.decider.act(
-                hidden, self.allowed(each), self.observations[each, now], [""] * len(each)
-            )
+            current = self.observations[each, now]
+            no_texts = [""] * len(each)  # only plans read them, which teams do not make
+            chosen = policy.decider.act(hidden, self.allowed(each), current, no_texts, policy.generator)
+            self.actions[each, now] = chosen
         return np.asarray(self.actions[self.active, now])
 
     def select(self, rows: Rows) -> None:

@@ -10,8 +10,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
+
+from decisionllm.envs.auction.journal import transaction
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 100  # most expired bids that one call books
@@ -52,11 +53,9 @@ class Reservations:
     def committed(self, campaign: str, step: int) -> float:
         """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1 before the first."""
         self._book_expired()
-        with (
-            self.lock,
-            closing(self.file.execute("SELECT open, spent, step FROM totals WHERE campaign = ?", (campaign,))) as found,
-        ):
-            row = found.fetchone()
+        query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
+        with self.lock:
+            row = self.file.execute(query, (campaign,)).fetchone()
         if row is None:
             return 0.0
         reserved, spent, since = row
@@ -79,10 +78,9 @@ class Reservations:
         expires = time.time() + self.expiry
         rows = [(id, campaign, nano(price), expires) for id, price in zip(ids, prices, strict=True)]
         total = sum(price for _, _, price, _ in rows)
-        with self.lock, _Transaction(self.file):
+        with self.lock, transaction(self.file):
             self.file.execute("INSERT OR IGNORE INTO totals VALUES (?, 0, 0, ?)", (campaign, step))
-            # What was spent before this tick is in its result.
-            self.file.execute("UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?", (step, campaign, step))
+            self._begin_step(campaign, step)
             room = "UPDATE totals SET open = open + ? WHERE campaign = ? AND open + spent + ? <= ?"
             if not self.file.execute(room, (total, campaign, total, nano(left))).rowcount:
                 return None
@@ -91,7 +89,7 @@ class Reservations:
 
     def settle(self, id: str, paid: float) -> bool:
         """Book a bid as won for this price, at most its own, currency, or as lost for 0. Returns whether it was open."""
-        with self.lock, _Transaction(self.file):
+        with self.lock, transaction(self.file):
             found = self.file.execute("SELECT campaign, price FROM bids WHERE id = ?", (id,)).fetchone()
             if found is None:
                 return False
@@ -106,17 +104,20 @@ class Reservations:
         with self.lock:
             if not self.file.execute(query, (time.time(), 1)).fetchone():
                 return
-            with _Transaction(self.file):
+            with transaction(self.file):
                 for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
                     self._close(id, campaign, price, price)
 
     def _close(self, id: str, campaign: str, price: int, spent: int) -> None:
         """Free the price of a bid and add what it cost to what was spent since the last tick."""
-        step = self.last_step(campaign)
         self.file.execute("DELETE FROM bids WHERE id = ?", (id,))
-        self.file.execute("UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?", (step, campaign, step))
+        self._begin_step(campaign, self.last_step(campaign))
         self.file.execute("UPDATE totals SET open = open - ?, spent = spent + ? WHERE campaign = ?", (price, spent, campaign))
         self.file.execute("DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,))
+
+    def _begin_step(self, campaign: str, step: int) -> None:
+        """Forget what was spent before the tick of a step: it is in the result of that tick."""
+        self.file.execute("UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?", (step, campaign, step))
 
     def count(self) -> int:
         """Number of bids whose result is not known."""
@@ -126,19 +127,6 @@ class Reservations:
     def close(self) -> None:
         with self.lock:
             self.file.close()
-
-
-class _Transaction:
-    """Several statements, all or none, with the lock for writing from their beginning."""
-
-    def __init__(self, file: sqlite3.Connection) -> None:
-        self.file = file
-
-    def __enter__(self) -> None:
-        self.file.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.file.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def nano(currency: float) -> int:

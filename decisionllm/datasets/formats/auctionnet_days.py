@@ -83,11 +83,7 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
     order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
     names = (*order, "pValue", "pValueSigma", "leastWinningCost")
     columns = joined(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
-    rows = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
-    rows = rows[np.lexsort([columns[name][rows] for name in reversed(order)])]
-    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
-    whole = first[np.diff(np.append(first, len(rows))) == 48]  # opportunities, by their first row
-    rows = rows[whole[:, None] + np.arange(48)]  # (n, N)
+    rows = whole_opportunities(columns, order)  # (n, N)
     if not len(rows) or (columns[CAMPAIGN[1]][rows] != np.arange(48)).any():
         opportunity = "each opportunity of a step, its pvIndex"
         raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
@@ -98,6 +94,21 @@ def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
         traffic = [(columns["pValue"][part], columns["pValueSigma"][part]) for part in steps]
         market_prices = [columns["leastWinningCost"][part[:, 0]] for part in steps]
         yield days.make(int(number), traffic, market_prices, prices=prices)
+
+
+def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) -> np.ndarray:
+    """The rows of the opportunities that all 48 advertisers have a row of, (n, 48).
+
+    Args:
+        columns: of the log.
+        order: period, step and number of the opportunity, and the advertiser: the rows are sorted by these.
+    """
+    known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
+    rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
+    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))  # of each opportunity
+    count = np.diff(np.append(first, len(rows)))
+    whole = first[count == 48]
+    return np.asarray(rows[whole[:, None] + np.arange(48)])
 
 
 def joined(file: Path, schema: Schema, *, missing: bool) -> dict[str, np.ndarray]:

@@ -9,8 +9,8 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +81,20 @@ class Journal:
         self._writer.execute("PRAGMA journal_mode=WAL")
         self._writer.execute("PRAGMA synchronous=FULL")
         # of two processes that start together, one makes the tables
-        self._writer.execute("BEGIN IMMEDIATE")
-        if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in SCHEMA:
-                self._writer.execute(statement)
-            self._writer.execute(f"PRAGMA application_id={APPLICATION}")
-            self._writer.execute(f"PRAGMA user_version={VERSION}")
-        self._writer.execute("COMMIT")
+        with transaction(self._writer):
+            if not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in SCHEMA:
+                    self._writer.execute(statement)
+                self._writer.execute(f"PRAGMA application_id={APPLICATION}")
+                self._writer.execute(f"PRAGMA user_version={VERSION}")
 
     def write(self, entries: Sequence[Entry]) -> list[bool]:
         """Write all entries of `opened`, `ticked` and `ended`, or none. Returns which were new.
 
         No row is changed.
         """
-        with self._writing:
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                new = [self._writer.execute(*entry).rowcount == 1 for entry in entries]
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
-        return new
+        with self._writing, transaction(self._writer):
+            return [self._writer.execute(*entry).rowcount == 1 for entry in entries]
 
     def campaigns(self) -> list[dict[str, Any]]:
         """Every campaign in the order of opening.
@@ -222,6 +213,19 @@ class Journal:
             self._writer.close()
         with self._reading:
             self._reader.close()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Several statements, all or none, with the lock for writing from their beginning."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _connect(path: str) -> sqlite3.Connection:
