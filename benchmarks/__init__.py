@@ -1,1 +1,3 @@
-"""Ours against a peer, in one alternating run: `python -m benchmarks` for all, `python -m benchmarks.windows` for one."""
+"""Ours against a peer, in one alternating run: `python -m benchmarks` for all, `python -m
+benchmarks.windows` for one.
+"""

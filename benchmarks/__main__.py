@@ -3,4 +3,12 @@
 from benchmarks import measure
 
 if __name__ == "__main__":
-    measure.main("windows", "dt_step", "llm_step_tiny", "decide_llm", "rollout64", "auction_period", "spread_world")
+    measure.main(
+        "windows",
+        "dt_step",
+        "llm_step_tiny",
+        "decide_llm",
+        "rollout64",
+        "auction_period",
+        "spread_world",
+    )

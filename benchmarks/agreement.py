@@ -1,7 +1,9 @@
-"""Both executions of the same checkpoints in the same worlds: what teams win when they decide in turn, and when each agent decides by itself.
+"""Both executions of the same checkpoints in the same worlds: what teams win when they decide in
+turn, and when each agent decides by itself.
 
-`python -m benchmarks.agreement runs/tmaze/nano-*` rolls each run out twice, appends a row a run to multiagent.jsonl and
-prints a line a run. The interval is of the paired difference, world by world; passes are calls of the backbone a step, at most.
+`python -m benchmarks.agreement runs/tmaze/nano-*` rolls each run out twice, appends a row a run to
+multiagent.jsonl and prints a line a run. The interval is of the paired difference, world by world;
+passes are calls of the backbone a step, at most.
 """
 
 import argparse
@@ -25,7 +27,9 @@ from decisionllm.registry import build
 
 
 def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int, float]:
-    """The score of each world (E,), the calls of the backbone a step, at most, and the CPU time of a step's decisions, ms."""
+    """The score of each world (E,), the calls of the backbone a step, at most, and the CPU time of
+    a step's decisions, ms.
+    """
     generator = torch.Generator().manual_seed(seed)
     policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
     env, calls, seconds, decide = build(config["env"], episodes), [0], 0.0, TeamSession.decide
@@ -56,23 +60,45 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
     ):
         played = rollout(begin, env, seed=seed)
     ((_, members), *_) = env.conditions(execution, False).items()
-    return env.score([played[i] for i in members]), int(np.diff(calls).max()), 1000 * seconds / (len(calls) - 1)
+    return (
+        env.score([played[i] for i in members]),
+        int(np.diff(calls).max()),
+        1000 * seconds / (len(calls) - 1),
+    )
 
 
 def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     """The row of a run."""
-    (joint, passes, ms), (alone, passes_alone, ms_alone) = (scores(run, how, episodes, seed) for how in ("joint", "per_agent"))
+    (joint, passes, ms), (alone, passes_alone, ms_alone) = (
+        scores(run, how, episodes, seed) for how in ("joint", "per_agent")
+    )
     (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
     return {
-        "dataset": info["dataset"]["name"], "policy": config["name"], "protocol": "joint against per agent", "seed": config["seed"], "n": episodes,
-        "joint": joint.mean(), "per_agent": alone.mean(), "difference": (joint - alone).mean(), "low": low, "high": high,
-        "agents": info["dataset"]["agents"], "passes": passes, "passes_per_agent": passes_alone, "ms": ms, "ms_per_agent": ms_alone, "env_seed": seed,
-        "fingerprint": info["fingerprint"], "versions": checkpoint.versions(),
-    }  # fmt: skip
+        "dataset": info["dataset"]["name"],
+        "policy": config["name"],
+        "protocol": "joint against per agent",
+        "seed": config["seed"],
+        "n": episodes,
+        "joint": joint.mean(),
+        "per_agent": alone.mean(),
+        "difference": (joint - alone).mean(),
+        "low": low,
+        "high": high,
+        "agents": info["dataset"]["agents"],
+        "passes": passes,
+        "passes_per_agent": passes_alone,
+        "ms": ms,
+        "ms_per_agent": ms_alone,
+        "env_seed": seed,
+        "fingerprint": info["fingerprint"],
+        "versions": checkpoint.versions(),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agreement", description=sys.modules[__name__].__doc__
+    )
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=ROWS)
@@ -81,8 +107,12 @@ def main() -> None:
         row = compare(run, given.episodes)
         with given.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print("{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
-              "{passes} and {passes_per_agent} passes a step, {ms:.0f} and {ms_per_agent:.0f} ms".format(**row))  # fmt: skip
+        print(
+            "{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
+            "{passes} and {passes_per_agent} passes a step, {ms:.0f} and {ms_per_agent:.0f} ms".format(
+                **row
+            )
+        )
 
 
 if __name__ == "__main__":

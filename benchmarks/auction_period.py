@@ -1,9 +1,11 @@
-"""A period of the advertising market, 48 bidders, about 500,000 opportunities: ours against the same rules written out plainly.
+"""A period of the advertising market, 48 bidders, about 500,000 opportunities: ours against the
+same rules written out plainly.
 
-Both have our traffic, the reference roster and AuctionNet's draws; only the auctions differ. The plain way sorts and draws for every cell,
-and again for all whenever bids are withdrawn. It is not AuctionNet's own code, which needs 26 to 39 CPU seconds a period, 28 on an idle
-core, and 2.57 GB for its `main_test.py`: measured once on another machine, so no ratio to them is claimed. The gates hold every count
-equal, and the memory of a period under 2 GB.
+Both have our traffic, the reference roster and AuctionNet's draws; only the auctions differ. The
+plain way sorts and draws for every cell, and again for all whenever bids are withdrawn. It is not
+AuctionNet's own code, which needs 26 to 39 CPU seconds a period, 28 on an idle core, and 2.57 GB
+for its `main_test.py`: measured once on another machine, so no ratio to them is claimed. The gates
+hold every count equal, and the memory of a period under 2 GB.
 """
 
 import tracemalloc
@@ -21,7 +23,9 @@ from tests.envs.auctionnet_draws import auctionnet_settle
 COUNTS = ("won", "exposed", "conversions", "done")
 
 
-def plain(bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, seed: Any) -> tuple[np.ndarray, Outcome]:
+def plain(
+    bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, seed: Any
+) -> tuple[np.ndarray, Outcome]:
     """The rules of `settle` with AuctionNet's draws, for all n x N cells."""
     reserve, exposure, bids = PUBLISHED["reserve"], PUBLISHED["exposure"], np.maximum(bids, 0)
     n, N = values.shape
@@ -52,10 +56,14 @@ def plain(bids: Any, values: Any, sigmas: Any, noise: Any, remaining: Any, *, se
             for k in range(1, K + 1):
                 mine = np.flatnonzero(slot[:, i] == k)
                 if len(mine):
-                    taken = np.random.default_rng(1).choice(mine, int(np.ceil(len(mine) * share[i])), replace=False)
+                    taken = np.random.default_rng(1).choice(
+                        mine, int(np.ceil(len(mine) * share[i])), replace=False
+                    )
                     bids[taken, i] = 0
     holder = order[:, :K]
-    sold, cost, seen, bought = (np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0))
+    sold, cost, seen, bought = (
+        np.take_along_axis(x, holder, 1) for x in (slot > 0, price, exposed > 0, converted > 0)
+    )
     return bids, Outcome(N, holder, sold, cost, seen, bought, market_price, rounds)
 
 
@@ -81,7 +89,12 @@ def gates(*, total: int = 500_000) -> dict[str, Any]:
 
 def cases(*, total: int = 500_000) -> Any:
     yield measure.Case(
-        "reference roster", lambda: period(total), lambda: period(total, settle=plain), unit="ms/period", target=3, limit=6000
+        "reference roster",
+        lambda: period(total),
+        lambda: period(total, settle=plain),
+        unit="ms/period",
+        target=3,
+        limit=6000,
     )
 
 

@@ -1,7 +1,9 @@
-"""Decisions of 48 agents at once by a small Qwen2 with a task text, for a day of 48 steps: a session, against reading all again.
+"""Decisions of 48 agents at once by a small Qwen2 with a task text, for a day of 48 steps: a
+session, against reading all again.
 
-The peer encodes the text and the whole past at every step, all agents in one batch, by the transformers forward. It is timed
-at every eighth step, since its cost grows evenly with the past; ours at all 48.
+The peer encodes the text and the whole past at every step, all agents in one batch, by the
+transformers forward. It is timed at every eighth step, since its cost grows evenly with the past;
+ours at all 48.
 """
 
 import numpy as np
@@ -34,7 +36,8 @@ class Day:
         """The actions of the whole day, (agents, steps, A)."""
         session = self.policy.begin([TASK] * self.agents, self.steps)
         loss_mask = [
-            session.act(self.observations[:, t], None if t == 0 else self.rewards[:, t - 1]) for t in range(self.steps)
+            session.act(self.observations[:, t], None if t == 0 else self.rewards[:, t - 1])
+            for t in range(self.steps)
         ]
         return np.stack(loss_mask, 1).astype(np.float32)
 
@@ -42,20 +45,29 @@ class Day:
     def peer(self, t):
         """The actions at step t, after those of the session: (agents, A)."""
         n, zero = t + 1, np.zeros((self.agents, 1, self.actions.shape[-1]), np.float32)
-        received = np.concatenate([zero[..., 0], np.cumsum(self.rewards[:, :t], 1, dtype=np.float64)], 1)
+        received = np.concatenate(
+            [zero[..., 0], np.cumsum(self.rewards[:, :t], 1, dtype=np.float64)], 1
+        )
         window = Window(
-            self.observations[:, :n], np.concatenate([self.actions[:, :t], zero], 1), (10.0 - received).astype(np.float32),
-            np.broadcast_to(np.arange(n), (self.agents, n)).copy(), np.ones((self.agents, n), bool), np.arange(self.agents),
-        )  # fmt: skip
+            self.observations[:, :n],
+            np.concatenate([self.actions[:, :t], zero], 1),
+            (10.0 - received).astype(np.float32),
+            np.broadcast_to(np.arange(n), (self.agents, n)).copy(),
+            np.ones((self.agents, n), bool),
+            np.arange(self.agents),
+        )
         batch, model = collate(window, self.texts, np.zeros(self.agents, int)), self.model
-        hidden = repeated_text(model, batch)[:, -2].float()  # the last observation, before the action that is not yet chosen
+        # the last observation, before the action that is not yet chosen
+        hidden = repeated_text(model, batch)[:, -2].float()
         return model.choose(hidden, None, decode="mode").numpy()
 
 
 def gates(**size):
     """The same actions at every fourth step, in float32."""
     day = Day(**size)
-    wrong = max(float(np.abs(day.peer(t) - day.actions[:, t]).max()) for t in range(3, day.steps, 4))
+    wrong = max(
+        float(np.abs(day.peer(t) - day.actions[:, t]).max()) for t in range(3, day.steps, 4)
+    )
     return measure.gate("actions", wrong, 1e-5)
 
 
@@ -66,7 +78,13 @@ def cases(**size):
         again = list(range(3, day.steps, 8))
         name = str(dtype).removeprefix("torch.") + ", both"
         yield measure.Case(
-            name, day.ours, lambda d=day, a=again: [d.peer(t) for t in a], day.steps, len(again), "ms/step", target=15
+            name,
+            day.ours,
+            lambda d=day, a=again: [d.peer(t) for t in a],
+            day.steps,
+            len(again),
+            "ms/step",
+            target=15,
         )
 
 

@@ -1,7 +1,8 @@
-"""A training step of the Decision Transformer: `backbone=dt` against the model in Hugging Face transformers, same dropout.
+"""A training step of the Decision Transformer: `backbone=dt` against the model in Hugging Face
+transformers, same dropout.
 
-Both are given the same windows, the same loss and the same optimiser. The peer trains in float32, as its users do; ours is
-timed in float32 and under bfloat16 autocast, each against that.
+Both are given the same windows, the same loss and the same optimiser. The peer trains in float32,
+as its users do; ours is timed in float32 and under bfloat16 autocast, each against that.
 """
 
 from functools import partial
@@ -23,29 +24,48 @@ from decisionllm.schema import Spec
 SPEC = Spec(observation_dim=4, action_dim=2, horizon=1000, low=(-1.0, -1.0), high=(1.0, 1.0))
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
 PEER = {  # our names -> the peer's
-    "tokenizer.returns": "embed_return", "tokenizer.observations": "embed_state", "tokenizer.actions": "embed_action",
-    "tokenizer.timesteps": "embed_timestep", "tokenizer.norm": "embed_ln", "head.out": "predict_action.0",
-    "backbone.model.h": "encoder.h", "backbone.model.ln_f": "encoder.ln_f",
-}  # fmt: skip
+    "tokenizer.returns": "embed_return",
+    "tokenizer.observations": "embed_state",
+    "tokenizer.actions": "embed_action",
+    "tokenizer.timesteps": "embed_timestep",
+    "tokenizer.norm": "embed_ln",
+    "head.out": "predict_action.0",
+    "backbone.model.h": "encoder.h",
+    "backbone.model.ln_f": "encoder.ln_f",
+}
 
 
 def make(backbone, **options):
     """A model with random weights, the Gaussian head and a linear embedding."""
     choices = discover()
     torch.manual_seed(0)
-    return SequenceModel(SPEC, build(choices["backbone"][backbone] | options, 0), choices["head"]["gaussian"])
+    return SequenceModel(
+        SPEC, build(choices["backbone"][backbone] | options, 0), choices["head"]["gaussian"]
+    )
 
 
 def pair(*, width=128, layers=3, heads=1, dropout=0.1):
-    """Ours and the peer with the same weights. The peer has no positions but timesteps, so that ours are zero too."""
+    """Ours and the peer with the same weights.
+
+    The peer has no positions but timesteps, so that ours are zero too.
+    """
     from transformers import DecisionTransformerConfig, DecisionTransformerModel
 
     ours = make("dt", width=width, layers=layers, heads=heads, dropout=dropout)
     config = DecisionTransformerConfig(
-        state_dim=SPEC.observation_dim, act_dim=SPEC.action_dim, hidden_size=width, max_ep_len=SPEC.horizon, n_layer=layers,
-        n_head=heads, activation_function="relu", resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        state_dim=SPEC.observation_dim,
+        act_dim=SPEC.action_dim,
+        hidden_size=width,
+        max_ep_len=SPEC.horizon,
+        n_layer=layers,
+        n_head=heads,
+        activation_function="relu",
+        resid_pdrop=dropout,
+        attn_pdrop=dropout,
+        embd_pdrop=dropout,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     peer = DecisionTransformerModel(config)
     with torch.no_grad():
         ours.backbone.core.wpe.weight.zero_()
@@ -61,7 +81,10 @@ def shared(model):
     """{our parameter: the peer's} of all that both have and use."""
     names = [name for name, _ in model.named_parameters()]
     return {
-        name: theirs + name.removeprefix(ours) for name in names for ours, theirs in PEER.items() if name.startswith(ours + ".")
+        name: theirs + name.removeprefix(ours)
+        for name in names
+        for ours, theirs in PEER.items()
+        if name.startswith(ours + ".")
     }
 
 
@@ -72,7 +95,9 @@ def our_loss(model, batch, dtype=torch.float32):
 
 def peer_loss(model, batch):
     seen = {"states": batch.observations, "actions": batch.actions, "timesteps": batch.timesteps}
-    out = model(**seen, returns_to_go=batch.returns_to_go[..., None], attention_mask=batch.mask.long())
+    out = model(
+        **seen, returns_to_go=batch.returns_to_go[..., None], attention_mask=batch.mask.long()
+    )
     return masked_mean(-Gaussian(out.action_preds, 0.5).log_prob(batch.actions), batch.mask)
 
 
@@ -101,7 +126,9 @@ def trainer(model, loss, batch_of):
 
 
 def gates(*, T=20, B=64, steps=30, **size):
-    """Without dropout: the same gradients, and the same loss after some steps; in bfloat16 within a percent."""
+    """Without dropout: the same gradients, and the same loss after some steps; in bfloat16 within a
+    percent.
+    """
     batch_of = batches(T=T, B=B)
     ours, peer = pair(dropout=0.0, **size)
     our_loss(ours, batch_of(0)).backward()
@@ -114,7 +141,8 @@ def gates(*, T=20, B=64, steps=30, **size):
     losses = []
     for side, loss in ((0, our_loss), (1, peer_loss), (0, partial(our_loss, dtype=torch.bfloat16))):
         model = pair(dropout=0.0, **size)[side]
-        (model.encoder if side else model.backbone.core).wpe.requires_grad_(False)  # it means something else in each
+        # it means something else in each
+        (model.encoder if side else model.backbone.core).wpe.requires_grad_(False)
         step = trainer(model, loss, batch_of)
         losses.append([step() for _ in range(steps)][-1])
     for name, value, bound in (("loss", losses[0], 1e-4), ("loss in bfloat16", losses[2], 1e-2)):
@@ -125,7 +153,10 @@ def gates(*, T=20, B=64, steps=30, **size):
 def cases(*, T=20, B=64, **size):
     batch_of = batches(T=T, B=B)
     models = [pair(**size) for _ in range(2)]
-    ours, peer = trainer(models[0][0], our_loss, batch_of), trainer(models[0][1], peer_loss, batch_of)
+    ours, peer = (
+        trainer(models[0][0], our_loss, batch_of),
+        trainer(models[0][1], peer_loss, batch_of),
+    )
     yield measure.Case("float32", *repeated(ours, peer), target=1.3)
     if precision("cpu", "auto") == "bf16":
         ours = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)
@@ -133,8 +164,15 @@ def cases(*, T=20, B=64, **size):
 
 
 def repeated(ours, peer, count=3):
-    """Blocks of a few steps: what one leaves in the caches is not the other's burden. -> four arguments of a Case"""
-    return lambda: [ours() for _ in range(count)], lambda: [peer() for _ in range(count)], count, count
+    """Blocks of a few steps: what one leaves in the caches is not the other's burden. -> four
+    arguments of a Case
+    """
+    return (
+        lambda: [ours() for _ in range(count)],
+        lambda: [peer() for _ in range(count)],
+        count,
+        count,
+    )
 
 
 if __name__ == "__main__":

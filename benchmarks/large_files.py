@@ -1,9 +1,10 @@
-"""Files of a few hundred MB in each format that is read in parts: seconds and memory until the last episode.
+"""Files of a few hundred MB in each format that is read in parts: seconds and memory until the last
+episode.
 
     python -m benchmarks.large_files [--megabytes 200] [--folder ...]
 
-A row appended to large_files.jsonl holds, for each format, the file's MB, wall seconds, and the peak of resident memory beside the page cache
-(RssAnon, Linux) above that before.
+A row appended to large_files.jsonl holds, for each format, the file's MB, wall seconds, and the
+peak of resident memory beside the page cache (RssAnon, Linux) above that before.
 """
 
 import json
@@ -23,7 +24,10 @@ AGENTS, S, LENGTH = 5, 80, 100
 
 def columns(n, *shape):
     """Numbers that cost no time to compress: (n, ...) float32."""
-    return np.broadcast_to(np.arange(1, 1 + n, dtype=np.float32).reshape(n, *[1] * len(shape)) % 7 / 7 + 0.1, (n, *shape))
+    return np.broadcast_to(
+        np.arange(1, 1 + n, dtype=np.float32).reshape(n, *[1] * len(shape)) % 7 / 7 + 0.1,
+        (n, *shape),
+    )
 
 
 def vault(path, size):
@@ -31,10 +35,20 @@ def vault(path, size):
 
     n = size // (4 * AGENTS * S) // LENGTH * LENGTH
     ends = np.repeat((np.arange(n) % LENGTH == LENGTH - 1)[:, None], AGENTS, 1)
-    whole = {"observations.": columns(n, AGENTS, S), "actions.": columns(n, AGENTS, 2), "rewards.": columns(n, AGENTS),
-             "terminals.": ends, "truncations.": ends & False}  # fmt: skip
-    for name, column in {**{name: x[None] for name, x in whole.items()}, "vault_index": np.array([n], np.int32)}.items():
-        chunks = [1, max(2**20 // column[0, 0].size, 1), *column.shape[2:]] if column.ndim > 1 else [1]
+    whole = {
+        "observations.": columns(n, AGENTS, S),
+        "actions.": columns(n, AGENTS, 2),
+        "rewards.": columns(n, AGENTS),
+        "terminals.": ends,
+        "truncations.": ends & False,
+    }
+    for name, column in {
+        **{name: x[None] for name, x in whole.items()},
+        "vault_index": np.array([n], np.int32),
+    }.items():
+        chunks = (
+            [1, max(2**20 // column[0, 0].size, 1), *column.shape[2:]] if column.ndim > 1 else [1]
+        )
         metadata = {
             "shape": column.shape,
             "chunks": chunks,
@@ -42,7 +56,9 @@ def vault(path, size):
             "compressor": {"id": "gzip", "level": 1},
         }
         kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": f"{name}/"}
-        ts.open({"driver": "zarr", "kvstore": kvstore, "metadata": metadata}, create=True).result().write(column).result()
+        ts.open(
+            {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}, create=True
+        ).result().write(column).result()
     card = {"version": 1.2, "structure_shape": {name.rstrip("."): "" for name in whole}}
     (path / "metadata.json").write_text(json.dumps(card))
 
@@ -66,7 +82,12 @@ def pymarl(path, size):
 
 def maze(path, size):
     n = size // (4 * 10)
-    made = {"observations": columns(n, 4) / 20, "actions": columns(n, 2), "rewards": columns(n), "goals": columns(n, 2)}
+    made = {
+        "observations": columns(n, 4) / 20,
+        "actions": columns(n, 2),
+        "rewards": columns(n),
+        "goals": columns(n, 2),
+    }
     maze2d.write_hdf5(path, made | {"ends": np.arange(n) % LENGTH == 0})
 
 
@@ -86,7 +107,10 @@ def main():
             before = resident_mb()
             with watched() as reading:
                 reading["episodes"] = sum(1 for _ in load(str(path)).episodes)
-            size = sum(each.stat().st_size for each in [path, *path.rglob("*")] if each.is_file()) / 2**20
+            size = (
+                sum(each.stat().st_size for each in [path, *path.rglob("*")] if each.is_file())
+                / 2**20
+            )
             row[name] = reading | {"mb": reading["mb"] - before, "file_mb": size}
             print(name, row[name], flush=True)
     row |= {"megabytes": options.megabytes, "versions": checkpoint.versions()}

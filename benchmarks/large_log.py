@@ -1,9 +1,11 @@
-"""A log of many steps of 20 numbers: memory of writing and training, and windows drawn as fast as from a million steps.
+"""A log of many steps of 20 numbers: memory of writing and training, and windows drawn as fast as
+from a million steps.
 
     python -m benchmarks.large_log [--steps 100_000_000] [--folder ...]
 
-100 million steps are 9.2 GB on disk. A row appended to large_log.jsonl holds wall seconds, the peak of resident memory beside the page cache
-(RssAnon, Linux), that of the imports alone, and CPU microseconds of a window of 20 steps whose pages were read before: medians of alternating rounds.
+100 million steps are 9.2 GB on disk. A row appended to large_log.jsonl holds wall seconds, the peak
+of resident memory beside the page cache (RssAnon, Linux), that of the imports alone, and CPU
+microseconds of a window of 20 steps whose pages were read before: medians of alternating rounds.
 """
 
 import argparse
@@ -30,7 +32,8 @@ from decisionllm.train import train
 RESULTS = Path(__file__).with_suffix(".jsonl")
 LENGTH, S, A, T = 300, 20, 2, 20
 SPEC = Spec(S, A, LENGTH, (-1.0,) * A, (1.0,) * A)
-LIMIT_MB, SLOWER = 2000, 1.1  # targets: resident memory; the time of a window against one of a million steps
+# targets: resident memory; the time of a window against one of a million steps
+LIMIT_MB, SLOWER = 2000, 1.1
 
 
 def episodes(steps, seed=0):
@@ -43,13 +46,19 @@ def episodes(steps, seed=0):
 
 def resident_mb():
     """Resident memory that is no file, MB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) / 1024
 
 
 @contextlib.contextmanager
 def watched():
-    """{"seconds", "mb"}: wall time and the peak of resident memory of the block, sampled a hundred times a second."""
+    """{"seconds", "mb"}: wall time and the peak of resident memory of the block, sampled a hundred
+    times a second.
+    """
     found, over = {"mb": resident_mb()}, threading.Event()
 
     def sample():
@@ -67,7 +76,9 @@ def watched():
 
 
 def sampler(store):
-    return sampling.Sampler(windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0)
+    return sampling.Sampler(
+        windows.of_store(store), np.arange(len(store.lengths)), T=T, batch_size=4096, seed=0
+    )
 
 
 def window_us(samplers, rounds=15):
@@ -80,11 +91,17 @@ def window_us(samplers, rounds=15):
 
 
 def options_of(results, doc, **size):
-    """The options of a benchmark that writes a log of this size, {its unit: how many by default}, and appends a row to its results."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{results.stem}", description=doc.splitlines()[0])
+    """The options of a benchmark that writes a log of this size, {its unit: how many by default},
+    and appends a row to its results.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{results.stem}", description=doc.splitlines()[0]
+    )
     for unit, count in size.items():
         parser.add_argument(f"--{unit}", type=int, default=count)
-    parser.add_argument("--folder", default=None, help="where the log is written for the time of the benchmark")
+    parser.add_argument(
+        "--folder", default=None, help="where the log is written for the time of the benchmark"
+    )
     parser.add_argument("--out", type=Path, default=results)
     return parser.parse_args()
 
@@ -95,18 +112,32 @@ def main():
     row = {"steps": options.steps, "imports_mb": resident_mb()}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         with watched() as writing:
-            dataset = from_episodes(episodes(options.steps), Path(folder) / "large", name="large", spec=SPEC)
+            dataset = from_episodes(
+                episodes(options.steps), Path(folder) / "large", name="large", spec=SPEC
+            )
         from_episodes(episodes(1_000_000), Path(folder) / "small", name="small", spec=SPEC)
         config = TrainConfig(
-            dataset=dataset, run=f"{folder}/run", steps=5, window=T, device="cpu", cache_dir=folder,
-            backbone=choice("backbone", "nano", width=64, layers=1), head=choice("head", "gaussian"),
-            optim=OptimOptions(batch_size=64), log=LogOptions(tracker="none"),
-        )  # fmt: skip
+            dataset=dataset,
+            run=f"{folder}/run",
+            steps=5,
+            window=T,
+            device="cpu",
+            cache_dir=folder,
+            backbone=choice("backbone", "nano", width=64, layers=1),
+            head=choice("head", "gaussian"),
+            optim=OptimOptions(batch_size=64),
+            log=LogOptions(tracker="none"),
+        )
         with watched() as training:
             train(config)
         samplers = [sampler(open_store(Path(folder) / name)) for name in ("large", "small")]
         large, small = window_us(samplers)
-    row |= {"writing": writing, "training": training, "window_us": large, "window_of_a_million_us": small}
+    row |= {
+        "writing": writing,
+        "training": training,
+        "window_us": large,
+        "window_of_a_million_us": small,
+    }
     row |= {
         "met": max(writing["mb"], training["mb"]) <= LIMIT_MB and large <= SLOWER * small,
         "versions": checkpoint.versions(),

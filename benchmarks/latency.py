@@ -1,7 +1,9 @@
-"""How long a team of simple_spread waits for its next actions, by its size, one world and many, each agent alone and in turn.
+"""How long a team of simple_spread waits for its next actions, by its size, one world and many,
+each agent alone and in turn.
 
-`python -m benchmarks.latency RUN [--worlds 1 64] [--out latency.jsonl]`, RUN trained with team.execution=both. The median over the steps of an
-episode after the first quarter, on one thread; appends rows to latency.jsonl. The worlds are not timed.
+`python -m benchmarks.latency RUN [--worlds 1 64] [--out latency.jsonl]`, RUN trained with
+team.execution=both. The median over the steps of an episode after the first quarter, on one thread;
+appends rows to latency.jsonl. The worlds are not timed.
 """
 
 import argparse
@@ -33,7 +35,9 @@ def decisions(policy, env):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.latency", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=3)
@@ -45,13 +49,27 @@ def main():
         policy, config, _ = checkpoint.load(given.run, execution=execution)
         for worlds in given.worlds:
             for agents in range(2, 7):
-                env = SpreadTeams(worlds, agents=str(agents), actions=config["dataset"]["actions"], text=config["text"])
-                took = np.stack([decisions(policy, env) for _ in range(given.rounds)])[:, env.horizon // 4 :].ravel()
+                env = SpreadTeams(
+                    worlds,
+                    agents=str(agents),
+                    actions=config["dataset"]["actions"],
+                    text=config["text"],
+                )
+                took = np.stack([decisions(policy, env) for _ in range(given.rounds)])[
+                    :, env.horizon // 4 :
+                ].ravel()
                 each = 1000 * statistics.median(took)
                 row = {
-                    "benchmark": "latency", "run": config["name"], "execution": execution, "agents": agents, "worlds": worlds, "unit": "ms/step",
-                    "ours": each, "p99": float(1000 * np.percentile(took, 99)), "decisions_per_second": 1000 * worlds * agents / each,
-                }  # fmt: skip
+                    "benchmark": "latency",
+                    "run": config["name"],
+                    "execution": execution,
+                    "agents": agents,
+                    "worlds": worlds,
+                    "unit": "ms/step",
+                    "ours": each,
+                    "p99": float(1000 * np.percentile(took, 99)),
+                    "decisions_per_second": 1000 * worlds * agents / each,
+                }
                 with given.out.open("a") as file:
                     file.write(json.dumps(row | machine) + "\n")
                 print(

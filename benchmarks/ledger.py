@@ -1,6 +1,8 @@
-"""The cost of the ledger: planning and listing 10,000 runs; 60 short runs while a driver and a worker are killed.
+"""The cost of the ledger: planning and listing 10,000 runs; 60 short runs while a driver and a
+worker are killed.
 
-`taskset -c 0 python -m benchmarks.ledger [local|ray|slurm]` prints one line for each check and appends a row to ledger.jsonl.
+`taskset -c 0 python -m benchmarks.ledger [local|ray|slurm]` prints one line for each check and
+appends a row to ledger.jsonl.
 """
 
 import argparse
@@ -22,7 +24,13 @@ from decisionllm.scaling import executors, grid, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
 RUNS, SECONDS, WORKERS = 60, 0.5, 2
-CONFIG = {"workers": WORKERS, "processes": 1, "gpus": 0.0, "address": "", "slurm": {"cluster": "local"}}
+CONFIG = {
+    "workers": WORKERS,
+    "processes": 1,
+    "gpus": 0.0,
+    "address": "",
+    "slurm": {"cluster": "local"},
+}
 
 
 def nap(folder: Path, job: Any) -> dict[str, Any]:
@@ -33,11 +41,17 @@ def nap(folder: Path, job: Any) -> dict[str, Any]:
     return {}
 
 
-def drive(folder: str, executor: str, progress: Any = lambda states: None) -> tuple[Path, list[str]]:
+def drive(
+    folder: str, executor: str, progress: Any = lambda states: None
+) -> tuple[Path, list[str]]:
     """Do a study of short runs. Returns its ledger and their names."""
     root = Path(folder) / "study"
     names = ledger.plan(root, [{"i": i} for i in range(RUNS)])
-    with executors.from_config(CONFIG | {"executor": executor, "out": str(root)}) as (start, workers, _):
+    with executors.from_config(CONFIG | {"executor": executor, "out": str(root)}) as (
+        start,
+        workers,
+        _,
+    ):
         ledger.drive(root, names, nap, start, workers, progress=progress)
     return root, names
 
@@ -45,7 +59,9 @@ def drive(folder: str, executor: str, progress: Any = lambda states: None) -> tu
 def killed(folder: str, executor: str) -> dict[str, int]:
     """Kill the driver after a third of the runs, start another, and kill one of its workers."""
     file, victims = Path(folder) / "names", list[int]()
-    first = subprocess.Popen([sys.executable, "-m", "benchmarks.ledger", executor, "--drive", folder])
+    first = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ledger", executor, "--drive", folder]
+    )
     while not file.exists() or len(file.read_text().splitlines()) < RUNS // 3:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
@@ -53,8 +69,14 @@ def killed(folder: str, executor: str) -> dict[str, int]:
 
     def kill(states: dict[str, str]) -> None:
         running = [name for name, state in states.items() if state == "running"]
-        if not victims and running and sum(state == "done" for state in states.values()) > RUNS // 2:
-            victims.append(int((Path(folder) / "study" / running[0] / "begun").read_text().split()[0]))
+        if (
+            not victims
+            and running
+            and sum(state == "done" for state in states.values()) > RUNS // 2
+        ):
+            victims.append(
+                int((Path(folder) / "study" / running[0] / "begun").read_text().split()[0])
+            )
             os.kill(victims[0], signal.SIGKILL)
 
     root, names = drive(folder, executor, kill)
@@ -68,21 +90,27 @@ def killed(folder: str, executor: str) -> dict[str, int]:
 
 
 def overhead(folder: str, executor: str) -> float:
-    """Seconds per run beyond its sleep, from the first end to the last, so that the start of the workers is not counted."""
+    """Seconds per run beyond its sleep, from the first end to the last, so that the start of the
+    workers is not counted.
+    """
     root, names = drive(folder, executor)
     ends = sorted((root / name / "done.json").stat().st_mtime for name in names)
     return (ends[-1] - ends[WORKERS - 1]) * WORKERS / (RUNS - WORKERS) - SECONDS
 
 
 def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str, float]:
-    """CPU seconds to plan so many runs of study=smoke and write their folders, and to list their states."""
+    """CPU seconds to plan so many runs of study=smoke and write their folders, and to list their
+    states.
+    """
     import hydra
     import yaml
 
     from decisionllm.config import configs, store_choices
 
     store_choices()
-    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {"seeds": list(range(-(-count // 18)))}
+    study = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text()) | {
+        "seeds": list(range(-(-count // 18)))
+    }
     study["lr"] = {"rule": "fixed"}
     root, began = Path(folder) / "large", time.process_time()
     with hydra.initialize_config_dir(str(configs()), version_base="1.3"):
@@ -94,7 +122,9 @@ def large(folder: str, executor: str = "local", count: int = 10_000) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ledger", description=sys.modules[__name__].__doc__
+    )
     parser.add_argument("executor", nargs="?", default="local", choices=("local", "ray", "slurm"))
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROWS)
@@ -102,7 +132,11 @@ def main() -> None:
     if given.drive:
         drive(given.drive, given.executor)
         return
-    row = {"executor": given.executor, "cores": executors.cores(), "versions": checkpoint.versions()}
+    row = {
+        "executor": given.executor,
+        "cores": executors.cores(),
+        "versions": checkpoint.versions(),
+    }
     for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):
         folder = tempfile.mkdtemp()
         try:
@@ -113,12 +147,19 @@ def main() -> None:
         file.write(json.dumps(row) + "\n")
     many, end = row["large"], row["killed"]
     for met, words in (
-        (many["plan"] < 5, f"{many['runs']:,} runs planned and written in {many['plan']:.2f} s (5)"),
+        (
+            many["plan"] < 5,
+            f"{many['runs']:,} runs planned and written in {many['plan']:.2f} s (5)",
+        ),
         (many["status"] < 2, f"their states in {many['status']:.2f} s (2)"),
-        (end["done"] == RUNS and not end["twice"] and end["begun"] <= RUNS + end["killed"] + WORKERS,
-         f"{end['done']} of {RUNS} done, {end['twice']} twice, {end['begun']} begun, a driver and a worker killed"),
+        (
+            end["done"] == RUNS
+            and not end["twice"]
+            and end["begun"] <= RUNS + end["killed"] + WORKERS,
+            f"{end['done']} of {RUNS} done, {end['twice']} twice, {end['begun']} begun, a driver and a worker killed",
+        ),
         (row["overhead"] < 0.2, f"{row['overhead']:.3f} s a run beyond its own (0.2)"),
-    ):  # fmt: skip
+    ):
         Console(soft_wrap=True).print("yes" if met else "NO ", words, highlight=False)
 
 

@@ -1,9 +1,10 @@
 """SmolLM2-135M as it is cut by default, in bfloat16: training steps against transformers + peft.
 
-512 windows of one step, whose rows share 64 texts of 22 tokens. Ours reads each text once, frozen, by blocks 1 to 12, and trains blocks 13
-to 18 on the rows. The peers are fed as their users feed them, the text's embeddings repeated in front of every row, through the same 18
-blocks and through all 30; they train adapters in all blocks that read. LoRA of rank 32; embedding, head, loss and optimiser are the same.
-Needs the packages of backbone=smollm2.
+512 windows of one step, whose rows share 64 texts of 22 tokens. Ours reads each text once, frozen,
+by blocks 1 to 12, and trains blocks 13 to 18 on the rows. The peers are fed as their users feed
+them, the text's embeddings repeated in front of every row, through the same 18 blocks and through
+all 30; they train adapters in all blocks that read. LoRA of rank 32; embedding, head, loss and
+optimiser are the same. Needs the packages of backbone=smollm2.
 """
 
 from functools import partial
@@ -20,7 +21,8 @@ from decisionllm.datasets.windows import collate
 ROWS, TEXTS = 512, 64
 model_of = partial(adapted, "smollm2", lora_rank=32, lora_alpha=64)
 TASKS = [
-    f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please." for i in range(TEXTS)
+    f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please."
+    for i in range(TEXTS)
 ]
 
 
@@ -28,7 +30,9 @@ def batches(model, rows=ROWS):
     """step -> a Batch whose rows have the texts in turn."""
     steps = log(20_000)
     sampler = Sampler(steps, np.arange(len(steps.first)), T=1, batch_size=rows, seed=0)
-    return lambda step: collate(sampler(step), model.backbone.encode(TASKS), np.arange(rows) % TEXTS)
+    return lambda step: collate(
+        sampler(step), model.backbone.encode(TASKS), np.arange(rows) % TEXTS
+    )
 
 
 def plain_loss(model, batch):

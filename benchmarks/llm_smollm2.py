@@ -1,7 +1,9 @@
-"""SmolLM2-135M with LoRA of rank 8, in bfloat16: training steps against transformers + peft, and decisions of 48 agents.
+"""SmolLM2-135M with LoRA of rank 8, in bfloat16: training steps against transformers + peft, and
+decisions of 48 agents.
 
-Needs the packages of backbone=smollm2. 7 texts of 45 tokens; windows of 20 steps with 32 rows, and of one step with 256. The peer
-is fed as its users feed it: the text's embeddings repeated in front of every row. Embedding, head, loss and optimiser are the same.
+Needs the packages of backbone=smollm2. 7 texts of 45 tokens; windows of 20 steps with 32 rows, and
+of one step with 256. The peer is fed as its users feed it: the text's embeddings repeated in front
+of every row. Embedding, head, loss and optimiser are the same.
 """
 
 from functools import partial
@@ -16,7 +18,9 @@ from decisionllm.datasets.sampling import Sampler
 from decisionllm.datasets.windows import collate
 from decisionllm.tokenizers import text
 
-WORDS = " ".join(["Go through the open door to the room with the red lamp and stop there"] * 3).split()
+WORDS = " ".join(
+    ["Go through the open door to the room with the red lamp and stop there"] * 3
+).split()
 TASKS = [" ".join([*WORDS[i:], *WORDS[:i]]) for i in range(7)]  # 45 tokens each
 WHOLE = {"text_layers": 0, "layers": 0}  # all blocks read text and trajectory
 STEP = partial(our_loss, dtype=torch.bfloat16), partial(peer_loss, dtype=torch.bfloat16)
@@ -48,10 +52,20 @@ def cases():
     for T, B, limit in ((20, 32, None), (1, 256, 1800.0)):
         models = pair("smollm2", **WHOLE)
         batch_of = batches(models[0], T=T, B=B)
-        ours, peer = (trainer(model, loss, batch_of) for model, loss in zip(models, STEP, strict=True))
+        ours, peer = (
+            trainer(model, loss, batch_of) for model, loss in zip(models, STEP, strict=True)
+        )
         yield measure.Case(f"training, {B} rows of {T} steps", ours, peer, target=3, limit=limit)
     day = decide_llm.Day(steps=20, dtype=torch.bfloat16, backbone="smollm2", **WHOLE)
-    yield measure.Case("decisions of 48 agents", day.ours, lambda: [day.peer(t) for t in (4, 14)], 20, 2, target=3, limit=150.0)
+    yield measure.Case(
+        "decisions of 48 agents",
+        day.ours,
+        lambda: [day.peer(t) for t in (4, 14)],
+        20,
+        2,
+        target=3,
+        limit=150.0,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A LoRA training step of a small Qwen2 with a task text: the text read once for all rows, against transformers + peft.
+"""A LoRA training step of a small Qwen2 with a task text: the text read once for all rows, against
+transformers + peft.
 
-64 text and 60 trajectory tokens (20 steps), 16 rows, rank 16 on every linear map. The peer is fed as its users feed it: the
-text's embeddings repeated in front of every row. Embedding, head, loss and optimiser are the same.
+64 text and 60 trajectory tokens (20 steps), 16 rows, rank 16 on every linear map. The peer is fed
+as its users feed it: the text's embeddings repeated in front of every row. Embedding, head, loss
+and optimiser are the same.
 """
 
 import copy
@@ -21,7 +23,10 @@ TASK = "0123456789" * 6 + "0123"  # 64 tokens: digits stand apart
 
 
 def adapted(backbone="tiny", **options):
-    """A model in training. An adapter begins as zero, whose gradients would hide mistakes: these begin elsewhere."""
+    """A model in training.
+
+    An adapter begins as zero, whose gradients would hide mistakes: these begin elsewhere.
+    """
     model = make(backbone, **options)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -60,7 +65,9 @@ def batches(model, *, T, B):
 
 
 def gates(*, T=20, B=16, **size):
-    """The same loss and the same gradients of everything trained; in bfloat16 the loss within a percent."""
+    """The same loss and the same gradients of everything trained; in bfloat16 the loss within a
+    percent.
+    """
     ours, peer = pair(tune="lora", **size)
     batch = batches(ours, T=T, B=B)(0)
     losses = [our_loss(ours, batch), peer_loss(peer, batch)]
@@ -76,7 +83,10 @@ def gates(*, T=20, B=16, **size):
 def cases(*, T=20, B=16, **size):
     models = [pair(tune="lora", **size) for _ in range(2)]
     batch_of = batches(models[0][0], T=T, B=B)
-    ours, peer = trainer(models[0][0], our_loss, batch_of), trainer(models[0][1], peer_loss, batch_of)
+    ours, peer = (
+        trainer(models[0][0], our_loss, batch_of),
+        trainer(models[0][1], peer_loss, batch_of),
+    )
     yield measure.Case("float32", *repeated(ours, peer, 2), target=1.6)
     if precision("cpu", "auto") == "bf16":
         half = trainer(models[1][0], partial(our_loss, dtype=torch.bfloat16), batch_of)

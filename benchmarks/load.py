@@ -1,10 +1,13 @@
-"""The server under a constant arrival rate: how latency and the share of late answers grow with the rate.
+"""The server under a constant arrival rate: how latency and the share of late answers grow with the
+rate.
 
-`python -m benchmarks.load RUN [--kinds ticks openrtb act bid one] [--rates 100 200 ...] [--seconds 10] [--replicas 1]` starts
-`decisionllm serve` pinned to one core, and sends from another. The load is open: request i is due at i / rate, whatever was
-answered, and its latency counts from then, so that a queue is part of it. Kinds: `ticks` of campaigns in turn, `act` on a
-history of 24 steps, `bid` with all rows of a period, `openrtb` bid requests, `one` warm tick at a time. A row of each rate goes
-to load.jsonl; `--figure docs/images/load.svg` draws them all.
+`python -m benchmarks.load RUN [--kinds ticks openrtb act bid one] [--rates 100 200 ...] [--seconds
+10] [--replicas 1]` starts
+`decisionllm serve` pinned to one core, and sends from another. The load is open: request i is due
+at i / rate, whatever was answered, and its latency counts from then, so that a queue is part of it.
+Kinds: `ticks` of campaigns in turn, `act` on a history of 24 steps, `bid` with all rows of a
+period, `openrtb` bid requests, `one` warm tick at a time. A row of each rate goes to load.jsonl;
+`--figure docs/images/load.svg` draws them all.
 """
 
 import argparse
@@ -67,12 +70,15 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends requests at a constant rate over as many connections as it takes, and notes each latency and status."""
+    """Sends requests at a constant rate over as many connections as it takes, and notes each
+    latency and status.
+    """
 
     def __init__(self, port, spin=True):
         self.port, self.spin, self.idle, self.waiting, self.open = port, spin, [], deque(), 0
         self.took, self.statuses, self.bodies, self.left = [], Counter(), [], 0
-        self.lag = [0.0]  # ms that each request was sent after its moment, by no fault of the server
+        # ms that each request was sent after its moment, by no fault of the server
+        self.lag = [0.0]
 
     def answered(self, connection, call, status, body):
         self.took.append(1000 * (time.perf_counter() - call[0]))
@@ -96,7 +102,9 @@ class Client:
         self.open += 1
         connection = Connection(self)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", self.port)
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, "127.0.0.1", self.port
+            )
             connection.send((due, request))
         except OSError:
             connection.lost = True
@@ -124,7 +132,9 @@ class Client:
         return time.perf_counter() - began
 
     async def in_turn(self, requests, probe):
-        """Send each request when the one before is answered, and call `probe` after those of a campaign."""
+        """Send each request when the one before is answered, and call `probe` after those of a
+        campaign.
+        """
         for count, request in enumerate(requests, 1):
             self.left += 1
             await self.send(time.perf_counter(), request)
@@ -139,7 +149,15 @@ class Server:
     """`decisionllm serve` as a process on these cores, with a journal of its own."""
 
     def __init__(self, run, folder, cores, words):
-        command = [sys.executable, "-m", "decisionllm", "serve", f"run={run}", f"journal={folder}/journal.sqlite", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "decisionllm",
+            "serve",
+            f"run={run}",
+            f"journal={folder}/journal.sqlite",
+            *words,
+        ]
         pinned = ["taskset", "-c", cores, *command] if cores else command
         self.process = subprocess.Popen(pinned, text=True, stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
@@ -160,7 +178,10 @@ class Server:
         known = subprocess.run(
             ["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True
         ).stdout.split()
-        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.process.pid, *known))
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            for pid in (self.process.pid, *known)
+        )
         return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
@@ -177,9 +198,7 @@ def run(work):
 
 
 def http(path, body, method="POST"):
-    head = (
-        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -187,24 +206,39 @@ def played(port, requests, rate=500):
     """The answers to these requests, as they come."""
     client = Client(port)
     run(client.run(requests, rate))
-    assert not set(client.statuses) - {200, 201, "lost"} and not client.statuses["lost"], client.statuses
+    assert not set(client.statuses) - {200, 201, "lost"} and not client.statuses["lost"], (
+        client.statuses
+    )
     return client.bodies
 
 
 def opened(port, count, horizon=HORIZON):
     """Ids of new campaigns."""
-    settings = ({"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": horizon} for i in range(count))
-    return [json.loads(body)["id"] for body in played(port, [http("/v1/campaigns", json.dumps(s).encode()) for s in settings])]
+    settings = (
+        {"budget": 1e9, "target_cpa": 60.0 + i % 70, "category": i % 6, "horizon": horizon}
+        for i in range(count)
+    )
+    return [
+        json.loads(body)["id"]
+        for body in played(port, [http("/v1/campaigns", json.dumps(s).encode()) for s in settings])
+    ]
 
 
 def ticks(ids, count, first=0):
     """Ticks of these campaigns in turn, `count` in all, from this step on."""
-    known = [[json.dumps(drawn(kind, step)).encode() for step in range(HORIZON)] for kind in range(8)]
-    return [http(f"/v1/campaigns/{ids[i % len(ids)]}/tick", known[i % 8][first + i // len(ids)]) for i in range(count)]
+    known = [
+        [json.dumps(drawn(kind, step)).encode() for step in range(HORIZON)] for kind in range(8)
+    ]
+    return [
+        http(f"/v1/campaigns/{ids[i % len(ids)]}/tick", known[i % 8][first + i // len(ids)])
+        for i in range(count)
+    ]
 
 
 def requests_of(kind, port, count, campaigns):
-    """The requests of a kind, made before the clock starts; campaigns are opened and have had a tick."""
+    """The requests of a kind, made before the clock starts; campaigns are opened and have had a
+    tick.
+    """
     if kind == "one":
         ids = opened(port, max(count // (HORIZON - 1), 1))
         played(port, ticks(ids, len(ids)))
@@ -223,29 +257,59 @@ def requests_of(kind, port, count, campaigns):
         ids, n = opened(port, count), OPPORTUNITIES
         values = rng.uniform(0, 1e-3, n).tolist()
         last = {
-            "historyPValueInfo": [np.stack([values, rng.uniform(0, 1e-4, n)], 1).tolist()], "historyBid": [rng.uniform(0, 0.1, n).tolist()],
-            "historyAuctionResult": [[[1, 1, 0.03]] * n], "historyImpressionResult": [[[1, 0]] * n],
+            "historyPValueInfo": [np.stack([values, rng.uniform(0, 1e-4, n)], 1).tolist()],
+            "historyBid": [rng.uniform(0, 0.1, n).tolist()],
+            "historyAuctionResult": [[[1, 1, 0.03]] * n],
+            "historyImpressionResult": [[[1, 0]] * n],
             "historyLeastWinningCost": [rng.uniform(0, 0.1, n).tolist()],
-        }  # fmt: skip
+        }
         text = json.dumps({"pValues": values} | last)[1:]
         played(
-            port, [http("/v1/bid", json.dumps({"campaign": id, "timeStepIndex": 0, "pValues": [1e-3]}).encode()) for id in ids]
+            port,
+            [
+                http(
+                    "/v1/bid",
+                    json.dumps({"campaign": id, "timeStepIndex": 0, "pValues": [1e-3]}).encode(),
+                )
+                for id in ids
+            ],
         )
-        return [http("/v1/bid", f'{{"campaign": "{id}", "timeStepIndex": 1, {text}'.encode()) for id in ids]
+        return [
+            http("/v1/bid", f'{{"campaign": "{id}", "timeStepIndex": 1, {text}'.encode())
+            for id in ids
+        ]
     ids = opened(port, campaigns)
     played(port, ticks(ids, len(ids)))
     parts = [
-        {"id": "1", "bidfloor": 0.0, "bidfloorcur": "USD", "banner": {"w": 300, "h": 250}, "ext": {"value": v}}
+        {
+            "id": "1",
+            "bidfloor": 0.0,
+            "bidfloorcur": "USD",
+            "banner": {"w": 300, "h": 250},
+            "ext": {"value": v},
+        }
         for v in rng.uniform(0, 1e-3, 8)
     ]
     return [
-        http("/openrtb/2.6/bid", json.dumps({
-            "id": f"r{i}", "at": 2, "tmax": 80, "cur": ["USD"], "imp": [parts[i % 8]], "bcat": ["IAB25", "IAB26"],
-            "site": {"id": "102855", "domain": "www.example.com", "cat": ["IAB15"]}, "device": {"ip": "192.0.2.1", "os": "iOS", "language": "en"},
-            "user": {"id": "55816b39711f9b5acf3b90e313ed29e51665623f"}, "ext": {"campaign": ids[i % len(ids)]},
-        }).encode())
+        http(
+            "/openrtb/2.6/bid",
+            json.dumps(
+                {
+                    "id": f"r{i}",
+                    "at": 2,
+                    "tmax": 80,
+                    "cur": ["USD"],
+                    "imp": [parts[i % 8]],
+                    "bcat": ["IAB25", "IAB26"],
+                    "site": {"id": "102855", "domain": "www.example.com", "cat": ["IAB15"]},
+                    "device": {"ip": "192.0.2.1", "os": "iOS", "language": "en"},
+                    "user": {"id": "55816b39711f9b5acf3b90e313ed29e51665623f"},
+                    "ext": {"campaign": ids[i % len(ids)]},
+                }
+            ).encode(),
+        )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def measure(kind, rate, server, options):
@@ -263,18 +327,38 @@ def measure(kind, rate, server, options):
     cpu, loops = server.cpu() - cpu, np.array(loops)
     parts = np.array_split(client.took, len(loops) - 1)  # each between two measurements of the core
     slower = np.maximum(loops[:-1], loops[1:])
-    quiet = np.concatenate([part for part, seconds in zip(parts, slower, strict=True) if seconds < 1.15 * loops.min()] or [[]])
+    quiet = np.concatenate(
+        [part for part, seconds in zip(parts, slower, strict=True) if seconds < 1.15 * loops.min()]
+        or [[]]
+    )
     p50, p99, most = (float(np.percentile(client.took, q)) for q in (50, 99, 100))
     return {
-        "benchmark": "load", "case": kind, "rate": round(rate), "p50": p50, "p99": p99, "max": most, "unit": "ms",
-        "late": float(np.mean(np.array(client.took) > LATE[kind])), "late_after": LATE[kind], "client_lag": max(client.lag), "speed_ms": 1000 * loops.max(), "sent": len(requests), "answered": len(requests) / took,
-        "statuses": {str(k): v for k, v in client.statuses.items() if v}, "fallbacks": sum(b'"fallback": "' in body for body in client.bodies), "cpu": 1000 * cpu / len(requests), "full_speed_ms": 1000 * loops.min(),
-        "p50_at_full_speed": float(np.median(quiet)) if len(quiet) else None, "share_at_full_speed": len(quiet) / len(client.took),
-    }  # fmt: skip
+        "benchmark": "load",
+        "case": kind,
+        "rate": round(rate),
+        "p50": p50,
+        "p99": p99,
+        "max": most,
+        "unit": "ms",
+        "late": float(np.mean(np.array(client.took) > LATE[kind])),
+        "late_after": LATE[kind],
+        "client_lag": max(client.lag),
+        "speed_ms": 1000 * loops.max(),
+        "sent": len(requests),
+        "answered": len(requests) / took,
+        "statuses": {str(k): v for k, v in client.statuses.items() if v},
+        "fallbacks": sum(b'"fallback": "' in body for body in client.bodies),
+        "cpu": 1000 * cpu / len(requests),
+        "full_speed_ms": 1000 * loops.min(),
+        "p50_at_full_speed": float(np.median(quiet)) if len(quiet) else None,
+        "share_at_full_speed": len(quiet) / len(client.took),
+    }
 
 
 def seconds_of_a_loop(cores):
-    """How long a fixed loop takes now on the slowest of the server's cores, which others may share; of none, on any."""
+    """How long a fixed loop takes now on the slowest of the server's cores, which others may share;
+    of none, on any.
+    """
     if not cores:
         return min(timeit.repeat("sum(i * i for i in range(500_000))", number=1, repeat=3))
     mine, took = os.sched_getaffinity(0), []
@@ -286,36 +370,55 @@ def seconds_of_a_loop(cores):
 
 
 def figure(path):
-    """Latency and late share against rate; of a rate that was measured repeatedly, the row that the machine disturbed least."""
+    """Latency and late share against rate; of a rate that was measured repeatedly, the row that the
+    machine disturbed least.
+    """
     from matplotlib.figure import Figure
 
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
     shown = [kind for kind in RATES if any(row["case"] == kind for row in rows)]
     made = Figure(figsize=(3.2 * len(shown), 5), layout="constrained")
     for column, kind in enumerate(shown):
-        above, below = (made.add_subplot(2, len(shown), 1 + column + k * len(shown)) for k in (0, 1))
+        above, below = (
+            made.add_subplot(2, len(shown), 1 + column + k * len(shown)) for k in (0, 1)
+        )
         for label in dict.fromkeys(row["label"] for row in rows if row["case"] == kind):
             best = {}
             for row in rows:
-                if (row["case"], row["label"]) == (kind, label) and row["p99"] < best.get(row["rate"], {"p99": np.inf})["p99"]:
+                if (row["case"], row["label"]) == (kind, label) and row["p99"] < best.get(
+                    row["rate"], {"p99": np.inf}
+                )["p99"]:
                     best[row["rate"]] = row
-            part = [(rate, row["p50"], row["p99"], 100 * row["late"]) for rate, row in sorted(best.items())]
+            part = [
+                (rate, row["p50"], row["p99"], 100 * row["late"])
+                for rate, row in sorted(best.items())
+            ]
             rate, p50, p99, late = zip(*part, strict=True)
             (line,) = above.plot(rate, p99, marker="o", markersize=3, label=f"{label}: p99")
             above.plot(rate, p50, linestyle=":", color=line.get_color(), label="p50")
             below.plot(rate, late, marker="o", markersize=3, color=line.get_color(), label=label)
-        above.set(title=kind, yscale="log", ylabel="ms from the intended moment" if not column else "")
-        below.set(xlabel="requests a second", ylabel=f"% later than {LATE[kind]:g} ms", ylim=(-2, 102))
+        above.set(
+            title=kind, yscale="log", ylabel="ms from the intended moment" if not column else ""
+        )
+        below.set(
+            xlabel="requests a second", ylabel=f"% later than {LATE[kind]:g} ms", ylim=(-2, 102)
+        )
         above.legend(fontsize=6)
     made.savefig(path)
 
 
 def main():
     gc.disable()  # a collection would delay requests
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.load", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("run", type=Path)
-    parser.add_argument("--kinds", nargs="+", default=["ticks", "openrtb", "act", "bid", "one"], choices=LATE)
-    parser.add_argument("--rates", nargs="+", type=float, help="a second; by default some of each kind")
+    parser.add_argument(
+        "--kinds", nargs="+", default=["ticks", "openrtb", "act", "bid", "one"], choices=LATE
+    )
+    parser.add_argument(
+        "--rates", nargs="+", type=float, help="a second; by default some of each kind"
+    )
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--campaigns", type=int, default=1000)
     parser.add_argument("--replicas", type=int, default=1)
@@ -333,18 +436,33 @@ def main():
         "versions": checkpoint.versions(),
     }
     if options.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, os.sched_getaffinity(0) - {int(core) for core in options.cores.split(",")})
+        os.sched_setaffinity(
+            0, os.sched_getaffinity(0) - {int(core) for core in options.cores.split(",")}
+        )
     for kind in options.kinds:
-        with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:  # the journal on a true disk
-            port = [f"port={8900 + os.getpid() % 1000}" if options.replicas > 1 else "port=0", f"replicas={options.replicas}"]
+        # the journal on a true disk
+        with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
+            port = [
+                f"port={8900 + os.getpid() % 1000}" if options.replicas > 1 else "port=0",
+                f"replicas={options.replicas}",
+            ]
             server = Server(options.run, folder, options.cores, [*port, *options.words])
             try:
                 for rate in (options.rates or RATES[kind]) if kind != "one" else [0]:
-                    row = measure(kind, rate, server, options) | {"load": os.getloadavg()[0]} | machine
+                    row = (
+                        measure(kind, rate, server, options)
+                        | {"load": os.getloadavg()[0]}
+                        | machine
+                    )
                     with options.out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-                    print("{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
-                          "answered {answered:.0f}/s, CPU {cpu:.2f} ms; at full speed ({full_speed_ms:.0f}) p50 {p50_at_full_speed}".format(**row), flush=True)  # fmt: skip
+                    print(
+                        "{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
+                        "answered {answered:.0f}/s, CPU {cpu:.2f} ms; at full speed ({full_speed_ms:.0f}) p50 {p50_at_full_speed}".format(
+                            **row
+                        ),
+                        flush=True,
+                    )
             finally:
                 server.stop()
     if options.figure:

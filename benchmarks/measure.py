@@ -1,9 +1,10 @@
-"""Two ways of doing the same work, in turn, in one process on one core. What is compared is CPU time.
+"""Two ways of doing the same work, in turn, in one process on one core. What is compared is CPU
+time.
 
-On a shared machine wall time also counts the neighbours; CPU time repeats within a few percent. Rounds alternate, so that
-what slows the machine slows both, and the figure is the median of the rounds' ratios. Before any clock starts, a
-benchmark's gates show that both compute the same; where the reference itself spreads by more than 15 %, the run is noisy
-and not to be quoted.
+On a shared machine wall time also counts the neighbours; CPU time repeats within a few percent.
+Rounds alternate, so that what slows the machine slows both, and the figure is the median of the
+rounds' ratios. Before any clock starts, a benchmark's gates show that both compute the same; where
+the reference itself spreads by more than 15 %, the run is noisy and not to be quoted.
 """
 
 import argparse
@@ -31,7 +32,9 @@ UNITS = {"us": 1e6, "ms": 1e3}  # of a second
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: one call of `ours` does `ours_work` units, one of `peer` `peer_work` of the same units."""
+    """What is timed: one call of `ours` does `ours_work` units, one of `peer` `peer_work` of the
+    same units.
+    """
 
     name: str
     ours: Callable
@@ -44,8 +47,9 @@ class Case:
 
 
 def pin():
-    """One thread on one core: threads that wait for each other wait for the neighbours too. Freed memory is kept, so that
-    neither side pays, by chance, for having its pages given back and cleared again."""
+    """One thread on one core: threads that wait for each other wait for the neighbours too. Freed
+    memory is kept, so that neither side pays, by chance, for having its pages given back and
+    cleared again."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -78,11 +82,24 @@ def verdict(case, ours, peer):
     ratio = statistics.median(p / o for o, p in zip(ours, peer, strict=True))
     scale = UNITS[case.unit.partition("/")[0]]
     taken = statistics.median(ours) * scale
-    met = None if case.target is None else ratio >= case.target and (case.limit is None or taken <= case.limit)
+    met = (
+        None
+        if case.target is None
+        else ratio >= case.target and (case.limit is None or taken <= case.limit)
+    )
     return {
-        "case": case.name, "unit": case.unit, "ours": taken, "peer": statistics.median(peer) * scale, "ratio": ratio, "target": case.target,
-        "limit": case.limit, "met": met, "spread": spread(peer), "noisy": spread(peer) > SPREAD, "rounds": len(peer),
-    }  # fmt: skip
+        "case": case.name,
+        "unit": case.unit,
+        "ours": taken,
+        "peer": statistics.median(peer) * scale,
+        "ratio": ratio,
+        "target": case.target,
+        "limit": case.limit,
+        "met": met,
+        "spread": spread(peer),
+        "noisy": spread(peer) > SPREAD,
+        "rounds": len(peer),
+    }
 
 
 def spread(times):
@@ -104,34 +121,52 @@ def ceilings():
 
 def largest_difference(ours, peer):
     """The largest |ours - peer| / |peer| of pairs of tensors, each taken as one vector."""
-    return max(float((o - p).norm() / p.norm().clamp(min=1e-12)) for o, p in zip(ours, peer, strict=True))
+    return max(
+        float((o - p).norm() / p.norm().clamp(min=1e-12)) for o, p in zip(ours, peer, strict=True)
+    )
 
 
 def gate(name, value, bound):
     """A figure that must hold before anything is timed."""
     if not value <= bound:
-        raise AssertionError(f"{name}: expected at most {bound:g}, got {value:g}; what is timed would not be the same work")
+        raise AssertionError(
+            f"{name}: expected at most {bound:g}, got {value:g}; what is timed would not be the same work"
+        )
     return {name: float(value)}
 
 
 def main(*names):
-    """Run benchmarks by name: gates first, then every case; print a table, append rows to results.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=sys.modules[__name__].__doc__)
+    """Run benchmarks by name: gates first, then every case; print a table, append rows to
+    results.jsonl.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=sys.modules[__name__].__doc__
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     pin()
     console, rows = Console(), []
-    units = [unit for unit in ("avx512_bf16", "amx_tile") if getattr(torch.cpu, f"_is_{unit}_supported", bool)()]
+    units = [
+        unit
+        for unit in ("avx512_bf16", "amx_tile")
+        if getattr(torch.cpu, f"_is_{unit}_supported", bool)()
+    ]
     machine = {"ceilings_gflops": ceilings(), "units": units, "versions": checkpoint.versions()}
-    console.print(f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: {', '.join(units) or 'none'}")
+    console.print(
+        f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: {', '.join(units) or 'none'}"
+    )
     for name in names:
         benchmark = import_module(f"benchmarks.{name}")
         gates = benchmark.gates()
         console.print(f"{name}: {benchmark.__doc__.splitlines()[0]}", soft_wrap=True)
-        console.print("  gates: " + ", ".join(f"{gate} {value:.2g}" for gate, value in gates.items()))
+        console.print(
+            "  gates: " + ", ".join(f"{gate} {value:.2g}" for gate, value in gates.items())
+        )
         for case in benchmark.cases():
-            rows.append({"benchmark": name} | compare(case, options.rounds) | {"gates": gates} | machine)
+            rows.append(
+                {"benchmark": name} | compare(case, options.rounds) | {"gates": gates} | machine
+            )
             with options.out.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
             console.print(f"  {case.name}: {rows[-1]['ratio']:.2f} x")
@@ -140,11 +175,27 @@ def main(*names):
 
 def table(rows):
     made = Table()
-    for heading in ("benchmark", "case", "ours", "peer", "unit", "ratio", "target", "met", "spread"):
+    for heading in (
+        "benchmark",
+        "case",
+        "ours",
+        "peer",
+        "unit",
+        "ratio",
+        "target",
+        "met",
+        "spread",
+    ):
         made.add_column(heading, no_wrap=True)
     for row in rows:
-        met = {None: "", True: "yes", False: "NO"}[row["met"]] + (" (noisy)" if row["noisy"] else "")
-        target = "" if row["target"] is None else f"{row['target']:g}" + (f", <= {row['limit']:g}" if row["limit"] else "")
+        met = {None: "", True: "yes", False: "NO"}[row["met"]] + (
+            " (noisy)" if row["noisy"] else ""
+        )
+        target = (
+            ""
+            if row["target"] is None
+            else f"{row['target']:g}" + (f", <= {row['limit']:g}" if row["limit"] else "")
+        )
         figures = (
             f"{row['ours']:.3g}",
             f"{row['peer']:.3g}",

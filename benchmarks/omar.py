@@ -1,8 +1,11 @@
-"""The four logs of OMAR's simple_spread, made again by its protocol (arXiv 2111.11188), in its own format.
+"""The four logs of OMAR's simple_spread, made again by its protocol (arXiv 2111.11188), in its own
+format.
 
-`python -m benchmarks.omar data/omar [--seed 0]` trains MATD3 in the world of `env.rules=omar` and writes the folders random, medium-replay,
-medium and expert: uniform play; all that was played until the policy reached the return of the published medium log; that policy; and
-the last one. `meta.json` beside them describes the observation. About ten minutes of a core. Then, for each log and way to learn,
+`python -m benchmarks.omar data/omar [--seed 0]` trains MATD3 in the world of `env.rules=omar` and
+writes the folders random, medium-replay, medium and expert: uniform play; all that was played until
+the policy reached the return of the published medium log; that policy; and the last one.
+`meta.json` beside them describes the observation. About ten minutes of a core. Then, for each log
+and way to learn,
 
     decisionllm train experiment=omar dataset.path=data/omar/medium-replay
     decisionllm evaluate run=runs/omar/nano-0 episodes=400
@@ -26,15 +29,20 @@ from decisionllm.eval.spread import OMAR
 AGENTS, SIZE = 3, 18  # numbers of an observation
 MEDIUM = 273.4  # mean return of the published medium log
 DISCOUNT, DELAY, RATE, BATCH, NOISE = 0.95, 0.01, 1e-3, 512, 0.1
-TRAIN_STARTS, LOG_STARTS = 50_000_000, 80_000_000  # seeds of worlds; those of an evaluation are below a million
+# seeds of worlds; those of an evaluation are below a million
+TRAIN_STARTS, LOG_STARTS = 50_000_000, 80_000_000
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)
+    )
 
 
 def own_first(x: Tensor) -> Tensor:
-    """(B, N, K) of the agents -> (B, N, N K): of each agent, its own part first, then those of the others in turn."""
+    """(B, N, K) of the agents -> (B, N, N K): of each agent, its own part first, then those of the
+    others in turn.
+    """
     turns = (torch.arange(AGENTS)[:, None] + torch.arange(AGENTS)) % AGENTS
     return x[:, turns].flatten(2)
 
@@ -44,7 +52,9 @@ class MATD3:
 
     def __init__(self) -> None:
         self.actor, self.target_actor = mlp(SIZE, 2), mlp(SIZE, 2)
-        self.critics, self.target_critics = (nn.ModuleList(mlp(AGENTS * (SIZE + 2), 1) for _ in range(2)) for _ in range(2))
+        self.critics, self.target_critics = (
+            nn.ModuleList(mlp(AGENTS * (SIZE + 2), 1) for _ in range(2)) for _ in range(2)
+        )
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critics.load_state_dict(self.critics.state_dict())
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), RATE)
@@ -55,20 +65,36 @@ class MATD3:
         x = torch.cat([own_first(observations), own_first(actions)], -1)
         return torch.stack([critic(x)[..., 0] for critic in critics])
 
-    def update(self, observations: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, *, actor: bool) -> None:
-        """observations (B, N, S), actions (B, N, 2), rewards (B, N). An episode ends by its time limit alone: the value goes on."""
+    def update(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        following: Tensor,
+        *,
+        actor: bool,
+    ) -> None:
+        """observations (B, N, S), actions (B, N, 2), rewards (B, N).
+
+        An episode ends by its time limit alone: the value goes on.
+        """
         with torch.no_grad():
             noise = (0.2 * torch.randn_like(actions)).clamp(-0.5, 0.5)
             then = (self.target_actor(following).tanh() + noise).clamp(-1, 1)
             target = rewards + DISCOUNT * self.values(self.target_critics, following, then).amin(0)
-        loss = F.mse_loss(self.values(self.critics, observations, actions), target.expand(2, -1, -1))
+        loss = F.mse_loss(
+            self.values(self.critics, observations, actions), target.expand(2, -1, -1)
+        )
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
         if not actor:
             return
         raw = self.actor(observations)
-        loss = -self.values(self.critics, observations, raw.tanh())[0].mean() + 1e-3 * raw.square().mean()
+        loss = (
+            -self.values(self.critics, observations, raw.tanh())[0].mean()
+            + 1e-3 * raw.square().mean()
+        )
         self.actor_optimizer.zero_grad()
         loss.backward()
         self.actor_optimizer.step()
@@ -78,8 +104,12 @@ class MATD3:
                     before.lerp_(now, DELAY)
 
 
-def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, noise: float) -> dict[str, np.ndarray]:
-    """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform play."""
+def play(
+    actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, noise: float
+) -> dict[str, np.ndarray]:
+    """Columns (T, E, N, ...) of whole episodes in worlds with these seeds; without an actor uniform
+    play.
+    """
     world, seen, actions, rewards = Spread(starts, AGENTS, "omar"), [], [], []
     for _ in range(HORIZON):
         seen.append(world.observe().reshape(len(starts), AGENTS, SIZE))
@@ -92,7 +122,12 @@ def play(actor: nn.Module | None, starts: np.ndarray, rng: np.random.Generator, 
         actions.append(chosen.astype(np.float32))
         rewards.append(world.step(actions[-1]).astype(np.float32))
     observed = np.stack([*seen, world.observe().reshape(seen[0].shape)])
-    return {"obs": observed[:-1], "acs": np.stack(actions), "rews": np.stack(rewards), "next_obs": observed[1:]}
+    return {
+        "obs": observed[:-1],
+        "acs": np.stack(actions),
+        "rews": np.stack(rewards),
+        "next_obs": observed[1:],
+    }
 
 
 def mean_return(columns: dict[str, np.ndarray]) -> float:
@@ -105,7 +140,10 @@ def save(folder: Path, columns: dict[str, np.ndarray]) -> None:
     folder.mkdir(parents=True)
     for name, column in columns.items():
         for i in range(AGENTS):
-            np.save(folder / f"{name}_{i}.npy", column[:, :, i].swapaxes(0, 1).reshape(-1, *column.shape[3:]))
+            np.save(
+                folder / f"{name}_{i}.npy",
+                column[:, :, i].swapaxes(0, 1).reshape(-1, *column.shape[3:]),
+            )
     over = np.zeros(columns["rews"].shape[:2], bool)
     over[-1] = True
     for i in range(AGENTS):
@@ -119,10 +157,15 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=1200, help="of one episode in each of --worlds worlds")
+    parser.add_argument(
+        "--rounds", type=int, default=1200, help="of one episode in each of --worlds worlds"
+    )
     parser.add_argument("--worlds", type=int, default=32)
     parser.add_argument(
-        "--episodes", type=int, default=10_000, help="of the logs random, medium and expert; 40,000 were published"
+        "--episodes",
+        type=int,
+        default=10_000,
+        help="of the logs random, medium and expert; 40,000 were published",
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
@@ -139,7 +182,12 @@ def main() -> None:
     memory: dict[str, np.ndarray] = {}
     for turn in track(range(given.rounds), "MATD3"):
         these = given.worlds * turn + np.arange(given.worlds)
-        played = play(learner.actor if turn >= 20 else None, TRAIN_STARTS + 1_000_000 * given.seed + these, rng, NOISE)
+        played = play(
+            learner.actor if turn >= 20 else None,
+            TRAIN_STARTS + 1_000_000 * given.seed + these,
+            rng,
+            NOISE,
+        )
         for name, x in played.items():
             size = (HORIZON, given.rounds * given.worlds, *x.shape[2:])
             memory.setdefault(name, np.zeros(size, np.float32))[:, these] = x
@@ -148,7 +196,10 @@ def main() -> None:
             learner.update(*(torch.from_numpy(x[t, e]) for x in memory.values()), actor=k % 2 == 1)
         if turn % 20 == 0:
             found = mean_return(play(learner.actor, tests, rng, 0))
-            print(f"round {turn}: {found:.1f}, score {100 * (found - OMAR[0]) / (OMAR[1] - OMAR[0]):.1f}", flush=True)
+            print(
+                f"round {turn}: {found:.1f}, score {100 * (found - OMAR[0]) / (OMAR[1] - OMAR[0]):.1f}",
+                flush=True,
+            )
             if not medium and found >= MEDIUM:
                 medium = True
                 whole = {name: x[:, : these[-1] + 1] for name, x in memory.items()}

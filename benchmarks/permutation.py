@@ -1,8 +1,12 @@
-"""The permutation game: each of N agents takes one of N places, once, without observing the others; they win if no place is taken twice.
+"""The permutation game: each of N agents takes one of N places, once, without observing the others;
+they win if no place is taken twice.
 
-Acting alone, agents win N! / N^N of the games at best (0.222 for three); in turn, each conditioned on those before it, all of them:
-`decisionllm train dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame head=discrete
-model.condition_on=none model.timesteps=none window=1 team.execution=both`. More agents: `+dataset.agents=2-5 +env.agents=2-5`.
+Acting alone, agents win N! / N^N of the games at best (0.222 for three); in turn, each conditioned
+on those before it, all of them:
+`decisionllm train dataset._target_=benchmarks.permutation.load
+env._target_=benchmarks.permutation.PermutationGame head=discrete model.condition_on=none
+model.timesteps=none window=1 team.execution=both`. More agents: `+dataset.agents=2-5
++env.agents=2-5`.
 """
 
 from collections.abc import Sequence
@@ -16,26 +20,47 @@ from decisionllm.schema import Episode, Spec
 def load(*, agents: str = "3", games: int = 2000, seed: int = 0) -> Source:
     """Won games, each arrangement equally likely. An observation is a 1.
 
-    agents: how many play; `2-5`: each number in turn, with an action mask of the places of the game.
+    agents: how many play; `2-5`: each number in turn, with an action mask of the places of the
+        game.
     """
     rng, numbers = np.random.default_rng(seed), sizes(agents)
     one, episodes = np.ones(1, np.float32), []
     for g in range(games):
         n = numbers[g % len(numbers)]
         for i, place in enumerate(rng.permutation(n)):
-            episodes.append(Episode(
-                one[:, None], np.array([[place]], np.float32), one, terminated=True, truncated=False, group=g,
-                action_masks=np.arange(max(numbers))[None] < n, agent=i, start=0, return_after_exit=0.0,
-            ))  # fmt: skip
-    info = {"name": f"permutation-{agents}", "env": "none", "text": "none", "agents": agents, "seed": seed}
-    return Source(Spec(observation_dim=1, action_dim=1, horizon=1, num_actions=max(numbers)), episodes, info)
+            episodes.append(
+                Episode(
+                    one[:, None],
+                    np.array([[place]], np.float32),
+                    one,
+                    terminated=True,
+                    truncated=False,
+                    group=g,
+                    action_masks=np.arange(max(numbers))[None] < n,
+                    agent=i,
+                    start=0,
+                    return_after_exit=0.0,
+                )
+            )
+    info = {
+        "name": f"permutation-{agents}",
+        "env": "none",
+        "text": "none",
+        "agents": agents,
+        "seed": seed,
+    }
+    return Source(
+        Spec(observation_dim=1, action_dim=1, horizon=1, num_actions=max(numbers)), episodes, info
+    )
 
 
 def sizes(agents: str) -> range:
     """`2-5` -> 2, 3, 4, 5"""
     low, _, high = str(agents).partition("-")
     if not (low.isdigit() and (high or low).isdigit() and 0 < int(low) <= int(high or low)):
-        raise ValueError(f"agents: expected a number above 0 or a range such as 2-5, got {agents!r}")
+        raise ValueError(
+            f"agents: expected a number above 0 or a range such as 2-5, got {agents!r}"
+        )
     return range(int(low), int(high or low) + 1)
 
 

@@ -1,9 +1,10 @@
-"""A raw traffic log of one AuctionNet period, 24 million rows of text: seconds and memory of reading it.
+"""A raw traffic log of one AuctionNet period, 24 million rows of text: seconds and memory of
+reading it.
 
     python -m benchmarks.raw_traffic [--rows 24_000_000] [--folder ...]
 
-The log is made, 3.4 GB of it, and deleted. A row appended to raw_traffic.jsonl holds wall and CPU seconds of reading it and the peak of
-resident memory beside the page cache.
+The log is made, 3.4 GB of it, and deleted. A row appended to raw_traffic.jsonl holds wall and CPU
+seconds of reading it and the peak of resident memory beside the page cache.
 """
 
 import json
@@ -20,8 +21,23 @@ from decisionllm.policy import checkpoint
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 ADVERTISERS, LIMIT_MB, LIMIT_SECONDS = 48, 2000, 60
-NAMES = [*auctionnet.CAMPAIGN, *auctionnet.FIXED, "timeStepIndex", "remainingBudget", "isEnd", "pvIndex", "pValue", "pValueSigma", "bid",
-         "xi", "adSlot", "cost", "isExposed", "conversionAction", "leastWinningCost"]  # fmt: skip
+NAMES = [
+    *auctionnet.CAMPAIGN,
+    *auctionnet.FIXED,
+    "timeStepIndex",
+    "remainingBudget",
+    "isEnd",
+    "pvIndex",
+    "pValue",
+    "pValueSigma",
+    "bid",
+    "xi",
+    "adSlot",
+    "cost",
+    "isExposed",
+    "conversionAction",
+    "leastWinningCost",
+]
 
 
 def write(path, rows):
@@ -41,7 +57,10 @@ def write(path, rows):
         rng.random(n) < value,
         price,
     )
-    ends = [",".join(str(int(x) if isinstance(x, np.bool_) else x) for x in row) for row in zip(*columns, strict=True)]
+    ends = [
+        ",".join(str(int(x) if isinstance(x, np.bool_) else x) for x in row)
+        for row in zip(*columns, strict=True)
+    ]
     with path.open("w") as file:
         file.write(",".join(NAMES))
         for advertiser in range(ADVERTISERS):
@@ -59,13 +78,24 @@ def main():
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "period-7.csv"
         n, bids = write(path, options.rows)
-        row = {"rows": n * ADVERTISERS * STEPS, "gb": path.stat().st_size / 1e9, "imports_mb": resident_mb()}
+        row = {
+            "rows": n * ADVERTISERS * STEPS,
+            "gb": path.stat().st_size / 1e9,
+            "imports_mb": resident_mb(),
+        }
         cpu = time.process_time()
         with watched() as reading:
             sums, _ = auctionnet.summed(path)
         row |= reading | {"cpu_seconds": time.process_time() - cpu}
-    assert len(sums["bid"]) == ADVERTISERS * STEPS and np.allclose(sums["bid"], bids) and (sums["volume"] == n).all()
-    row |= {"met": row["mb"] <= LIMIT_MB and row["seconds"] <= LIMIT_SECONDS, "versions": checkpoint.versions()}
+    assert (
+        len(sums["bid"]) == ADVERTISERS * STEPS
+        and np.allclose(sums["bid"], bids)
+        and (sums["volume"] == n).all()
+    )
+    row |= {
+        "met": row["mb"] <= LIMIT_MB and row["seconds"] <= LIMIT_SECONDS,
+        "versions": checkpoint.versions(),
+    }
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row, indent=1))

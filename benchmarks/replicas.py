@@ -1,9 +1,12 @@
-"""Two replicas: a campaign has the same answers from either replica as from one process, and how many ticks a second they answer.
+"""Two replicas: a campaign has the same answers from either replica as from one process, and how
+many ticks a second they answer.
 
-`python -m benchmarks.replicas runs/auction/nano-0` starts the command with replicas=2, plays campaigns over its port, half of them
-on one kept connection and half on another one at each tick, and compares the answers with a manager in this process. Then one
-process on one core, one process on any core and two replicas answer requests of 64 ticks in a closed loop over 16 connections, in
-alternating rounds; a client of so few requests needs little of a core. Two rows go to serve.jsonl and are printed.
+`python -m benchmarks.replicas runs/auction/nano-0` starts the command with replicas=2, plays
+campaigns over its port, half of them on one kept connection and half on another one at each tick,
+and compares the answers with a manager in this process. Then one process on one core, one process
+on any core and two replicas answer requests of 64 ticks in a closed loop over 16 connections, in
+alternating rounds; a client of so few requests needs little of a core. Two rows go to serve.jsonl
+and are printed.
 """
 
 import argparse
@@ -30,11 +33,17 @@ CONNECTIONS, TOGETHER, ROUNDS, WARM, SECONDS = 16, 64, 3, 1.0, 4.0  # of the clo
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run")
     parser.add_argument("--loop-only", action="store_true", help="the closed loop alone")
     options = parser.parse_args()
-    rows = [throughput(options.run)] if options.loop_only else [same_answers(options.run), throughput(options.run)]
+    rows = (
+        [throughput(options.run)]
+        if options.loop_only
+        else [same_answers(options.run), throughput(options.run)]
+    )
     with ROWS.open("a") as file:
         for row in rows:
             file.write(json.dumps(row | {"versions": checkpoint.versions()}) + "\n")
@@ -48,8 +57,14 @@ def throughput(run):
     with ExitStack() as stack:
         servers = {}
         for kind, (replicas, cores) in kinds.items():
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROWS.parent))  # the journal on a true disk
-            words = [f"port={free_port()}", f"replicas={replicas}", "deadline_ms=60000", "max_campaigns=100000"]
+            # the journal on a true disk
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROWS.parent))
+            words = [
+                f"port={free_port()}",
+                f"replicas={replicas}",
+                "deadline_ms=60000",
+                "max_campaigns=100000",
+            ]
             servers[kind] = load.Server(run, folder, cores, words)
             stack.callback(servers[kind].stop)
         for turn in range(ROUNDS):
@@ -58,10 +73,25 @@ def throughput(run):
                 rates[kind].append(load.run(loop.run()))
                 cpu.append((time.process_time() - began) / (WARM + SECONDS))
     medians = {kind: float(np.median(rate)) for kind, rate in rates.items()}
-    ratios = {f"two / {kind}": float(np.median(np.divide(rates["two"], rates[kind]))) for kind in ("one on one core", "one")}
-    return {"benchmark": "replicas", "case": "closed loop", "unit": "ticks/s", "rates": rates, "load": os.getloadavg()[0]} | medians | ratios | {
-        "client_cores": float(np.median(cpu)), "met": ratios["two / one on one core"] >= 1.8,
-    }  # fmt: skip
+    ratios = {
+        f"two / {kind}": float(np.median(np.divide(rates["two"], rates[kind])))
+        for kind in ("one on one core", "one")
+    }
+    return (
+        {
+            "benchmark": "replicas",
+            "case": "closed loop",
+            "unit": "ticks/s",
+            "rates": rates,
+            "load": os.getloadavg()[0],
+        }
+        | medians
+        | ratios
+        | {
+            "client_cores": float(np.median(cpu)),
+            "met": ratios["two / one on one core"] >= 1.8,
+        }
+    )
 
 
 def free_port():
@@ -74,15 +104,20 @@ class Loop:
 
     def __init__(self, port):
         ids = load.opened(port, CONNECTIONS * TOGETHER)
-        known = [[json.dumps(drawn(kind, step)) for step in range(load.HORIZON)] for kind in range(8)]
+        known = [
+            [json.dumps(drawn(kind, step)) for step in range(load.HORIZON)] for kind in range(8)
+        ]
         self.port, self.ticks, self.left, self.queues = port, 0, CONNECTIONS, {}
         self.waiting = [
             deque(
-                load.http("/v1/ticks", f'{{"ticks": {{{", ".join(f"{chr(34)}{id}{chr(34)}: {known[i % 8][step]}" for i, id in enumerate(part))}}}}}'.encode())
+                load.http(
+                    "/v1/ticks",
+                    f'{{"ticks": {{{", ".join(f"{chr(34)}{id}{chr(34)}: {known[i % 8][step]}" for i, id in enumerate(part))}}}}}'.encode(),
+                )
                 for step in range(load.HORIZON)
             )
             for part in (ids[i::CONNECTIONS] for i in range(CONNECTIONS))
-        ]  # fmt: skip
+        ]
 
     def answered(self, connection, call, status, body):
         now = time.perf_counter()
@@ -100,7 +135,9 @@ class Loop:
         for queue in self.waiting:
             connection = load.Connection(self)
             self.queues[connection] = queue
-            await asyncio.get_running_loop().create_connection(lambda connection=connection: connection, "127.0.0.1", self.port)
+            await asyncio.get_running_loop().create_connection(
+                lambda connection=connection: connection, "127.0.0.1", self.port
+            )
             connection.send((0.0, queue.popleft()))
         while self.left:
             await asyncio.sleep(0.05)
@@ -110,7 +147,10 @@ class Loop:
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
     policy, _, run_info = checkpoint.load(run)
-    manager, began = CampaignManager(policy, ObservationSpec.of(run_info["dataset"])), time.monotonic()
+    manager, began = (
+        CampaignManager(policy, ObservationSpec.of(run_info["dataset"])),
+        time.monotonic(),
+    )
     os.environ["DECISIONLLM_TOKEN"] = "secret"
     with tempfile.TemporaryDirectory() as folder:
         server = load.Server(run, folder, "", [f"port={free_port()}", "replicas=2"])
@@ -121,7 +161,12 @@ def same_answers(run):
         finally:
             row["exit"] = server.stop()
             del os.environ["DECISIONLLM_TOKEN"]
-    assert row["exit"] == 0 and row["apart"] < 1e-5 and max(row["rebuilt"]) > 0 and row["unauthorised"] == 401
+    assert (
+        row["exit"] == 0
+        and row["apart"] < 1e-5
+        and max(row["rebuilt"]) > 0
+        and row["unauthorised"] == 401
+    )
     return row
 
 
@@ -129,7 +174,10 @@ def play(client, manager):
     refused = client.get("/v1/campaigns").status_code
     client.headers["authorization"] = "Bearer secret"
     opening = {"budget": 900.0, "target_cpa": 60.0, "horizon": TICKS}
-    ids = [client.post("/v1/campaigns", json=opening).raise_for_status().json()["id"] for _ in range(CAMPAIGNS)]
+    ids = [
+        client.post("/v1/campaigns", json=opening).raise_for_status().json()["id"]
+        for _ in range(CAMPAIGNS)
+    ]
     alone = [manager.open(**opening) for _ in range(CAMPAIGNS)]
     seconds, apart = {"own": [], "any": []}, 0.0
     for step in range(TICKS):
@@ -137,7 +185,11 @@ def play(client, manager):
             tick, how = drawn(i, step), "any" if i % 2 else "own"
             began = time.perf_counter()
             fresh = {"connection": "close"} if how == "any" else {}
-            answer = client.post(f"/v1/campaigns/{id}/tick", json=tick, headers=fresh).raise_for_status().json()
+            answer = (
+                client.post(f"/v1/campaigns/{id}/tick", json=tick, headers=fresh)
+                .raise_for_status()
+                .json()
+            )
             seconds[how].append(time.perf_counter() - began)
             expected = manager.tick(alone[i], **tick)
             assert (
@@ -149,11 +201,20 @@ def play(client, manager):
     rebuilt = set()
     for _ in range(20):  # of either replica
         lines = client.get("/metrics", headers={"connection": "close"}).text.splitlines()
-        rebuilt |= {float(line.split()[-1]) for line in lines if line.startswith("decisionllm_rebuilt_total")}
+        rebuilt |= {
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("decisionllm_rebuilt_total")
+        }
     return {
-        "campaigns": CAMPAIGNS, "ticks": TICKS, "apart": apart, "unauthorised": refused, "rebuilt": sorted(rebuilt),
-        "own_ms": round(1000 * float(np.median(seconds["own"])), 2), "any_ms": round(1000 * float(np.median(seconds["any"])), 2),
-    }  # fmt: skip
+        "campaigns": CAMPAIGNS,
+        "ticks": TICKS,
+        "apart": apart,
+        "unauthorised": refused,
+        "rebuilt": sorted(rebuilt),
+        "own_ms": round(1000 * float(np.median(seconds["own"])), 2),
+        "any_ms": round(1000 * float(np.median(seconds["any"])), 2),
+    }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Evaluation in Maze2D: 64 mazes in lock-step, against one maze after the other, 300 steps each.
 
-The peer plays as decision-transformer code usually does: one environment, and at every step the model in Hugging Face
-transformers reads the last 20 steps. Ours has the same weights. `exact` reads the same windows, so that the returns must be
-equal; `cached` lets half a window go at once and keeps keys and values in between.
+The peer plays as decision-transformer code usually does: one environment, and at every step the
+model in Hugging Face transformers reads the last 20 steps. Ours has the same weights. `exact` reads
+the same windows, so that the returns must be equal; `cached` lets half a window go at once and
+keeps keys and values in between.
 """
 
 import numpy as np
@@ -46,7 +47,10 @@ class Play:
             togo, timesteps = torch.full((1, self.steps), TARGET), torch.arange(self.steps)[None]
             observed, total = env.states, 0.0
             for t in range(self.steps):
-                states[0, t], togo[0, t] = torch.from_numpy(observed[0].astype(np.float32)), TARGET - total
+                states[0, t], togo[0, t] = (
+                    torch.from_numpy(observed[0].astype(np.float32)),
+                    TARGET - total,
+                )
                 seen = slice(max(0, t + 1 - self.window), t + 1)
                 out = self.peer_model(
                     states=states[:, seen],
@@ -74,7 +78,13 @@ def cases(*, mazes=64, steps=300, window=20, **size):
         alone = min(mazes, 4)  # enough of them to tell what one costs
         peer = lambda n=alone: play.peer(range(n))  # noqa: E731
         yield measure.Case(
-            name, lambda s=stride: play.ours(s), peer, mazes * steps, alone * steps, "us/env step", target=target
+            name,
+            lambda s=stride: play.ours(s),
+            peer,
+            mazes * steps,
+            alone * steps,
+            "us/env step",
+            target=target,
         )
 
 

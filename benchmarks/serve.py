@@ -1,9 +1,11 @@
-"""Ticks of campaigns through the server's service, journal on the disk included: a warm cache against full windows.
+"""Ticks of campaigns through the server's service, journal on the disk included: a warm cache
+against full windows.
 
-`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the true shapes, the window the
-whole day, a task text, both paths the same requests in turn, wall time, and where it says so CPU time, which the neighbours do
-not disturb. Rows: a tick of one campaign by itself; 48 campaigns that tick at once against one at a time; for the smallest,
-the same over HTTP on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
+`python -m benchmarks.serve [tiny base] [--ticks 24] [--out serve.jsonl]`. Random weights of the
+true shapes, the window the whole day, a task text, both paths the same requests in turn, wall time,
+and where it says so CPU time, which the neighbours do not disturb. Rows: a tick of one campaign by
+itself; 48 campaigns that tick at once against one at a time; for the smallest, the same over HTTP
+on this machine. Minutes and, for `base` (0.5B), gigabytes: no test.
 """
 
 import argparse
@@ -44,9 +46,19 @@ def policy_of(backbone, dtype):
     choices = discover()
     torch.manual_seed(0)
     model = SequenceModel(
-        SPEC, build(choices["backbone"][backbone], 0), choices["head"]["gaussian"], ModelOptions(timesteps="none")
+        SPEC,
+        build(choices["backbone"][backbone], 0),
+        choices["head"]["gaussian"],
+        ModelOptions(timesteps="none"),
     )
-    model.normalizer.fit([(np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32), np.linspace(0, 40, 100))])
+    model.normalizer.fit(
+        [
+            (
+                np.random.default_rng(0).normal(50, 50, (100, 7)).astype(np.float32),
+                np.linspace(0, 40, 100),
+            )
+        ]
+    )
     model.backbone.model.to(dtype)
     return Policy(model, 48, 24, 20.0)
 
@@ -55,24 +67,45 @@ def drawn(campaign, step):
     """A tick whose results are the same, whatever was bid."""
     rng = np.random.default_rng([campaign, step])
     result = {
-        "bid": rng.uniform(0.01, 0.1), "market_price": rng.uniform(0.05, 0.2), "value": rng.uniform(0.0002, 0.001),
-        "conversion": rng.uniform(0, 0.001), "won": rng.uniform(0, 0.1), "volume": 9000.0, "spend": rng.uniform(0, 50),
-        "conversions": float(rng.integers(4)), "exposed_value": rng.uniform(0, 2),
-    }  # fmt: skip
+        "bid": rng.uniform(0.01, 0.1),
+        "market_price": rng.uniform(0.05, 0.2),
+        "value": rng.uniform(0.0002, 0.001),
+        "conversion": rng.uniform(0, 0.001),
+        "won": rng.uniform(0, 0.1),
+        "volume": 9000.0,
+        "spend": rng.uniform(0, 50),
+        "conversions": float(rng.integers(4)),
+        "exposed_value": rng.uniform(0, 2),
+    }
     coming = {"value": rng.uniform(0.0002, 0.001), "volume": float(rng.integers(5000, 20000))}
-    return {"index": step, "key": f"{campaign}-{step}", "result": result if step else None, "coming": coming}
+    return {
+        "index": step,
+        "key": f"{campaign}-{step}",
+        "result": result if step else None,
+        "coming": coming,
+    }
 
 
 def settings(campaign):
-    return {"budget": 3000.0, "target_cpa": 60.0 + campaign, "category": campaign % 6, "horizon": 48, "text": None}
+    return {
+        "budget": 3000.0,
+        "target_cpa": 60.0 + campaign,
+        "category": campaign % 6,
+        "horizon": 48,
+        "text": None,
+    }
 
 
 class Side:
-    """A campaign manager with its journal, campaigns ticked in one way, and the seconds of each answer."""
+    """A campaign manager with its journal, campaigns ticked in one way, and the seconds of each
+    answer.
+    """
 
     def __init__(self, policy, folder, name, cache):
         journal = Journal(Path(folder) / f"{name}.sqlite")
-        self.manager = CampaignManager(policy, OBSERVED, journal, cache_bytes=cache, max_campaigns=CAMPAIGNS)
+        self.manager = CampaignManager(
+            policy, OBSERVED, journal, cache_bytes=cache, max_campaigns=CAMPAIGNS
+        )
         self.decided, decide = [], self.manager.decide  # CPU time of the model's thread
 
         def timed(requests):
@@ -94,7 +127,10 @@ class Side:
             for t in range(steps):
                 request, answer = drawn(i, t), {"index": t, "multiplier": 50.0 + t}
                 entries.append(
-                    ("INSERT INTO ticks VALUES (?, ?, ?, ?)", (id, t, json.dumps(request, sort_keys=True), json.dumps(answer)))
+                    (
+                        "INSERT INTO ticks VALUES (?, ?, ?, ?)",
+                        (id, t, json.dumps(request, sort_keys=True), json.dumps(answer)),
+                    )
                 )
             self.manager.journal.write(entries)
             self.manager.campaigns.pop(campaign.id, None)
@@ -117,15 +153,32 @@ def row(case, unit, ours, peer, target=None, **more):
     far = {"p99": float(np.percentile(ours, 99)), "peer_p99": float(np.percentile(peer, 99))}
     ratio = theirs / mine
     met = None if target is None else ratio >= target
-    return {
-        "benchmark": "serve", "case": case, "unit": unit, "ours": mine, "peer": theirs, "ratio": ratio, "target": target, "limit": None,
-        "met": met, "spread": measure.spread(peer), "noisy": measure.spread(peer) > measure.SPREAD, "rounds": len(peer),
-    } | far | more  # fmt: skip
+    return (
+        {
+            "benchmark": "serve",
+            "case": case,
+            "unit": unit,
+            "ours": mine,
+            "peer": theirs,
+            "ratio": ratio,
+            "target": target,
+            "limit": None,
+            "met": met,
+            "spread": measure.spread(peer),
+            "noisy": measure.spread(peer) > measure.SPREAD,
+            "rounds": len(peer),
+        }
+        | far
+        | more
+    )
 
 
 async def alone(policy, folder, name, ticks):
     """One campaign, tick by tick, both ways in turn."""
-    sides = [Side(policy, folder, f"{name}-{kind}", cache) for kind, cache in (("cached", 10**9), ("plain", 0))]
+    sides = [
+        Side(policy, folder, f"{name}-{kind}", cache)
+        for kind, cache in (("cached", 10**9), ("plain", 0))
+    ]
     async with sides[0].service.run(), sides[1].service.run():
         for side in sides:
             await side.open(1, 0)
@@ -134,13 +187,17 @@ async def alone(policy, folder, name, ticks):
                 await side.tick(0)
     cached, plain = sides
     wrong = max(abs(cached.bids[at] - bid) / bid for at, bid in plain.bids.items())
-    warm = slice(ticks // 4, None)  # the first tick reads the text, and there is little to read again in the first ones
+    # the first tick reads the text, and there is little to read again in the first ones
+    warm = slice(ticks // 4, None)
     wall, cpu = ([[1000 * x[kind] for x in side.took[warm]] for side in sides] for kind in (0, 1))
     return [
         row(f"{name}, a tick, cache warm", "ms/tick", *wall, target=3, largest_difference=wrong),
         row(f"{name}, a tick, cache warm, CPU time", "ms/tick", *cpu, target=3),
         row(
-            f"{name}, its decision, CPU time", "ms/tick", *([1000 * x for x in side.decided[warm]] for side in sides), target=3
+            f"{name}, its decision, CPU time",
+            "ms/tick",
+            *([1000 * x for x in side.decided[warm]] for side in sides),
+            target=3,
         ),
     ]
 
@@ -166,8 +223,16 @@ async def together(policy, folder, name, step, rounds):
                     times[side].append(1000 * (time.perf_counter() - began) / len(side.ids))
     ours = times[at_once]
     return [
-        row(f"{name}, 48 campaigns at once, against one at a time", "ms/tick", ours, times[in_turn]),
-        row(f"{name}, 48 campaigns at once, against one at a time read again", "ms/tick", ours, times[plain], target=10),
+        row(
+            f"{name}, 48 campaigns at once, against one at a time", "ms/tick", ours, times[in_turn]
+        ),
+        row(
+            f"{name}, 48 campaigns at once, against one at a time read again",
+            "ms/tick",
+            ours,
+            times[plain],
+            target=10,
+        ),
     ]
 
 
@@ -180,14 +245,21 @@ class Client(http.client.HTTPConnection):
 
 
 def over_http(policy, folder, name, ticks):
-    """The same from a client of its own thread: one campaign, and 48 in one request against 48 requests."""
+    """The same from a client of its own thread: one campaign, and 48 in one request against 48
+    requests.
+    """
     import uvicorn
 
     clients, servers = {}, []
     for kind, cache in (("cached", 10**9), ("plain", 0)):
         journal = Journal(Path(folder) / f"{name}-http-{kind}.sqlite")
         app = create_app(
-            policy, MODEL_INFO, OBSERVED, journal, campaigns={"cache_bytes": cache, "max_campaigns": CAMPAIGNS}, deadline=60.0
+            policy,
+            MODEL_INFO,
+            OBSERVED,
+            journal,
+            campaigns={"cache_bytes": cache, "max_campaigns": CAMPAIGNS},
+            deadline=60.0,
         )
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run)
@@ -197,7 +269,10 @@ def over_http(policy, folder, name, ticks):
         servers.append((server, thread))
         clients[kind] = Client("127.0.0.1", server.servers[0].sockets[0].getsockname()[1])
     try:
-        ids = {kind: client.post("/v1/campaigns", settings(0))["id"] for kind, client in clients.items()}
+        ids = {
+            kind: client.post("/v1/campaigns", settings(0))["id"]
+            for kind, client in clients.items()
+        }
         took = {kind: [] for kind in clients}
         for t in range(ticks):
             for kind, client in clients.items():
@@ -205,19 +280,31 @@ def over_http(policy, folder, name, ticks):
                 answer = client.post(f"/v1/campaigns/{ids[kind]}/tick", drawn(0, t))
                 took[kind].append(1000 * (time.perf_counter() - began))
                 assert answer["fallback"] is None
-        yield row(f"{name}, HTTP, a tick, cache warm", "ms/tick", *(x[ticks // 4 :] for x in took.values()), target=3)
+        yield row(
+            f"{name}, HTTP, a tick, cache warm",
+            "ms/tick",
+            *(x[ticks // 4 :] for x in took.values()),
+            target=3,
+        )
         client, one, many = clients["cached"], [], []
         ids = [client.post("/v1/campaigns", settings(i))["id"] for i in range(CAMPAIGNS)]
         for t in range(0, 16, 2):
             began = time.perf_counter()
-            answers = client.post("/v1/ticks", {"ticks": {id: drawn(i, t) for i, id in enumerate(ids)}})
+            answers = client.post(
+                "/v1/ticks", {"ticks": {id: drawn(i, t) for i, id in enumerate(ids)}}
+            )
             many.append(1000 * (time.perf_counter() - began) / CAMPAIGNS)
             assert all(answer["index"] == t for answer in answers.values())
             began = time.perf_counter()
             for i, id in enumerate(ids):
                 client.post(f"/v1/campaigns/{id}/tick", drawn(i, t + 1))
             one.append(1000 * (time.perf_counter() - began) / CAMPAIGNS)
-        yield row(f"{name}, HTTP, 48 campaigns in one request, against one at a time", "ms/tick", many[1:], one[1:])
+        yield row(
+            f"{name}, HTTP, 48 campaigns in one request, against one at a time",
+            "ms/tick",
+            many[1:],
+            one[1:],
+        )
     finally:
         for server, thread in servers:
             server.should_exit = True
@@ -225,26 +312,42 @@ def over_http(policy, folder, name, ticks):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("backbones", nargs="*", default=["tiny"])
     parser.add_argument("--ticks", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=5, help="of 48 campaigns; 0: one campaign alone")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of 48 campaigns; 0: one campaign alone"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = {"load": os.getloadavg()[0], "versions": checkpoint.versions()}
-    with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:  # the journal on a true disk
+    # the journal on a true disk
+    with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         for backbone in options.backbones:
-            policy, name = policy_of(backbone, getattr(torch, options.dtype)), f"{backbone}, {options.dtype}"
+            policy, name = (
+                policy_of(backbone, getattr(torch, options.dtype)),
+                f"{backbone}, {options.dtype}",
+            )
             rows = asyncio.run(alone(policy, folder, name, options.ticks))
-            rows += asyncio.run(together(policy, folder, name, 24, options.rounds)) if options.rounds else []
+            rows += (
+                asyncio.run(together(policy, folder, name, 24, options.rounds))
+                if options.rounds
+                else []
+            )
             if backbone == "tiny" and options.rounds:
                 rows += over_http(policy, folder, name, options.ticks)
             with options.out.open("a") as file:
                 for found in rows:
                     file.write(json.dumps(found | machine) + "\n")
-                    print("{case}: {ours:.2f} {unit}, {peer:.2f}: {ratio:.1f} x; p99 {p99:.1f}, {peer_p99:.1f}".format(**found))
+                    print(
+                        "{case}: {ours:.2f} {unit}, {peer:.2f}: {ratio:.1f} x; p99 {p99:.1f}, {peer_p99:.1f}".format(
+                            **found
+                        )
+                    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""simple_spread: 400 worlds of 3 agents in lock-step against mpe2, one world after the other, 25 steps each.
+"""simple_spread: 400 worlds of 3 agents in lock-step against mpe2, one world after the other, 25
+steps each.
 
-Both get the same random actions; `observed` also makes the observations, as a policy's rollout needs them and as mpe2 always does. The
+Both get the same random actions; `observed` also makes the observations, as a policy's rollout
+needs them and as mpe2 always does. The
 gate: returns are equal to the last bit.
 """
 
@@ -18,11 +20,16 @@ class Play:
 
         self.worlds, self.agents = worlds, agents
         self.peer_env = simple_spread_v3.parallel_env(N=agents)
-        self.actions = np.random.default_rng(0).integers(5, size=(HORIZON, worlds, agents, 1)).astype(float)
+        self.actions = (
+            np.random.default_rng(0).integers(5, size=(HORIZON, worlds, agents, 1)).astype(float)
+        )
 
     def ours(self, *, observed: bool = True) -> np.ndarray:
         """(worlds, N) returns"""
-        world, returns = Spread(range(self.worlds), self.agents), np.zeros((self.worlds, self.agents))
+        world, returns = (
+            Spread(range(self.worlds), self.agents),
+            np.zeros((self.worlds, self.agents)),
+        )
         for actions in self.actions:
             if observed:
                 world.observe()
@@ -35,7 +42,9 @@ class Play:
             self.peer_env.reset(seed=seed)
             names = self.peer_env.possible_agents
             for actions in self.actions[:, seed, :, 0]:
-                _, rewards, *_ = self.peer_env.step(dict(zip(names, actions.astype(int).tolist(), strict=True)))
+                _, rewards, *_ = self.peer_env.step(
+                    dict(zip(names, actions.astype(int).tolist(), strict=True))
+                )
                 returns[seed] += list(rewards.values())
         return returns
 
@@ -50,9 +59,14 @@ def cases(*, worlds: int = 400, **size: int) -> Iterator[measure.Case]:
     work = HORIZON * play.agents
     for name, observed, target in (("observed", True, 10), ("world alone", False, None)):
         yield measure.Case(
-            name, lambda o=observed: play.ours(observed=o), lambda: play.peer(alone), worlds * work, alone * work,
-            "us/agent decision", target=target,
-        )  # fmt: skip
+            name,
+            lambda o=observed: play.ours(observed=o),
+            lambda: play.peer(alone),
+            worlds * work,
+            alone * work,
+            "us/agent decision",
+            target=target,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""simple_tag: win rates of one checkpoint in both roles, of a clone for each role, and of scripted players, against each other.
+"""simple_tag: win rates of one checkpoint in both roles, of a clone for each role, and of scripted
+players, against each other.
 
-`python -m benchmarks.tag` records the log and trains the runs that are not there (10 minutes of a core), appends a row a pairing to
-multiagent.jsonl and prints them. The chasers win an episode if they touch the prey; all pairings start from the same seeds.
+`python -m benchmarks.tag` records the log and trains the runs that are not there (10 minutes of a
+core), appends a row a pairing to multiagent.jsonl and prints them. The chasers win an episode if
+they touch the prey; all pairings start from the same seeds.
 """
 
 import argparse
@@ -26,11 +28,18 @@ from decisionllm.protocols import Player
 from decisionllm.registry import build
 
 SCRIPTED: dict[str, Callable[..., Any]] = {"chasers": tag.chase, "prey": tag.flee}
-OTHER = {"chasers": ("prey", "agent"), "prey": ("chasers", "adversary")}  # role -> the other one, and its type
+# role -> the other one, and its type
+OTHER = {"chasers": ("prey", "agent"), "prey": ("chasers", "adversary")}
 FILES = {"checkpoint": "both", "clone": "clone-{}"}  # runs of each player
 SWAPPED = "other text"  # the checkpoint with the task text of the other role
 PLAYERS = ("scripted", "clone", "checkpoint")
-PAIRINGS = (*product(PLAYERS, PLAYERS), (SWAPPED, "scripted"), ("random", "scripted"), ("scripted", SWAPPED))  # chasers, prey
+# chasers, prey
+PAIRINGS = (
+    *product(PLAYERS, PLAYERS),
+    (SWAPPED, "scripted"),
+    ("random", "scripted"),
+    ("scripted", SWAPPED),
+)
 FOLDER = Path("runs/tag")  # of the log and the runs, as in configs/experiment/tag.yaml
 TOUCH = 10  # reward of a touch
 
@@ -40,11 +49,16 @@ def record(folder: Path, groups: int) -> None:
     from mpe2 import simple_tag_v3
 
     act = tag.teachers(np.random.default_rng(0))
-    write(folder, collect(simple_tag_v3.parallel_env(max_cycles=25), act, episodes=groups, **tag.META))
+    write(
+        folder, collect(simple_tag_v3.parallel_env(max_cycles=25), act, episodes=groups, **tag.META)
+    )
 
 
 def train(seed: int) -> dict[str, dict[str, Path]]:
-    """{player: {role: run}}, trained where they are not there. Each role is seen equally often by the checkpoint and by its clone."""
+    """{player: {role: run}}, trained where they are not there.
+
+    Each role is seen equally often by the checkpoint and by its clone.
+    """
     clone = ("name=clone", "model.condition_on=none", "steps=1250")
     words = {
         "both": (),
@@ -55,12 +69,21 @@ def train(seed: int) -> dict[str, dict[str, Path]]:
         if not (run := FOLDER / f"{name}-{seed}").exists():
             given = ("experiment=tag", f"run={run}", f"seed={seed}", "device=cpu", *more)
             subprocess.run([sys.executable, "-m", "decisionllm", "train", *given], check=True)
-    runs = {name: {role: FOLDER / f"{file}-{seed}".format(role) for role in OTHER} for name, file in FILES.items()}
+    runs = {
+        name: {role: FOLDER / f"{file}-{seed}".format(role) for role in OTHER}
+        for name, file in FILES.items()
+    }
     return runs | {SWAPPED: runs["checkpoint"]}
 
 
 def play(
-    player: Path | str, role: str, partner: Path | str, node: dict[str, Any], *, episodes: int, text: str = ""
+    player: Path | str,
+    role: str,
+    partner: Path | str,
+    node: dict[str, Any],
+    *,
+    episodes: int,
+    text: str = "",
 ) -> dict[str, np.ndarray]:
     """What happened in each episode, (E,) by name.
 
@@ -70,19 +93,31 @@ def play(
         text: in place of the task text.
     """
     other, kind = OTHER[role]
-    named = f"{SCRIPTED[other].__module__}.{SCRIPTED[other].__name__}" if partner == "scripted" else str(partner)
+    named = (
+        f"{SCRIPTED[other].__module__}.{SCRIPTED[other].__name__}"
+        if partner == "scripted"
+        else str(partner)
+    )
     env: PettingZooTeams = build(node | {"partners": {kind: named}}, episodes)
 
     def scripted(observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
         seats = [env.rows[row] for row in rows]
-        return np.array([[SCRIPTED[role]({agent: env.views[w][0][agent]}, {})[agent]] for w, agent in seats])
+        return np.array(
+            [[SCRIPTED[role]({agent: env.views[w][0][agent]}, {})[agent]] for w, agent in seats]
+        )
 
     def begin(tasks: Sequence[str]) -> Player:
         if isinstance(player, Path):
             policy = checkpoint.load(player, part=role)[0]
-            made: Player = policy.begin([text or task for task in tasks], env.horizon, groups=env.groups)
+            made: Player = policy.begin(
+                [text or task for task in tasks], env.horizon, groups=env.groups
+            )
             return made
-        return ScriptedPlayer(scripted, tasks) if player == "scripted" else env.baselines(0)["random"](tasks)
+        return (
+            ScriptedPlayer(scripted, tasks)
+            if player == "scripted"
+            else env.baselines(0)["random"](tasks)
+        )
 
     rollout(begin, env, seed=0)
     return env.world_outcomes()
@@ -93,14 +128,27 @@ def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
     won, captures = 100.0 * (outcome["return_0"] > 0), outcome["return_0"] / TOUCH
     (low, high), (least, most) = interval(won), interval(captures)
     return {
-        "dataset": "simple_tag", "policy": chasers, "protocol": f"chasers against {prey} prey", "n": len(won), "won": won.mean(), "low": low, "high": high,
-        "captures": captures.mean(), "captures_low": least, "captures_high": most, "return_chasers": outcome["return_0"].mean(),
-        "return_prey": outcome["return_1"].mean(), "env_seed": 0, "versions": checkpoint.versions(),
-    }  # fmt: skip
+        "dataset": "simple_tag",
+        "policy": chasers,
+        "protocol": f"chasers against {prey} prey",
+        "n": len(won),
+        "won": won.mean(),
+        "low": low,
+        "high": high,
+        "captures": captures.mean(),
+        "captures_low": least,
+        "captures_high": most,
+        "return_chasers": outcome["return_0"].mean(),
+        "return_prey": outcome["return_1"].mean(),
+        "env_seed": 0,
+        "versions": checkpoint.versions(),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tag", description=sys.modules[__name__].__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tag", description=sys.modules[__name__].__doc__
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROWS)
@@ -115,15 +163,26 @@ def main() -> None:
         role = "prey" if prey == SWAPPED else "chasers"
         player, partner = (chasers, prey) if role == "chasers" else (prey, chasers)
         text, other = texts[OTHER[role][0]] if player == SWAPPED else "", OTHER[role][0]
-        seats = [runs.get(name, {}).get(at, name) for name, at in ((player, role), (partner, other))]
+        seats = [
+            runs.get(name, {}).get(at, name) for name, at in ((player, role), (partner, other))
+        ]
         outcome = play(seats[0], role, seats[1], nodes[role], episodes=given.episodes, text=text)
-        made, won[chasers, prey] = row(chasers, prey, outcome) | {"seed": given.seed}, 100.0 * (outcome["return_0"] > 0)
+        made, won[chasers, prey] = (
+            row(chasers, prey, outcome) | {"seed": given.seed},
+            100.0 * (outcome["return_0"] > 0),
+        )
         with given.out.open("a") as file:
             file.write(json.dumps(made) + "\n")
-        print("{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures {captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
-              "returns {return_chasers:.1f} and {return_prey:.1f}".format(**made), flush=True)  # fmt: skip
+        print(
+            "{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures {captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
+            "returns {return_chasers:.1f} and {return_prey:.1f}".format(**made),
+            flush=True,
+        )
     ours, clones = won["checkpoint", "scripted"], won["clone", "scripted"]
-    for role, gain in (("chasers", ours - clones), ("prey", won["scripted", "clone"] - won["scripted", "checkpoint"])):
+    for role, gain in (
+        ("chasers", ours - clones),
+        ("prey", won["scripted", "clone"] - won["scripted", "checkpoint"]),
+    ):
         low, high = interval(gain)
         print(
             f"the checkpoint as {role} wins {gain.mean():.1f} points more than the clone does, against scripted ones [{low:.1f}, {high:.1f}]"

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from decisionllm.schema import Episode, History, Spec
 
 __version__ = "0.2.0"
-__all__ = ["Episode", "History", "Policy", "Spec", "TrainConfig", "choice", "load", "register", "rollout"]
+__all__ = [
+    "Episode",
+    "History",
+    "Policy",
+    "Spec",
+    "TrainConfig",
+    "choice",
+    "load",
+    "register",
+    "rollout",
+]
 
 PUBLIC = {  # name -> where it is defined
     "Episode": "schema:Episode",

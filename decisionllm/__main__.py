@@ -1,4 +1,7 @@
-"""The command line: `decisionllm COMMAND [key=value ...]`. The only place that calls Hydra's entry point."""
+"""The command line: `decisionllm COMMAND [key=value ...]`.
+
+The only place that calls Hydra's entry point.
+"""
 
 import os
 import sys
@@ -33,7 +36,10 @@ usage: decisionllm COMMAND [key=value ...]
 
 
 def main() -> int:
-    """Run the command of sys.argv. Exit codes: 0; 1 the command failed; 2 wrong usage; 130 interrupted."""
+    """Run the command of sys.argv.
+
+    Exit codes: 0; 1 the command failed; 2 wrong usage; 130 interrupted.
+    """
     arguments = sys.argv[1:]
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -68,7 +74,9 @@ def run(command: str, overrides: list[str]) -> int:
         try:
             if HydraConfig.get().mode is RunMode.MULTIRUN and command in IN_A_DIRECTORY:
                 config.run = run_directory(config, swept_keys(overrides), given)
-            vars(import_module(f"decisionllm.{command}"))[command](checked_options(config, command, chosen, given))
+            vars(import_module(f"decisionllm.{command}"))[command](
+                checked_options(config, command, chosen, given)
+            )
         except (UsageError, OmegaConfBaseException) as error:
             codes.append(fail(2, error))
         except (ValueError, OSError, FloatingPointError, ImportError) as error:

@@ -1,4 +1,6 @@
-"""Options: the typed configuration of training, composing and checking what a user wrote, nearest names in errors."""
+"""Options: the typed configuration of training, composing and checking what a user wrote, nearest
+names in errors.
+"""
 
 import json
 import re
@@ -19,36 +21,50 @@ class DataOptions:
     """Which episodes of the dataset are trained on."""
 
     fraction: float = 1.0  # data volume: share of the groups that is kept
-    min_return_quantile: float = 0.0  # data quality: drop episodes whose return is below this quantile
-    step_discount: float = 1.0  # below 1: draw early steps more often, step t with relative frequency step_discount^t
-    rows_per_text: int = 1  # windows of a batch that share a text: where texts differ, fewer of them are read
-    symmetries: bool = False  # turn and mirror each window at random; the log says which of its numbers are vectors in a plane
-    part_weights: list[float] = field(default_factory=list)  # how often parts of a mixture are drawn; []: all alike
+    # data quality: drop episodes whose return is below this quantile
+    min_return_quantile: float = 0.0
+    # below 1: draw early steps more often, step t with relative frequency step_discount^t
+    step_discount: float = 1.0
+    # windows of a batch that share a text: where texts differ, fewer of them are read
+    rows_per_text: int = 1
+    # turn and mirror each window at random; the log says which of its numbers are vectors in a
+    # plane
+    symmetries: bool = False
+    # how often parts of a mixture are drawn; []: all alike
+    part_weights: list[float] = field(default_factory=list)
     held_out: float = 0.02  # share of the groups never trained on
     seed: int = 0  # of the choice of groups, and of what a transform changes
-    fill_actions: str = "none"  # or inverse_dynamics: fill in missing actions by the observations before and after
+    # or inverse_dynamics: fill in missing actions by the observations before and after
+    fill_actions: str = "none"
 
 
 @dataclass
 class ModelOptions:
     """What the model reads and learns."""
 
-    condition_on: str = "return_to_go"  # a return-to-go token before each observation; none: behaviour cloning
+    # a return-to-go token before each observation; none: behaviour cloning
+    condition_on: str = "return_to_go"
     return_horizon: int = 0  # a return counts this many next steps; 0: to the end of the episode
     embedding: str = "linear"  # or mlp
     timesteps: str = "learned"  # or none
-    token_scale: float = 1.0  # root mean square of a token of the trajectory at the beginning of training
-    entity_layers: int = 0  # attention layers between the entities of an observation, where the data has an entity schema
-    hide_observations: list[int] = field(default_factory=list)  # the model never reads these numbers of an observation
-    hide_actions: float = 0.0  # a past action is hidden from its agent with this probability in training; 1: also when it acts
-    gradient_checkpointing: bool = False  # the backward pass computes each block again: less memory, a third more time
+    # root mean square of a token of the trajectory at the beginning of training
+    token_scale: float = 1.0
+    # attention layers between the entities of an observation, where the data has an entity schema
+    entity_layers: int = 0
+    # the model never reads these numbers of an observation
+    hide_observations: list[int] = field(default_factory=list)
+    # a past action is hidden from its agent with this probability in training; 1: also when it acts
+    hide_actions: float = 0.0
+    # the backward pass computes each block again: less memory, a third more time
+    gradient_checkpointing: bool = False
 
 
 @dataclass
 class TeamOptions:
     """Agents whose episodes share a group."""
 
-    execution: str = "per_agent"  # each agent reads its own episode; joint: one token list a team; both: half of each
+    # each agent reads its own episode; joint: one token list a team; both: half of each
+    execution: str = "per_agent"
 
 
 @dataclass
@@ -72,7 +88,9 @@ class LogOptions:
     every: int = 100  # steps
     save_every: int = 1000  # steps
     validation_batches: int = 4
-    keep_best: bool = False  # act with the weights of the lowest held-out loss, measured every log.every steps; false: the last
+    # act with the weights of the lowest held-out loss, measured every log.every steps; false: the
+    # last
+    keep_best: bool = False
     tracker: str = "tensorboard"  # wandb, none
 
 
@@ -80,34 +98,45 @@ class LogOptions:
 class ActOptions:
     """How the trained policy acts, unless evaluate or serve say otherwise."""
 
-    target_quantile: float = 0.9  # the headline target return: this quantile of the training returns
+    # the headline target return: this quantile of the training returns
+    target_quantile: float = 0.9
     stride: int = 0  # old steps that leave a full window at once; 0: half the window
     decode: str = "mode"  # mean, sample, unclipped
 
 
 @dataclass
 class TrainConfig:
-    """Everything that a training run depends on; the options of `decisionllm train`. Make nodes with registry.choice."""
+    """Everything that a training run depends on; the options of `decisionllm train`.
+
+    Make nodes with registry.choice.
+    """
 
     dataset: Node
     backbone: Node
     head: Node
-    env: Node = field(default_factory=lambda: {"_target_": "none"})  # where `evaluate` rolls the run out
+    # where `evaluate` rolls the run out
+    env: Node = field(default_factory=lambda: {"_target_": "none"})
     name: str = "policy"  # of the policy, in results
     run: str = "runs/policy"  # the run directory
-    cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'  # where data stores are kept
-    init_from: str = ""  # start with the weights of this run: of its backbone, and of each embodiment of the data's space
-    transform: Node = field(
-        default_factory=lambda: {"_target_": "none"}
-    )  # change the log before it is read: unlabelled, corrupted
-    objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))  # what is minimised
-    planner: Node = field(default_factory=lambda: {"_target_": "none"})  # value: plan to a value learned in a learned model
+    # where data stores are kept
+    cache_dir: str = '${oc.env:DECISIONLLM_HOME,"~/.cache/decisionllm"}'
+    # start with the weights of this run: of its backbone, and of each embodiment of the data's
+    # space
+    init_from: str = ""
+    # change the log before it is read: unlabelled, corrupted
+    transform: Node = field(default_factory=lambda: {"_target_": "none"})
+    # what is minimised
+    objective: Node = field(default_factory=lambda: registry.choice("objective", "likelihood"))
+    # value: plan to a value learned in a learned model
+    planner: Node = field(default_factory=lambda: {"_target_": "none"})
     text: str = "none"  # task text of every episode: none, or what the dataset offers
     text_wordings: int = 0  # with text=paraphrased, train on so many sentence frames; 0: all
-    text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})  # features: of a frozen language model
+    # features: of a frozen language model
+    text_encoder: Node = field(default_factory=lambda: {"_target_": "none"})
     window: int = 20  # T, steps of history
     steps: int = 2000
-    minutes: float = 0.0  # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
+    # stop after so many minutes, if that is sooner; the schedule follows; 0: no limit
+    minutes: float = 0.0
     seed: int = 0
     device: str = "auto"  # cpu, cuda, auto
     fresh: bool = False  # begin again in a run directory that holds a run
@@ -119,7 +148,14 @@ class TrainConfig:
     act: ActOptions = field(default_factory=ActOptions)
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values"}
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "keys with values",
+}
 
 
 PLACES = ("run", "out", "init_from")  # options of commands that are paths
@@ -137,33 +173,49 @@ def plain(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     given = asdict(config) if isinstance(config, TrainConfig) else config
-    resolved = OmegaConf.to_container(given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True)
+    resolved = OmegaConf.to_container(
+        given if OmegaConf.is_config(given) else OmegaConf.create(given), resolve=True
+    )
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
 
 def train_config(options: dict[str, Any]) -> TrainConfig:
     """Resolved plain dicts as a TrainConfig; an option left out has its default."""
-    groups: dict[str, Any] = {f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)}
-    return TrainConfig(**options | {name: group(**options.get(name, {})) for name, group in groups.items()})
+    groups: dict[str, Any] = {
+        f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)
+    }
+    return TrainConfig(
+        **options | {name: group(**options.get(name, {})) for name, group in groups.items()}
+    )
 
 
 def flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Nested options as {"optim.lr": 1e-3, ...}; an empty dict is a value."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{at}{key}.") if isinstance(value, dict) and value else {f"{at}{key}": value}
+        found |= (
+            flat(value, f"{at}{key}.")
+            if isinstance(value, dict) and value
+            else {f"{at}{key}": value}
+        )
     return found
 
 
 def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A config with these changes, nested dicts merged."""
-    nested = {k: merged(config[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(config.get(k), dict)}
+    nested = {
+        k: merged(config[k], v)
+        for k, v in changes.items()
+        if isinstance(v, dict) and isinstance(config.get(k), dict)
+    }
     return {**config, **changes, **nested}
 
 
 def env_options_of(run_config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Options given for an environment; those that a choice by its name takes from a run, such as its text, from this one."""
+    """Options given for an environment; those that a choice by its name takes from a run, such as
+    its text, from this one.
+    """
     return plain(run_config | {"env": given})["env"]  # type: ignore[no-any-return]
 
 
@@ -174,7 +226,9 @@ def configs() -> Path:
 
 
 def with_defaults(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for an unknown one."""
+    """The given options of a command, those left out as in configs/COMMAND.yaml; a ValueError for
+    an unknown one.
+    """
     import yaml
 
     options = yaml.safe_load((configs() / f"{command}.yaml").read_text())
@@ -190,14 +244,19 @@ def store_choices() -> None:
     from omegaconf import OmegaConf
 
     found, store, none = registry.discover(), ConfigStore.instance().store, {"_target_": "none"}
-    envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]  # a dataset without an env of its name has none
+    # a dataset without an env of its name has none
+    envs = dict.fromkeys(["none", *found["dataset"]], none) | found["env"]
     groups = {**found, "env": envs} | {group: {"none": none} | found[group] for group in OPTIONAL}
     for group, choices in groups.items():
         for name, node in choices.items():
             store(group=group, name=name, node=node)
-    store(group="dataset", name="none", node=none)  # until one is chosen, see `checked_options`; --help and --cfg job need none
+    # until one is chosen, see `checked_options`; --help and --cfg job need none
+    store(group="dataset", name="none", node=none)
     defaults = asdict(TrainConfig(dataset={}, backbone={}, head={}))
-    store(name="train_options", node={key: value for key, value in defaults.items() if key not in groups})
+    store(
+        name="train_options",
+        node={key: value for key, value in defaults.items() if key not in groups},
+    )
     OmegaConf.register_new_resolver("policy_name", policy_name, replace=True)
 
 
@@ -209,11 +268,14 @@ def policy_name(choice: str, *, _root_: Any) -> str:
         _root_: the config, as OmegaConf passes it.
 
     Returns:
-        The last word of backbone._target_ if it is not that of the choice; the name of backbone.folder or backbone.hub_id; or the choice.
+        The last word of backbone._target_ if it is not that of the choice; the name of
+        backbone.folder or backbone.hub_id; or the choice.
     """
     from omegaconf import OmegaConf
 
-    target, folder, hub_id = (OmegaConf.select(_root_, f"backbone.{key}") for key in ("_target_", "folder", "hub_id"))
+    target, folder, hub_id = (
+        OmegaConf.select(_root_, f"backbone.{key}") for key in ("_target_", "folder", "hub_id")
+    )
     if target != registry.discover()["backbone"].get(choice, {}).get("_target_"):
         return str(target).rpartition(".")[2]
     source = str(folder or hub_id or "")
@@ -222,8 +284,11 @@ def policy_name(choice: str, *, _root_: Any) -> str:
     return safe or choice
 
 
-def checked_options(config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
-    """The config as plain dicts: a value for every key, in the type of its default, and no key that nothing reads.
+def checked_options(
+    config: Any, command: str, chosen: Mapping[str, Any], words: Iterable[str]
+) -> dict[str, Any]:
+    """The config as plain dicts: a value for every key, in the type of its default, and no key that
+    nothing reads.
 
     If `_target_` is replaced, only the options that the user gave are kept.
 
@@ -248,7 +313,9 @@ def checked_options(config: Any, command: str, chosen: Mapping[str, Any], words:
     for key in leaves(config):
         at, _, name = key.rpartition(".")
         node = OmegaConf.select(config, at) if at else config
-        replaced = bool(at) and selected(config, f"{at}._target_", strict=True) != selected(defaults, f"{at}._target_")
+        replaced = bool(at) and selected(config, f"{at}._target_", strict=True) != selected(
+            defaults, f"{at}._target_"
+        )
         if replaced and key in known and key not in given and name != "_target_":
             del node[name]
         elif OmegaConf.is_missing(node, name):
@@ -274,7 +341,9 @@ def checked_options(config: Any, command: str, chosen: Mapping[str, Any], words:
 
 
 def selected(node: Any, key: str, *, strict: bool = False) -> Any:
-    """The value of a key of a config, nested configs as plain containers. strict: a reference that leads nowhere is an error."""
+    """The value of a key of a config, nested configs as plain containers. strict: a reference that
+    leads nowhere is an error.
+    """
     from omegaconf import OmegaConf
 
     found = OmegaConf.select(node, key, throw_on_resolution_failure=strict)
@@ -282,7 +351,9 @@ def selected(node: Any, key: str, *, strict: bool = False) -> Any:
 
 
 def references_to_runs(config: Any) -> dict[str, Any]:
-    """Take out and return the options of an env named in `evaluate` that refer to options of each run, see `env_options_of`."""
+    """Take out and return the options of an env named in `evaluate` that refer to options of each
+    run, see `env_options_of`.
+    """
     from omegaconf import OmegaConf
 
     if "env" not in config or "dataset" in config:
@@ -294,7 +365,9 @@ def references_to_runs(config: Any) -> dict[str, Any]:
 
 
 def takes_any_keys(config: Any, defaults: Any, at: str) -> bool:
-    """Whether a node, or one above it, is {} by default, or an option of a registered choice that is null or missing by default."""
+    """Whether a node, or one above it, is {} by default, or an option of a registered choice that
+    is null or missing by default.
+    """
     for above in accumulate(at.split("."), "{}.{}".format):
         if selected(defaults, above) == {}:
             return True
@@ -317,7 +390,8 @@ def expanded(path: Any) -> Any:
 
 
 def typed(key: str, value: Any, default: Any) -> Any:
-    """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is null, any value.
+    """The value in the type of its default: 1 -> 1.0, 1e3 -> 1000, 7 -> "7". Where the default is
+    null, any value.
 
     Raises:
         UsageError: the value is of another type, or a seed below 0.
@@ -336,7 +410,9 @@ def typed(key: str, value: Any, default: Any) -> Any:
 
 
 def explain(command: str, overrides: list[str]) -> str | None:
-    """What Hydra could not compose, in one line: the first choice or key that does not exist; None if it is something else."""
+    """What Hydra could not compose, in one line: the first choice or key that does not exist; None
+    if it is something else.
+    """
     import hydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -344,7 +420,9 @@ def explain(command: str, overrides: list[str]) -> str | None:
     groups = choices_of_groups()
     chosen = []
     try:
-        parsed = OverridesParser.create().parse_overrides([text for text in overrides if not text.startswith("-")])
+        parsed = OverridesParser.create().parse_overrides(
+            [text for text in overrides if not text.startswith("-")]
+        )
         for override in parsed:
             group = override.key_or_group
             if group not in groups:
@@ -362,7 +440,9 @@ def explain(command: str, overrides: list[str]) -> str | None:
         key = override.key_or_group
         if override.is_add() or key.partition(".")[0] == "hydra" or key in groups or key in keys:
             continue
-        lacking = "dataset._target_" in keys and not any(each.startswith(("dataset=", "experiment=")) for each in chosen)
+        lacking = "dataset._target_" in keys and not any(
+            each.startswith(("dataset=", "experiment=")) for each in chosen
+        )
         if lacking and key.startswith("dataset."):
             return no_dataset()
         return unknown_key(key, [*groups, *keys])
@@ -386,17 +466,25 @@ def no_dataset() -> str:
 
 
 def unquoted(overrides: Iterable[str]) -> str | None:
-    """The first override whose value Hydra reads in quotes alone, and how to write it; None if all are read, or for another reason."""
+    """The first override whose value Hydra reads in quotes alone, and how to write it; None if all
+    are read, or for another reason.
+    """
     for text in overrides:
         key, _, value = text.partition("=")
         special = re.search(r"[=~#!&;<>^`]|(?<=.){", value)
         if not special or text.startswith("-") or _is_read(text):
             continue
-        inner = [word.strip() for word in value[1:-1].split(",")] if value.startswith("[") and value.endswith("]") else [value]
+        inner = (
+            [word.strip() for word in value[1:-1].split(",")]
+            if value.startswith("[") and value.endswith("]")
+            else [value]
+        )
         quoted = [word if _is_read(f"x={word}") else f'"{word}"' for word in inner]
         written = f"{key}=[{','.join(quoted)}]" if value.startswith("[") else f"{key}={quoted[0]}"
         if _is_read(written):
-            return f"{text}: Hydra reads a value with {special[0]} in quotes alone; write '{written}'"
+            return (
+                f"{text}: Hydra reads a value with {special[0]} in quotes alone; write '{written}'"
+            )
     return None
 
 
@@ -413,7 +501,9 @@ def _is_read(override: str) -> bool:
 
 
 def leaves(config: Any) -> list[str]:
-    """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation", ...]."""
+    """The keys of a config of Hydra, those of its nodes with dots: ["steps", "head.deviation",
+    ...].
+    """
     from omegaconf import OmegaConf
 
     nested: Any = OmegaConf.to_container(config)
@@ -428,14 +518,27 @@ def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> str:
-    """The message for an unknown key, with the nearest: in the same group if there is one, or else anywhere; of a group, the same name."""
+    """The message for an unknown key, with the nearest: in the same group if there is one, or else
+    anywhere; of a group, the same name.
+    """
     keys = list(keys)
     at, _, name = key.rpartition(".")
     anywhere = {k.rpartition(".")[2]: k for k in keys}
     beside = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == at}
     searched = (beside, 0.6), (anywhere, 1.0 if at and beside else 0.6)
-    near = next((known[found[0]] for known, alike in searched if (found := get_close_matches(name, known, 1, alike))), None)
-    others = f"there are {', '.join(beside.values())}" if at and beside else "--cfg job shows those there are"
+    near = next(
+        (
+            known[found[0]]
+            for known, alike in searched
+            if (found := get_close_matches(name, known, 1, alike))
+        ),
+        None,
+    )
+    others = (
+        f"there are {', '.join(beside.values())}"
+        if at and beside
+        else "--cfg job shows those there are"
+    )
     return f"no key {key!r} in the config; {f'did you mean {near}?' if near else others}"
 
 
@@ -447,7 +550,9 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
 
 def listed(given: Any) -> list[str]:
     """A list, or words separated by commas, as a list of words; "" -> []."""
-    words = given if isinstance(given, list | tuple) else str(given).split(",") if str(given) else []
+    words = (
+        given if isinstance(given, list | tuple) else str(given).split(",") if str(given) else []
+    )
     return [str(x).strip() for x in words]
 
 

@@ -1,4 +1,6 @@
-"""The command `data`: make or import a dataset, print its card and one training window, or write it in another format."""
+"""The command `data`: make or import a dataset, print its card and one training window, or write it
+in another format.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,12 +21,18 @@ from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
 EXPORTS: dict[str, Callable[..., Any]]
-EXPORTS = {"minari": minari.save, "hdf5": maze2d.save, "trajectories": auction.save, "team": multiagent.save}
+EXPORTS = {
+    "minari": minari.save,
+    "hdf5": maze2d.save,
+    "trajectories": auction.save,
+    "team": multiagent.save,
+}
 NO_ENV = {"_target_": "none"}
 
 
 def data(config: dict[str, Any]) -> Store | None:
-    """Prepare config["dataset"], print its card and a window of it, and export it where config["export"] says so.
+    """Prepare config["dataset"], print its card and a window of it, and export it where
+    config["export"] says so.
 
     Args:
         config: plain dicts, see configs/data.yaml.
@@ -47,25 +55,37 @@ def data(config: dict[str, Any]) -> Store | None:
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
-    console.print("\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"]))))
-    console.print("\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"])))
+    console.print(
+        "\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"])))
+    )
+    console.print(
+        "\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"]))
+    )
     if kind:
         if store.action_weight is not None or transform != NO_TRANSFORM:
-            raise ValueError(f"export={kind}: expected a log with every action and transform=none, got {store.info['name']}")
+            raise ValueError(
+                f"export={kind}: expected a log with every action and transform=none, got {store.info['name']}"
+            )
         options: dict[str, Any] = {}
         if kind == "minari":
             options, note = scored(config.get("env", NO_ENV), store)
             if note:
                 console.print(note)
         EXPORTS[kind](target, store, **options)
-        console.print(f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps")
+        console.print(
+            f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
+        )
     return store
 
 
 def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
-    """What `minari.save` writes beside the episodes, so that a policy trained on them can be scored, and a line for the user or ""."""
+    """What `minari.save` writes beside the episodes, so that a policy trained on them can be
+    scored, and a line for the user or "".
+    """
     remedy = "env=none exports without one"
-    with explained("export=minari: the environment could not be made", ValueError, OSError, remedy=remedy):
+    with explained(
+        "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
+    ):
         known, note = exported(env, store)
     if store.info.get("env") == "maze2d":
         known["final"] = maze2d.final_observations(store)
@@ -82,13 +102,17 @@ def export_days(folder: str, dataset: dict[str, Any], console: Console) -> None:
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
-    """The card of a store, as lines of text: where it is, sizes, returns, rewards, observations, actions, texts."""
+    """The card of a store, as lines of text: where it is, sizes, returns, rewards, observations,
+    actions, texts.
+    """
     spec, lengths = store.spec, store.lengths
     yield f"{store.info['name']}"
     yield f"  path         {store.path}"
     yield f"  fingerprint  {store.fingerprint}"
     options = [
-        f"{k}={v}" for k, v in store.info.items() if k not in ("name", "repairs", "campaigns", "wordings", "parts", "faults")
+        f"{k}={v}"
+        for k, v in store.info.items()
+        if k not in ("name", "repairs", "campaigns", "wordings", "parts", "faults")
     ]
     yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
@@ -103,10 +127,14 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
         yield from multiagent.coverage(store)
     if return_horizon:
         steps = windows.of_store(store, return_horizon=return_horizon)
-        togo = np.concatenate([steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)])
+        togo = np.concatenate(
+            [steps.returns_to_go[a:b] for a, b in zip(steps.first, steps.end, strict=True)]
+        )
         if not len(togo):
             wanted = f"episodes of at least {return_horizon} steps"
-            raise ValueError(f"model.return_horizon: expected {wanted}, the longest has {lengths.max()}")
+            raise ValueError(
+                f"model.return_horizon: expected {wanted}, the longest has {lengths.max()}"
+            )
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
     yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
     found = survey(store)
@@ -127,23 +155,36 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
 
 def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9, 0.99, 1)) -> str:
     """Quantiles of values, as text."""
-    return ", ".join(f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True))
+    return ", ".join(
+        f"{100 * q:g} %: {v:.2f}" for q, v in zip(shares, np.quantile(values, shares), strict=True)
+    )
 
 
 def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> Iterator[str]:
-    """One training window, as lines of text: the text's tokens, then return-to-go R, observation o and action a of each step."""
+    """One training window, as lines of text: the text's tokens, then return-to-go R, observation o
+    and action a of each step.
+    """
     steps = windows.of_store(store, return_horizon=return_horizon)
-    sampler = sampling.Sampler(steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed)
+    sampler = sampling.Sampler(
+        steps, np.flatnonzero(steps.end > steps.first), T=T, batch_size=1, seed=seed
+    )
     w = sampler(0)
     task = store.tasks[store.task[w.episodes[0]]]
     if words := wordings(store):
         task = words[int(words.draw(store.task[w.episodes], np.random.default_rng(seed))[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
     yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of the trajectory"
-    yield f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}" if task else "  no text"
+    yield (
+        f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}"
+        if task
+        else "  no text"
+    )
     for t in range(T):
         if not w.mask[0, t]:
             yield f"  {T - t} steps of padding, masked"
             return
-        numbers = [f"{x:7.3f}" for x in w.observations[0, t]], [f"{x:6.3f}" for x in w.actions[0, t]]
+        numbers = (
+            [f"{x:7.3f}" for x in w.observations[0, t]],
+            [f"{x:6.3f}" for x in w.actions[0, t]],
+        )
         yield f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o {' '.join(numbers[0])}   a {' '.join(numbers[1])}"

@@ -1,11 +1,18 @@
-"""Several processes of one training, as accelerate or torchrun starts them: they divide each batch (DDP), or the weights too (FSDP2)."""
+"""Several processes of one training, as accelerate or torchrun starts them: they divide each batch
+(DDP), or the weights too (FSDP2).
+"""
 
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+)
 from accelerate.state import AcceleratorState
 from accelerate.utils import str_to_bool
 from torch import Tensor
@@ -22,7 +29,9 @@ REFUSED = {  # what accelerate can set and a training here does not do: the reme
 
 
 def check(precision: str) -> bool:
-    """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set and this training would not do."""
+    """Whether the environment selects FSDP2; a ValueError for what accelerate or torchrun may set
+    and this training would not do.
+    """
     given = os.environ
 
     def on(name: str) -> bool:
@@ -31,17 +40,27 @@ def check(precision: str) -> bool:
     if name := next((name for name in REFUSED if on(name)), None):
         raise ValueError(f"{name}={given[name]}: expected false; {REFUSED[name]}")
     if (parts := int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))) > 1:
-        raise ValueError(f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take optim.accumulate={parts}")
+        raise ValueError(
+            f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take optim.accumulate={parts}"
+        )
     if (mixed := given.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
-        raise ValueError(f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; got {mixed}")
+        raise ValueError(
+            f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; got {mixed}"
+        )
     alone = "RANK" not in given
     if alone and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
-        raise ValueError(f"accelerate launch started one process, not several, as it does on CPUs; start them by {CONFIG}")
+        raise ValueError(
+            f"accelerate launch started one process, not several, as it does on CPUs; start them by {CONFIG}"
+        )
     if sharded := on("ACCELERATE_USE_FSDP"):
         if alone:
-            raise ValueError(f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}")
+            raise ValueError(
+                f"ACCELERATE_USE_FSDP: expected several processes, got one; start them by {CONFIG}"
+            )
         if (version := given.get("FSDP_VERSION", "1")) != "2":
-            raise ValueError(f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see configs/accelerate/fsdp.yaml")
+            raise ValueError(
+                f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see configs/accelerate/fsdp.yaml"
+            )
     return sharded
 
 
@@ -56,49 +75,66 @@ def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
     Raises:
         ValueError: see `check`.
     """
-    AcceleratorState._reset_state(reset_partial_state=True)  # runs of a sweep share a process, not a precision or device
+    # runs of a sweep share a process, not a precision or device
+    AcceleratorState._reset_state(reset_partial_state=True)
     sharded = check(precision)
     accelerator = Accelerator(mixed_precision=precision, cpu=cpu, **options)
     if sharded:
         if cpu and torch.cuda.is_available():
-            raise ValueError("FSDP2 on CPUs: expected no GPU in sight, since torch shards on it; set CUDA_VISIBLE_DEVICES=")
-        accelerator.state.distributed_type = DistributedType.FSDP  # accelerate reads its own variables on GPUs alone
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()  # without casts: autocast has them
+            raise ValueError(
+                "FSDP2 on CPUs: expected no GPU in sight, since torch shards on it; set CUDA_VISIBLE_DEVICES="
+            )
+        # accelerate reads its own variables on GPUs alone
+        accelerator.state.distributed_type = DistributedType.FSDP
+        # without casts: autocast has them
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
     return accelerator
 
 
-def prepare(accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool) -> tuple[Any, Any]:
-    """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered while it is read.
+def prepare(
+    accelerator: Any, model: Any, optimizer: torch.optim.Optimizer, *, alike: bool
+) -> tuple[Any, Any]:
+    """Model and optimiser wrapped by accelerate; with FSDP2 each block of the backbone is gathered
+    while it is read.
 
     alike: every step uses the same parameters; then DDP learns from the first one which these are.
 
     Raises:
-        ValueError: FSDP2 would shard a model whose lower blocks read texts alone. Sharded, all processes must read a block at the same
-            time, and each process reads the texts of its own rows, when they are new.
+        ValueError: FSDP2 would shard a model whose lower blocks read texts alone. Sharded, all
+            processes must read a block at the same time, and each process reads the texts of its
+            own rows, when they are new.
     """
     if accelerator.is_fsdp2 and model.backbone.first:
         remedy = "take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp.yaml"
-        raise ValueError(f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.first}; {remedy}")
+        raise ValueError(
+            f"backbone.text_layers: expected 0 with FSDP2, got {model.backbone.first}; {remedy}"
+        )
     if not accelerator.is_fsdp2:
-        accelerator.ddp_handler = DistributedDataParallelKwargs(static_graph=alike, find_unused_parameters=not alike)
+        accelerator.ddp_handler = DistributedDataParallelKwargs(
+            static_graph=alike, find_unused_parameters=not alike
+        )
         wrapped: tuple[Any, Any] = accelerator.prepare(model, optimizer)
         return wrapped
     plugin = accelerator.state.fsdp_plugin
-    plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [*model.backbone.core._no_split_modules]
+    plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or [
+        *model.backbone.core._no_split_modules
+    ]
     model, optimizer = accelerator.prepare(model, optimizer)
     model.backbone.shard()
     return model, optimizer
 
 
 def reshard(model: Any) -> None:
-    """Divide the weights of a sharded model that are in no block, such as word embeddings; a forward without a backward pass leaves
-    them gathered."""
+    """Divide the weights of a sharded model that are in no block, such as word embeddings; a
+    forward without a backward pass leaves them gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor on the CPU, gathered from all processes if it is sharded: then all of them must call this."""
+    """A tensor on the CPU, gathered from all processes if it is sharded: then all of them must call
+    this.
+    """
     return (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu().contiguous()
 
 
@@ -116,7 +152,11 @@ def lost(error: RuntimeError) -> bool:
 
 def counter(accelerator: Any) -> Callable[[], int]:
     """What counts its calls over all processes of a run, also once their connection is lost."""
-    store = torch.distributed.distributed_c10d._get_default_store() if accelerator.num_processes > 1 else None
+    store = (
+        torch.distributed.distributed_c10d._get_default_store()
+        if accelerator.num_processes > 1
+        else None
+    )
 
     def count() -> int:
         try:

@@ -1,4 +1,6 @@
-"""Writing files and folders all or nothing, digests that show damage, errors that say what to do, and the folder of what is made once."""
+"""Writing files and folders all or nothing, digests that show damage, errors that say what to do,
+and the folder of what is made once.
+"""
 
 import errno
 import json
@@ -16,11 +18,14 @@ import numpy as np
 
 
 def cache_dir() -> Path:
-    """$DECISIONLLM_HOME, or ~/.cache/decisionllm: the default of the option cache_dir, and where backbones are kept."""
+    """$DECISIONLLM_HOME, or ~/.cache/decisionllm: the default of the option cache_dir, and where
+    backbones are kept.
+    """
     return Path(os.environ.get("DECISIONLLM_HOME", "~/.cache/decisionllm")).expanduser()
 
 
-EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)  # how a function is applied to each file of a dataset
+# how a function is applied to each file of a dataset
+EACH: ContextVar[Callable[..., Any]] = ContextVar("each", default=map)
 AGAIN = "fetch it again"  # the remedy for a damaged file that came from elsewhere
 DIGESTS = "digests.json"  # of the files of a folder, by their names in it
 MAKE_AGAIN = "delete the folder, it is made again"  # the remedy for a damaged folder of the cache
@@ -28,8 +33,12 @@ AT_ONCE = 1 << 18  # bytes of a file that are read at a time: they stay in the p
 
 
 @contextmanager
-def explained(what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError) -> Iterator[None]:
-    """Raise another error in place of one of these in the block: what is wrong, the error itself, the remedy."""
+def explained(
+    what: str, *errors: type[Exception], remedy: str = "", raised: type[Exception] = ValueError
+) -> Iterator[None]:
+    """Raise another error in place of one of these in the block: what is wrong, the error itself,
+    the remedy.
+    """
     try:
         yield
     except errors as error:
@@ -46,12 +55,15 @@ def absent(path: str | Path) -> Path:
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Write a file or a folder all or nothing: a reader finds the whole old content or the whole new one, never a part.
+    """Write a file or a folder all or nothing: a reader finds the whole old content or the whole
+    new one, never a part.
 
-    The block writes to the path it is given, in the same parent folder (made where it is missing) and with the same suffix, as a
-    file or as a folder that it makes itself. At the end of the block the partial path is renamed to `path`; after an exception it
-    is removed and `path` stays as it was. Refuse to overwrite before the block, where that is wanted: see `absent`. A file is replaced in one
-    step. A folder is first renamed to `<name>.old`, which is all that is there if the process is killed between the two renames.
+    The block writes to the path it is given, in the same parent folder (made where it is missing)
+    and with the same suffix, as a file or as a folder that it makes itself. At the end of the block
+    the partial path is renamed to `path`; after an exception it is removed and `path` stays as it
+    was. Refuse to overwrite before the block, where that is wanted: see `absent`. A file is
+    replaced in one step. A folder is first renamed to `<name>.old`, which is all that is there if
+    the process is killed between the two renames.
 
         with atomic("runs/x/run.json") as partial:
             partial.write_text(json.dumps(info))
@@ -64,11 +76,15 @@ def atomic(path: str | Path) -> Iterator[Path]:
         path: the file or folder to write; `~` is not expanded.
 
     Yields:
-        The partial path. It does not exist yet, its name is hidden and unique, so that several processes may write the same path.
+        The partial path. It does not exist yet, its name is hidden and unique, so that several
+        processes may write the same path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}"), path.with_name(f"{path.name}.old")
+    partial, old = (
+        path.with_name(f".partial-{uuid4().hex[:12]}-{path.name}"),
+        path.with_name(f"{path.name}.old"),
+    )
     try:
         yield partial
         if not partial.is_dir():
@@ -81,7 +97,10 @@ def atomic(path: str | Path) -> Iterator[Path]:
                 partial.rename(path)
                 shutil.rmtree(old, ignore_errors=True)
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT) or not partial.is_dir():
+                if (
+                    error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+                    or not partial.is_dir()
+                ):
                     raise  # else another process has replaced it in between
     finally:
         if partial.is_dir():
@@ -105,15 +124,17 @@ def sealed(path: str | Path) -> Iterator[Path]:
 def seal(folder: Path, *names: str) -> None:
     """Write the digests of files of a folder into its digests.json.
 
-    The digests show damage: flipped bytes, a file cut short, a file of another folder. They do not protect from an attacker, who
-    can write digests too.
+    The digests show damage: flipped bytes, a file cut short, a file of another folder. They do not
+    protect from an attacker, who can write digests too.
 
     Args:
         folder: of the files.
         names: of the files in it; none: all files in it and below it.
     """
     if not names:
-        below = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        below = (
+            file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()
+        )
         names = tuple(sorted(name for name in below if name != DIGESTS))
     digests = {name: _digest(folder / name) for name in names}
     with atomic(folder / DIGESTS) as partial:
@@ -121,7 +142,8 @@ def seal(folder: Path, *names: str) -> None:
 
 
 def check_bytes(folder: Path, name: str) -> None:
-    """Compare a file of a folder with its digest. A folder without digests.json, as versions before wrote it, is not checked.
+    """Compare a file of a folder with its digest. A folder without digests.json, as versions before
+    wrote it, is not checked.
 
     Raises:
         ValueError: its bytes are not those that were written, or digests.json does not name it.
@@ -131,14 +153,19 @@ def check_bytes(folder: Path, name: str) -> None:
     if known is None:
         return
     if name not in known:
-        raise ValueError(f"{folder / DIGESTS} is damaged or of another folder: it has no digest of {name}")
+        raise ValueError(
+            f"{folder / DIGESTS} is damaged or of another folder: it has no digest of {name}"
+        )
     got = _digest(folder / name)
     if got != known[name]:
-        raise ValueError(f"its bytes are not those that were written: expected {known[name]}, got {got}")
+        raise ValueError(
+            f"its bytes are not those that were written: expected {known[name]}, got {got}"
+        )
 
 
 def check_all(folder: Path, *, remedy: str = "") -> None:
-    """Compare all files that the digests.json of a folder names with their digests, see `check_bytes`.
+    """Compare all files that the digests.json of a folder names with their digests, see
+    `check_bytes`.
 
     Args:
         folder: of the files.
@@ -151,7 +178,9 @@ def check_all(folder: Path, *, remedy: str = "") -> None:
     with explained(f"{folder} is damaged", ValueError, remedy=remedy):
         names = list(_digests(folder) or {})
     for name in names:
-        with explained(f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy):
+        with explained(
+            f"{folder / name} is damaged or missing", ValueError, OSError, remedy=remedy
+        ):
             check_bytes(folder, name)
 
 
@@ -175,9 +204,10 @@ def _digests(folder: Path) -> dict[str, str] | None:
 def _digest(path: Path) -> str:
     """The size of a file, and the CRC-32 of sums of its 64-bit words.
 
-    The words stand in rows of 512, zeros behind the last. The sums are those of each row, in the order of the file, and those of
-    each column over all rows: what cancels in a row shows in its columns. CRC-32 of the bytes themselves took 82 ms for 270 MB,
-    of which 35 ms were reading, SHA-256 150; this takes 50.
+    The words stand in rows of 512, zeros behind the last. The sums are those of each row, in the
+    order of the file, and those of each column over all rows: what cancels in a row shows in its
+    columns. CRC-32 of the bytes themselves took 82 ms for 270 MB, of which 35 ms were reading,
+    SHA-256 150; this takes 50.
     """
     size, crc = 0, 0
     words = np.zeros(AT_ONCE // 8, "<u8")

@@ -1,8 +1,10 @@
-"""The interfaces of everything that can be added: environments, players, heads, objectives, dataset readers.
+"""The interfaces of everything that can be added: environments, players, heads, objectives, dataset
+readers.
 
-Read this page before you add one. Members marked abstract are required; the others have a default, which a subclass inherits.
-Letters: N episodes that are played at once, S observation size, A action size, C discrete actions, B batch, T window length,
-D model width, K entities.
+Read this page before you add one. Members marked abstract are required; the others have a default,
+which a subclass inherits.
+Letters: N episodes that are played at once, S observation size, A action size, C discrete actions,
+B batch, T window length, D model width, K entities.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class Player(Protocol):
 
     @abstractmethod
     def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+        self,
+        observations: np.ndarray,
+        rewards: np.ndarray | None = None,
+        action_masks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Choose the next actions of the M episodes that are still running.
 
@@ -42,7 +47,8 @@ class Player(Protocol):
         ...
 
     def select(self, rows: np.ndarray) -> None:
-        """Continue with these episodes alone. rows: (M,) bool or int, counted among the episodes that were running.
+        """Continue with these episodes alone. rows: (M,) bool or int, counted among the episodes
+        that were running.
 
         Default: there is no memory to select from.
         """
@@ -53,10 +59,11 @@ Begin = Callable[[Sequence[str]], Player]  # task texts of N episodes -> a playe
 
 
 class Env(Protocol):
-    """N episodes stepped together, in lock-step. Subclass it, set `tasks` and `horizon`, and write `reset` and `step`.
+    """N episodes stepped together, in lock-step. Subclass it, set `tasks` and `horizon`, and write
+    `reset` and `step`.
 
-    By default the score is the return, normalised where there is a reference, and there are one condition, no metrics, no pictures
-    and no baselines.
+    By default the score is the return, normalised where there is a reference, and there are one
+    condition, no metrics, no pictures and no baselines.
 
     Attributes:
         tasks: N task texts.
@@ -65,12 +72,16 @@ class Env(Protocol):
         text: the text option the tasks were made with, such as `none` or `goal`.
         unit: of the score; empty for a normalised score (0: random policy, 100: reference).
         published: scores of other work for the report, {name: score}.
-        reference: returns of a random policy and of an expert, which score 0 and 100; None: scores are returns.
-        num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is refused. None: not checked.
+        reference: returns of a random policy and of an expert, which score 0 and 100; None: scores
+            are returns.
+        num_actions: C of discrete actions, 0: continuous ones; a policy of other actions is
+            refused. None: not checked.
         action_dim: A of continuous actions; a policy of another size is refused. None: not checked.
-        observation_parts: (name, numbers) of the parts of an observation, in the order of its columns, to compare with those of the data;
+        observation_parts: (name, numbers) of the parts of an observation, in the order of its
+            columns, to compare with those of the data;
             empty: unknown, or one vector.
-        action_parts: sizes of the parts whose combination a discrete action is, `np.ravel_multi_index`; empty: unknown.
+        action_parts: sizes of the parts whose combination a discrete action is,
+            `np.ravel_multi_index`; empty: unknown.
         groups: (N,) which rows share a world; None: every row has its own.
         action_masks: (N, C) which discrete actions are allowed now; None: all.
     """
@@ -94,12 +105,16 @@ class Env(Protocol):
 
     @abstractmethod
     def reset(self, seed: int) -> np.ndarray:
-        """Start N episodes. The same seed starts the same episodes. Returns observations (N, S), raw units."""
+        """Start N episodes. The same seed starts the same episodes.
+
+        Returns observations (N, S), raw units.
+        """
         ...
 
     @abstractmethod
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance every episode by one step; ended episodes get zero actions and their results are ignored.
+        """Advance every episode by one step; ended episodes get zero actions and their results are
+        ignored.
 
         Args:
             actions: (N, A) raw units.
@@ -110,12 +125,15 @@ class Env(Protocol):
         ...
 
     def outcomes(self) -> dict[str, np.ndarray]:
-        """What happened beside the rewards, (N, ...) arrays by name. Read once after the last step and kept in `Episode.outcome`."""
+        """What happened beside the rewards, (N, ...) arrays by name.
+
+        Read once after the last step and kept in `Episode.outcome`.
+        """
         return {}
 
     def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """(M,) score of each episode, a function of the episodes alone: 100 (return - random) / (expert - random), or the return
-        where there is no reference."""
+        """(M,) score of each episode, a function of the episodes alone: 100 (return - random) /
+        (expert - random), or the return where there is no reference."""
         if self.reference is None:
             return np.array([float(e.rewards.sum()) for e in episodes])
         low, high = self.reference
@@ -143,12 +161,13 @@ class Env(Protocol):
         return {}
 
     def probe(self, policy: Any) -> dict[str, Any]:
-        """Further columns of the result rows of a trained `Policy` that need no rollout, JSON values. A value with the keys rows,
-        columns and shares is drawn as a heat map."""
+        """Further columns of the result rows of a trained `Policy` that need no rollout, JSON
+        values. A value with the keys rows, columns and shares is drawn as a heat map."""
         return {}
 
     def target_returns(self, info: Mapping[str, Any], quantile: float) -> np.ndarray | None:
-        """(N,) target returns of this quantile of similar training episodes; None: one target for all, from the run.
+        """(N,) target returns of this quantile of similar training episodes; None: one target for
+        all, from the run.
 
         Args:
             info: the training dataset's info, as in run.json.
@@ -161,7 +180,9 @@ EnvDefaults = Env  # its name where it is subclassed in 0.2.0
 
 
 class Distribution(Protocol):
-    """A distribution over actions, in the model's units: continuous actions within -1 .. 1, discrete ones as an index."""
+    """A distribution over actions, in the model's units: continuous actions within -1 .. 1,
+    discrete ones as an index.
+    """
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         """(B, T, A) -> (B, T) log-probability, or log-density, in nats."""
@@ -184,26 +205,33 @@ class Distribution(Protocol):
 
 @runtime_checkable
 class Head(Protocol):
-    """Maps hidden states at observation tokens to a distribution over the next action. A subclass of torch.nn.Module.
+    """Maps hidden states at observation tokens to a distribution over the next action. A subclass
+    of torch.nn.Module.
 
     Attributes:
-        loss_floor: the least negative log-likelihood that its distributions can have, nats an action. Scaling laws are fitted
-            to the loss above it, since the zero of a density has no meaning.
-        entities: which entities of the observation it points at; None: it reads the hidden state alone.
+        loss_floor: the least negative log-likelihood that its distributions can have, nats an
+            action. Scaling laws are fitted to the loss above it, since the zero of a density has no
+            meaning.
+        entities: which entities of the observation it points at; None: it reads the hidden state
+            alone.
     """
 
     loss_floor: float
     entities: slice | None
 
     def __call__(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None = None, targets: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        action_masks: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
     ) -> Distribution:
         """Distribution over the next action.
 
         Args:
             hidden: (B, T, D).
             action_masks: (B, T, C) bool or None.
-            targets: (B, T, K, E) encodings of the entities it points at, where `entities` is not None.
+            targets: (B, T, K, E) encodings of the entities it points at, where `entities` is not
+                None.
         """
         ...
 
@@ -214,31 +242,41 @@ class ActionModel(Protocol):
     normalizer: Any
 
     def distribution(
-        self, hidden: torch.Tensor, action_masks: torch.Tensor | None, observations: torch.Tensor | None
+        self,
+        hidden: torch.Tensor,
+        action_masks: torch.Tensor | None,
+        observations: torch.Tensor | None,
     ) -> Distribution:
         """Distribution over the next action, of hidden states (B, T, D)."""
         ...
 
 
 class Objective(Protocol):
-    """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are trained with the model's.
+    """What a model is trained to minimise: a subclass of torch.nn.Module too, whose weights are
+    trained with the model's.
 
-    It is built with the width D of the backbone and the spec of the data. Register it under `@register("objective", name)`.
+    It is built with the width D of the backbone and the spec of the data. Register it under
+    `@register("objective", name)`.
 
     Attributes:
         condition_on: the value of `model.condition_on` that it needs; None: any.
-        predicts_return: whether it learns to predict the return-to-go from the null return token, see `predicted`.
+        predicts_return: whether it learns to predict the return-to-go from the null return token,
+            see `predicted`.
     """
 
     condition_on: str | None = None
     predicts_return: bool = False
 
     def return_given(self, batch: Batch) -> torch.Tensor | None:
-        """(B,) bool, rows that are read with their returns, the others with the null return token; None: all."""
+        """(B,) bool, rows that are read with their returns, the others with the null return token;
+        None: all.
+        """
         return None
 
     @abstractmethod
-    def loss(self, model: ActionModel, batch: Batch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(
+        self, model: ActionModel, batch: Batch, hidden: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """The terms of the loss, whose sum is minimised.
 
         Args:
@@ -247,12 +285,15 @@ class Objective(Protocol):
             hidden: (B, T, D) at the observations.
 
         Returns:
-            Means over steps, scalars; `nll`, the negative log-likelihood of the actions, is one of them.
+            Means over steps, scalars; `nll`, the negative log-likelihood of the actions, is one of
+            them.
         """
         ...
 
     def predicted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The predicted return-to-go in the model's units (...), of hidden states (..., D) of the null return token."""
+        """The predicted return-to-go in the model's units (...), of hidden states (..., D) of the
+        null return token.
+        """
         raise NotImplementedError
 
     def after_step(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -295,7 +336,8 @@ class Source:
         spec: sizes and action space.
         episodes: one pass over the episodes; it need not fit in memory twice.
         info: name, env, options, seed: JSON values that a result must report.
-        facts: what task texts are made of, {task text: {fact: value}}, see `datasets.store`; JSON values, no part of a result.
+        facts: what task texts are made of, {task text: {fact: value}}, see `datasets.store`; JSON
+            values, no part of a result.
     """
 
     spec: Spec
@@ -305,10 +347,12 @@ class Source:
 
 
 class DatasetReader(Protocol):
-    """A function registered under `@register("dataset", name)`; its keyword-only parameters become `dataset.*` options.
+    """A function registered under `@register("dataset", name)`; its keyword-only parameters become
+    `dataset.*` options.
 
-    A reader that reads files has a function `files(**options) -> list[Path]` beside it in its module, with the same options: a
-    store is made again when one of these files changes. One whose data do not depend on the option `text` has two more, see
+    A reader that reads files has a function `files(**options) -> list[Path]` beside it in its
+    module, with the same options: a store is made again when one of these files changes. One whose
+    data do not depend on the option `text` has two more, see
     `datasets.store`: `data_options(**options)` and `worded(store, **options)`.
     """
 

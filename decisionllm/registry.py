@@ -1,9 +1,11 @@
-"""@register and discover: the one extension mechanism. The decorator is read, not run, so that `--help` imports no torch.
+"""@register and discover: the one extension mechanism. The decorator is read, not run, so that
+`--help` imports no torch.
 
-`@register("head", "bins", num_bins=64)` in a module of a searched folder files the callable below it in Hydra's ConfigStore:
-its keyword-only parameters become the config keys and their defaults the values; its positional parameters are what the
-code supplies at run time. Another package registers its modules by the entry point group `decisionllm`. A class that is
-registered nowhere is used by its path: `head._target_=theirlab.heads.Flow`.
+`@register("head", "bins", num_bins=64)` in a module of a searched folder files the callable below
+it in Hydra's ConfigStore: its keyword-only parameters become the config keys and their defaults the
+values; its positional parameters are what the code supplies at run time. Another package registers
+its modules by the entry point group `decisionllm`. A class that is registered nowhere is used by
+its path: `head._target_=theirlab.heads.Flow`.
 """
 
 import ast
@@ -30,7 +32,9 @@ Thing = TypeVar("Thing")
 
 
 def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]:
-    """Mark a function or class as the choice `group=name`, with these defaults in place of its signature's."""
+    """Mark a function or class as the choice `group=name`, with these defaults in place of its
+    signature's.
+    """
     return lambda thing: thing
 
 
@@ -43,28 +47,40 @@ def discover() -> dict[str, dict[str, dict[str, Any]]]:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 continue
             for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
+                if (
+                    isinstance(mark, ast.Call)
+                    and isinstance(mark.func, ast.Name)
+                    and mark.func.id == "register"
+                ):
                     group, name = (ast.literal_eval(a) for a in mark.args)
                     defaults = {str(k.arg): ast.literal_eval(k.value) for k in mark.keywords}
                     made = _choice(f"{module}.{node.name}", node, defaults)
                     taken = found.setdefault(group, {}).setdefault(name, made)
                     if taken is not made:
-                        raise ValueError(f"{group}={name} is registered twice: by {taken['_target_']} and {made['_target_']}")
+                        raise ValueError(
+                            f"{group}={name} is registered twice: by {taken['_target_']} and {made['_target_']}"
+                        )
     return found
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    """(name, file) of the modules to search: the package's, and those of the entry point group `decisionllm`."""
+    """(name, file) of the modules to search: the package's, and those of the entry point group
+    `decisionllm`.
+    """
     for path in sorted(path for pattern in SEARCHED for path in PACKAGE.glob(pattern)):
         yield ".".join(("decisionllm", *path.relative_to(PACKAGE).with_suffix("").parts)), path
     for entry in entry_points(group="decisionllm"):
         spec = find_spec(entry.value)
         if spec is None or not spec.origin:
-            raise ValueError(f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not there")
+            raise ValueError(
+                f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not there"
+            )
         yield entry.value, Path(spec.origin)
 
 
-def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]) -> dict[str, Any]:
+def _choice(
+    target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[str, Any]
+) -> dict[str, Any]:
     """The config node of a registered function or class. An option without a default is `???`."""
     options: dict[str, Any] = {}
     called = _called(node)
@@ -73,12 +89,16 @@ def _choice(target: str, node: ast.FunctionDef | ast.ClassDef, defaults: dict[st
             options[parameter.arg] = "???" if value is None else ast.literal_eval(value)
     unknown = sorted(defaults.keys() - options.keys())
     if unknown:
-        raise ValueError(f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(options) or 'none'}")
+        raise ValueError(
+            f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(options) or 'none'}"
+        )
     return {"_target_": target, **options, **defaults}
 
 
 def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
-    """The function whose parameters are the options: itself, or the constructor of a class, if it has its own."""
+    """The function whose parameters are the options: itself, or the constructor of a class, if it
+    has its own.
+    """
     if isinstance(node, ast.FunctionDef):
         return node
     for inner in node.body:
@@ -88,7 +108,8 @@ def _called(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:
 
 
 def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
-    """The config node of a registered choice, for Python: choice("dataset", "synthetic", episodes=40).
+    """The config node of a registered choice, for Python: choice("dataset", "synthetic",
+    episodes=40).
 
     Args:
         group: dataset, env, backbone or head.
@@ -102,15 +123,18 @@ def choice(group: str, name: str, **options: Any) -> dict[str, Any]:
     if name not in known:
         raise ValueError(f"no {group} {name!r}; there are {', '.join(known) or 'none'}")
     if unknown := sorted(set(options) - set(known[name])):
-        raise ValueError(f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(known[name])}")
+        raise ValueError(
+            f"{group}={name}: no option {', '.join(unknown)}; there are {', '.join(known[name])}"
+        )
     return known[name] | options
 
 
 def build(node: dict[str, Any], *supplied: Any) -> Any:
-    """Call what a config node names: `_target_` with the supplied positional arguments and the node's keys.
+    """Call what a config node names: `_target_` with the supplied positional arguments and the
+    node's keys.
 
-    An option that still refers to another one, such as "${text}", takes the default of the callable: a node made by `choice` is not
-    part of a composed configuration.
+    An option that still refers to another one, such as "${text}", takes the default of the
+    callable: a node made by `choice` is not part of a composed configuration.
 
     Raises:
         ValueError: there is no such callable, or an option is missing or unknown.
@@ -124,7 +148,8 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
     try:
         module = import_module(path)
     except ModuleNotFoundError as error:
-        if not f"{path}.".startswith(f"{error.name}."):  # an optional package that the module imports
+        # an optional package that the module imports
+        if not f"{path}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"{path}.{name}: {error}; PYTHONPATH=FOLDER says where it is") from error
     try:
@@ -136,13 +161,21 @@ def build(node: dict[str, Any], *supplied: Any) -> Any:
     return thing(*supplied, **options)
 
 
-def _without_references(target: str, thing: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those whose value is an unresolved "${...}"; a ValueError if the callable has no default for one."""
+def _without_references(
+    target: str, thing: Callable[..., Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options without those whose value is an unresolved "${...}"; a ValueError if the callable
+    has no default for one.
+    """
     unresolved = [key for key, value in options.items() if is_reference(value)]
     if not unresolved:
         return options
     parameters = signature(thing).parameters
-    missing = [key for key in unresolved if key in parameters and parameters[key].default is Parameter.empty]
+    missing = [
+        key
+        for key in unresolved
+        if key in parameters and parameters[key].default is Parameter.empty
+    ]
     if missing:
         raise ValueError(f"{target}: give a value to {', '.join(sorted(missing))}")
     return {key: value for key, value in options.items() if key not in unresolved}

@@ -1,9 +1,11 @@
-"""The records that the parts of the package exchange, with shapes that are checked where a record is made.
+"""The records that the parts of the package exchange, with shapes that are checked where a record
+is made.
 
-Letters: B batch, T window length in steps, S observation size, A action size, C number of discrete actions, n steps of an
-episode, t steps so far, L text tokens, U distinct texts of a batch.
+Letters: B batch, T window length in steps, S observation size, A action size, C number of discrete
+actions, n steps of an episode, t steps so far, L text tokens, U distinct texts of a batch.
 
-`StepColumns` is the field table: a new optional per-step field is one line there, and reaches the store, windows and batches.
+`StepColumns` is the field table: a new optional per-step field is one line there, and reaches the
+store, windows and batches.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 
 
 def shaped(shape: str, *, optional: bool = False, dtype: type | None = None, **options: Any) -> Any:
-    """A field that must be an array of this shape, one letter a dimension; letters agree within a record. dtype: in a store."""
+    """A field that must be an array of this shape, one letter a dimension; letters agree within a
+    record. dtype: in a store.
+    """
     options |= {"default": None} if optional else {}
     return field(**options, metadata={"shape": shape.split(), "dtype": dtype})
 
@@ -37,7 +41,9 @@ def stored(dtype: type, default: Any) -> Any:
 
 
 def check_record(record: Any) -> None:
-    """Raise a ValueError if an array of a record has another shape than its field says, or a number that is not finite."""
+    """Raise a ValueError if an array of a record has another shape than its field says, or a number
+    that is not finite.
+    """
     sizes: dict[str, int] = {}
     kind: Any = type(record)
     for key, letters, optional in _shapes(kind):
@@ -50,12 +56,23 @@ def check_record(record: Any) -> None:
             fits &= sizes.setdefault(letter, size - more) == size - more
         if not fits:
             known = dict([*sizes.items()][:before])
-            words = ((letter + "+1" * more, f"={known[letter] + more}" if letter in known else "") for letter, more in letters)
+            words = (
+                (letter + "+1" * more, f"={known[letter] + more}" if letter in known else "")
+                for letter, more in letters
+            )
             came = type(value).__name__ if got is None else tuple(got)
-            raise ValueError(f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got {came}")
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise ValueError(
+                f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got {came}"
+            )
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype.kind == "f"
+            and not np.isfinite(value).all()
+        ):
             row = np.argwhere(~np.isfinite(value))[0]
-            raise ValueError(f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}")
+            raise ValueError(
+                f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}"
+            )
 
 
 def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
@@ -70,11 +87,15 @@ def refuse(place: str, wrong: np.ndarray, message: str, *values: Any) -> None:
     if wrong.any():
         at = tuple(np.argwhere(wrong)[0])
         found = (np.asarray(x)[at] for x in values)
-        raise ValueError(place + message.format(*(x.tolist() if isinstance(x, np.ndarray) else x for x in found)))
+        raise ValueError(
+            place + message.format(*(x.tolist() if isinstance(x, np.ndarray) else x for x in found))
+        )
 
 
 def differs(*columns: np.ndarray) -> np.ndarray:
-    """(n,) bool: whether a row differs from the row before it in one of these columns (n,); the first row does."""
+    """(n,) bool: whether a row differs from the row before it in one of these columns (n,); the
+    first row does.
+    """
     return np.append(True, np.any([np.diff(x) != 0 for x in columns], 0))
 
 
@@ -83,8 +104,12 @@ def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
     """(name, ((letter, whether it is one more), ...), optional) of each array of a record."""
     found = []
     for f in (f for f in fields(record) if "shape" in f.metadata):
-        shape = [s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])]
-        found.append((f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None))
+        shape = [
+            s for part in f.metadata["shape"] for s in (record.lead if part == "*" else [part])
+        ]
+        found.append(
+            (f.name, [(s.removesuffix("+1"), s.endswith("+1")) for s in shape], f.default is None)
+        )
     return found
 
 
@@ -92,8 +117,8 @@ def _shapes(record: Any) -> list[tuple[str, list[tuple[str, bool]], bool]]:
 class Spec:
     """Sizes and action space of a dataset, which its reader finds out.
 
-    low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous actions; a discrete
-    action is stored as one float that holds its index (A = 1).
+    low, high: (A,) bounds of a continuous action, in raw units. num_actions: C, or 0 for continuous
+    actions; a discrete action is stored as one float that holds its index (A = 1).
     """
 
     observation_dim: int
@@ -102,19 +127,24 @@ class Spec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     num_actions: int = 0
-    # an observation block by block, (kind, width, count): own numbers, then entities of a kind, each of which begins with 1 if it is
-    # there and is zeros if not; (): one vector with no inner order
+    # an observation block by block, (kind, width, count): own numbers, then entities of a kind,
+    # each of which begins with 1 if it is there and is zeros if not; (): one vector with no inner
+    # order
     entity_schema: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        blocks = tuple((str(kind), int(width), int(count)) for kind, width, count in self.entity_schema)
+        blocks = tuple(
+            (str(kind), int(width), int(count)) for kind, width, count in self.entity_schema
+        )
         object.__setattr__(self, "entity_schema", blocks)
         if blocks and sum(width * count for _, width, count in blocks) != self.observation_dim:
             wanted = f"blocks of {self.observation_dim} numbers in all, the size of an observation"
             raise ValueError(f"Spec.entity_schema: expected {wanted}, got {blocks}")
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
-            raise ValueError(f"Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, got {got}")
+            raise ValueError(
+                f"Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, got {got}"
+            )
         if self.num_actions < 0:
             wanted = "a number of discrete actions, or 0 for continuous ones"
             raise ValueError(f"Spec.num_actions: expected {wanted}, got {self.num_actions}")
@@ -125,51 +155,72 @@ class Spec:
         elif not len(self.low) == len(self.high) == self.action_dim:
             got = f"{len(self.low)} and {len(self.high)}"
             raise ValueError(f"Spec.low, high: expected {self.action_dim} bounds each, got {got}")
-        elif not (np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()):
+        elif not (
+            np.isfinite([*self.low, *self.high]).all() and np.less(self.low, self.high).all()
+        ):
             remedy = "give those of the action space"
-            raise ValueError(f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; {remedy}")
+            raise ValueError(
+                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; {remedy}"
+            )
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Spec:
         """The spec that JSON holds, whose lists are tuples here."""
-        tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+        tuples: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()
+        }
         return cls(**tuples)
 
 
 @dataclass(frozen=True)
 class StepColumns(Generic[Array]):
-    """The columns with one row a step that episodes, stores, windows and batches have in common. Raw units."""
+    """The columns with one row a step that episodes, stores, windows and batches have in common.
+
+    Raw units.
+    """
 
     lead: ClassVar[list[str]] = ["n"]
     observations: Array = column("S", np.float32)
     actions: Array = column("A", np.float32)
     rewards: Array | None = column("", np.float32, optional=True, kw_only=True)
-    action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)  # True where a discrete action is allowed
-    loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)  # False where the action is no training target
+    # True where a discrete action is allowed
+    action_masks: Array | None = column("C", np.bool_, optional=True, kw_only=True)
+    # False where the action is no training target
+    loss_mask: Array | None = column("", np.bool_, optional=True, kw_only=True)
     # of the action in the loss, within 0 .. 1; 0: the log lacks it. Left out: 1
     action_weight: Array | None = column("", np.float32, optional=True, kw_only=True)
 
 
 STEP_FIELDS = {f.name: f.metadata["dtype"] for f in fields(StepColumns)}  # name -> dtype in a store
 # Windows hold no rewards: a model reads them as returns-to-go.
-OPTIONAL_STEP_FIELDS = tuple(f.name for f in fields(StepColumns) if f.default is None and f.name != "rewards")
+OPTIONAL_STEP_FIELDS = tuple(
+    f.name for f in fields(StepColumns) if f.default is None and f.name != "rewards"
+)
 
 
 @dataclass(frozen=True)
 class Episode(StepColumns[np.ndarray]):
-    """One agent from start to end, raw units. Row t: the observation, the action taken there and the reward it brought."""
+    """One agent from start to end, raw units.
+
+    Row t: the observation, the action taken there and the reward it brought.
+    """
 
     rewards: np.ndarray = column("", np.float32)
     terminated: bool = stored(np.bool_, False)  # by the task
     truncated: bool = stored(np.bool_, True)  # by a time limit or a budget
     task: str = stored(np.int32, "")  # the text of the task; a store keeps its index
     group: int = stored(np.int64, 0)  # episodes of one world share it; a split never parts a group
-    final_observation: np.ndarray | None = shaped("S", optional=True, dtype=np.float32, kw_only=True)  # after the last action
+    # after the last action
+    final_observation: np.ndarray | None = shaped(
+        "S", optional=True, dtype=np.float32, kw_only=True
+    )
     agent: int | None = stored(np.int32, None)  # number in its group, the same throughout the group
     start: int | None = stored(np.int32, None)  # the step of its world at which it appeared
-    return_after_exit: float | None = stored(np.float32, None)  # reward of the team after it left; part of every return-to-go
+    # reward of the team after it left; part of every return-to-go
+    return_after_exit: float | None = stored(np.float32, None)
     part: int | None = stored(np.int32, None)  # of a mixture: which of its datasets
-    outcome: dict[str, Any] = field(default_factory=dict, kw_only=True)  # of a rollout, beside the rewards; not stored
+    # of a rollout, beside the rewards; not stored
+    outcome: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if len(np.atleast_1d(self.rewards)) == 0:
@@ -178,25 +229,40 @@ class Episode(StepColumns[np.ndarray]):
             if not isinstance(value := vars(self)[name], kinds):
                 raise ValueError(f"Episode.{name}: expected {kinds[0].__name__}, got {value!r}")
         actions = np.asarray(self.actions)
-        if actions.ndim == 2 and actions.dtype.kind == "f" and (missing := np.isnan(actions).all(1)).any():
-            weight = np.ones(len(actions), np.float32) if self.action_weight is None else self.action_weight
+        if (
+            actions.ndim == 2
+            and actions.dtype.kind == "f"
+            and (missing := np.isnan(actions).all(1)).any()
+        ):
+            weight = (
+                np.ones(len(actions), np.float32)
+                if self.action_weight is None
+                else self.action_weight
+            )
             object.__setattr__(self, "actions", np.where(missing[:, None], 0, actions))
-            object.__setattr__(self, "action_weight", np.where(missing, 0, weight).astype(np.float32))
+            object.__setattr__(
+                self, "action_weight", np.where(missing, 0, weight).astype(np.float32)
+            )
         check_record(self)
 
 
 # name -> dtype in a store
-EPISODE_FIELDS = {f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata}
+EPISODE_FIELDS = {
+    f.name: f.metadata["dtype"] for f in fields(Episode) if f.name not in STEP_FIELDS and f.metadata
+}
 
 
 @dataclass(frozen=True)
 class History:
-    """What a policy acts on: all observations up to now, the actions and rewards before, and the target return."""
+    """What a policy acts on: all observations up to now, the actions and rewards before, and the
+    target return.
+    """
 
     observations: np.ndarray = shaped("t+1 S")
     actions: np.ndarray = shaped("t A")
     rewards: np.ndarray = shaped("t")
-    target_return: float | None = None  # raw reward units for the whole episode; None: the run's own
+    # raw reward units for the whole episode; None: the run's own
+    target_return: float | None = None
     task: str = ""
     action_masks: np.ndarray | None = shaped("t+1 C", optional=True, kw_only=True)
 
@@ -206,15 +272,19 @@ class History:
 
 @dataclass(frozen=True)
 class WindowColumns(StepColumns[Array]):
-    """Up to T steps of B episodes, padded with zeros on the right: what windows and batches have in common."""
+    """Up to T steps of B episodes, padded with zeros on the right: what windows and batches have in
+    common.
+    """
 
     lead: ClassVar[list[str]] = ["B", "T"]
     returns_to_go: Array = shaped("B T")  # raw reward units
     timesteps: Array = shaped("B T")  # from 0 within the episode
     mask: Array = shaped("B T")  # True where real
     loss_mask: Array = column("", np.bool_, optional=True, kw_only=True)  # left out: the mask
-    team: Array | None = shaped("B", optional=True, kw_only=True)  # rows read together: 0, 0, 0, 1, 1, .. in their order
-    identity: Array | None = shaped("B", optional=True, kw_only=True)  # number of each row in its team
+    # rows read together: 0, 0, 0, 1, 1, .. in their order
+    team: Array | None = shaped("B", optional=True, kw_only=True)
+    # number of each row in its team
+    identity: Array | None = shaped("B", optional=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -227,7 +297,8 @@ class Window(WindowColumns[np.ndarray]):
     """Windows as arrays."""
 
     episodes: np.ndarray = shaped("B")  # which episode each row was cut from
-    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)  # which of the sampler's texts
+    # which of the sampler's texts
+    text_index: np.ndarray | None = shaped("B", optional=True, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -241,7 +312,9 @@ class Batch(WindowColumns["torch.Tensor"]):
     def to(self, device: torch.device | str) -> Self:
         """The batch on this device."""
         known = {name: x for name, x in vars(self).items() if x is not None}
-        moved = {name: y for name, x in known.items() if (y := x.to(device, non_blocking=True)) is not x}
+        moved = {
+            name: y for name, x in known.items() if (y := x.to(device, non_blocking=True)) is not x
+        }
         return replace(self, **moved) if moved else self
 
 
@@ -254,7 +327,8 @@ class Report:
     protocol: str
     text: str
     seed: int
-    target_return: float | None  # raw reward units; None for a policy that is not return-conditioned
+    # raw reward units; None for a policy that is not return-conditioned
+    target_return: float | None
     headline: bool  # the one target fixed before the run
     n: int  # episodes
     mean_return: float  # raw reward units; `return` in the row
@@ -262,12 +336,18 @@ class Report:
     low: float  # 95 % bootstrap interval of the mean over the n episodes
     high: float
     seconds: float
-    # the options that identify the run, see `identity.options_of`; {} for a scripted player; None: not recorded
+    # the options that identify the run, see `identity.options_of`; {} for a scripted player; None:
+    # not recorded
     options: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # versions, fingerprint, commit: whatever belongs to this row
+    # versions, fingerprint, commit: whatever belongs to this row
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """The line of results.jsonl, as a dict."""
         left_out = ("extra", "options") if self.options is None else ("extra",)
-        own = {"return" if name == "mean_return" else name: value for name, value in vars(self).items() if name not in left_out}
+        own = {
+            "return" if name == "mean_return" else name: value
+            for name, value in vars(self).items()
+            if name not in left_out
+        }
         return own | self.extra

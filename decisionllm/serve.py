@@ -38,7 +38,11 @@ def serve(config: dict[str, Any]) -> None:
         ValueError: an option cannot be, or a run is none of `decisionllm train`.
         OSError: the address is taken.
     """
-    with explained("serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'", ImportError, raised=ImportError):
+    with explained(
+        "serve needs FastAPI and uvicorn: pip install 'decisionllm[serve]'",
+        ImportError,
+        raised=ImportError,
+    ):
         from decisionllm.serving import protocol
     check(config)
     several = config["replicas"] > 1
@@ -49,7 +53,10 @@ def serve(config: dict[str, Any]) -> None:
         listener = listen(host, config["port"])
     port = listener.getsockname()[1]
     by = f" by {config['replicas']} replicas" if several else ""
-    print(f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}", flush=True)
+    print(
+        f"serving {config['run']} on http://{host}:{port}{by}, journal {journal_path(config)}",
+        flush=True,
+    )
     if several:
         listener.close()
         return replicas.run(replica, config | {"port": port}, replicas=config["replicas"])
@@ -77,7 +84,9 @@ def check(config: dict[str, Any]) -> None:
             raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     count = config["replicas"]
     if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
-        raise ValueError(f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}")
+        raise ValueError(
+            f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}"
+        )
 
 
 def replica(config: dict[str, Any]) -> None:
@@ -93,7 +102,9 @@ def replica(config: dict[str, Any]) -> None:
 
 
 def listen(host: str, port: int, **options: Any) -> socket.socket:
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, **options)
+    return socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, **options
+    )
 
 
 def application(config: dict[str, Any]) -> Any:
@@ -101,7 +112,9 @@ def application(config: dict[str, Any]) -> Any:
     from decisionllm.serving.app import create_app
 
     run = config["run"]
-    policy, run_config, run_info = checkpoint.load(run, part=config["part"], device=config["device"], **config["act"])
+    policy, run_config, run_info = checkpoint.load(
+        run, part=config["part"], device=config["device"], **config["act"]
+    )
     known = model_info(run, policy, run_config, run_info)
     observation = None
     journal = None
@@ -138,7 +151,10 @@ def application(config: dict[str, Any]) -> Any:
 
 
 def shadow_of(
-    config: dict[str, Any], journal: Journal, observation: ObservationSpec, campaigns: dict[str, Any]
+    config: dict[str, Any],
+    journal: Journal,
+    observation: ObservationSpec,
+    campaigns: dict[str, Any],
 ) -> tuple["Shadow", dict[str, Any]]:
     """The policy that decides without answering, and its description, see `model_info`."""
     from decisionllm.serving.shadow import Shadow
@@ -146,7 +162,15 @@ def shadow_of(
     policy, run_config, run_info = checkpoint.load(config["shadow"], device=config["device"])
     about = model_info(config["shadow"], policy, run_config, run_info)
     own = ObservationSpec.of(run_info["dataset"])
-    made = Shadow(policy, own, journal, observation, name=about["model"], max_queue=config["max_queue"], **campaigns)
+    made = Shadow(
+        policy,
+        own,
+        journal,
+        observation,
+        name=about["model"],
+        max_queue=config["max_queue"],
+        **campaigns,
+    )
     return made, about
 
 
@@ -154,7 +178,9 @@ def journal_path(config: dict[str, Any]) -> Path:
     return Path(config["journal"] or Path(config["run"]) / "journal.sqlite")
 
 
-def model_info(run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]) -> dict[str, Any]:
+def model_info(
+    run: str | Path, policy: Policy, run_config: dict[str, Any], run_info: dict[str, Any]
+) -> dict[str, Any]:
     """The answer of /v1/model."""
     folder = checkpoint.checkpoint_folder(checkpoint.weights_folder(run, run_config))
     backbone = dict(run_config["backbone"])

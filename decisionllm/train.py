@@ -1,4 +1,7 @@
-"""The command `train`: one loop, read from top to bottom. The same command continues an interrupted run."""
+"""The command `train`: one loop, read from top to bottom.
+
+The same command continues an interrupted run.
+"""
 
 import json
 import math
@@ -55,7 +58,8 @@ class Loop:
     rate: float = 0.0  # learning rate
     printed: float = -math.inf  # seconds, of the last line on the console
     count: int = 0  # steps since the last log line
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # of the loss terms over these steps
+    # of the loss terms over these steps
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -98,7 +102,14 @@ class Training:
         """These rows of a window of an embodiment, with their texts, on the device."""
         data = self.data[space]
         encode = self.inner.backbone.encode
-        return to_batch(window, rows, store=data.store, tasks=data.tasks, encode=encode, device=self.accelerator.device)
+        return to_batch(
+            window,
+            rows,
+            store=data.store,
+            tasks=data.tasks,
+            encode=encode,
+            device=self.accelerator.device,
+        )
 
     def terms(self, model: Any, batch: Batch, space: str) -> dict[str, torch.Tensor]:
         """The terms of the loss of a batch of an embodiment."""
@@ -117,9 +128,12 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
         The run directory.
 
     Raises:
-        ValueError: an option that cannot be, or a run directory that holds another run or other files, or is being trained in.
-        FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is kept.
-        ConnectionError: another process of the run was lost; the first one left that notices raises it, others a SystemExit.
+        ValueError: an option that cannot be, or a run directory that holds another run or other
+            files, or is being trained in.
+        FloatingPointError: the loss or a weight is no longer finite; the last good checkpoint is
+            kept.
+        ConnectionError: another process of the run was lost; the first one left that notices raises
+            it, others a SystemExit.
         KeyboardInterrupt: interrupted; the run is saved.
     """
     options = plain(config)
@@ -149,7 +163,8 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
     progress = 0.0
     training.model.train()
     with interruptible() as stop, ExitStack() as stack:
-        torch.set_flush_denormal(True)  # on a CPU a float32 product with denormal numbers takes a hundred times as long
+        # on a CPU a float32 product with denormal numbers takes a hundred times as long
+        torch.set_flush_denormal(True)
         stack.callback(torch.set_flush_denormal, False)
         stack.callback(accelerator.end_training)
         began = time.monotonic() - loop.elapsed
@@ -167,7 +182,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
             train_step(training)
     if progress < 1:
         again = "the same command without fresh=true" if c.fresh else "the same command"
-        raise KeyboardInterrupt(f"stopped at step {loop.step:,} and saved; {again} continues from there")
+        raise KeyboardInterrupt(
+            f"stopped at step {loop.step:,} and saved; {again} continues from there"
+        )
     return Path(c.run)
 
 
@@ -196,18 +213,23 @@ def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> 
         loop.lowest = trim(run / "metrics.jsonl", loop.step)
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
-    training = Training(c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop)
+    training = Training(
+        c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop
+    )
     announce(training)
     return training
 
 
 def train_step(training: Training) -> None:
-    """One step of the optimiser: a batch, divided among the processes, and there into micro-batches."""
+    """One step of the optimiser: a batch, divided among the processes, and there into
+    micro-batches.
+    """
     c, loop, accelerator = training.c, training.loop, training.accelerator
     world, rank = accelerator.num_processes, accelerator.process_index
     for group in training.optimizer.param_groups:
         group["lr"] = loop.rate * group["scale"]
-    torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + rank)  # of dropout: nothing to save
+    # of dropout: nothing to save
+    torch.manual_seed((c.seed * 1_000_003 + loop.step) * world + rank)
     space = mixture.embodiment_of(training.shares, c.seed, loop.step)
     window = training.data[space].sampler(loop.step)
     parts = world * c.optim.accumulate
@@ -243,12 +265,18 @@ def open_stores(
             console.print(f"note: {note}")
     shares = mixture.part_shares(stores, c.data.part_weights)
     fill = None if c.data.fill_actions == "none" else partial(inverse_dynamics.fill, seed=c.seed)
-    data = {name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill) for name, store in stores.items()}
+    data = {
+        name: open_data(mixture.of_embodiment(c, name), store, shares[name], fill)
+        for name, store in stores.items()
+    }
     return stores, shares, data
 
 
 def divided(window: Window, part: int, parts: int) -> Any:
-    """The rows of a window that are one of its parts: an index. The rows of a team stay together."""
+    """The rows of a window that are one of its parts: an index.
+
+    The rows of a team stay together.
+    """
     return slice(part, None, parts) if window.team is None else window.team % parts == part
 
 
@@ -256,7 +284,9 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     """Raise a ValueError for a number that cannot be. options: flat."""
     one_of("data.fill_actions", c.data.fill_actions, ("none", "inverse_dynamics"))
     if not 0 < c.data.step_discount <= 1:
-        raise ValueError(f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}")
+        raise ValueError(
+            f"data.step_discount: expected above 0 and at most 1, got {c.data.step_discount}"
+        )
     if c.data.rows_per_text > 1 and c.team.execution != "per_agent":
         raise ValueError(
             f"data.rows_per_text={c.data.rows_per_text}: expected 1 with team.execution={c.team.execution}, whose teams share a text"
@@ -266,19 +296,25 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")
     if c.log.keep_best and not (c.data.held_out and c.log.validation_batches):
         got = f"{c.data.held_out} and {c.log.validation_batches}"
-        raise ValueError(f"log.keep_best: expected data.held_out and log.validation_batches above 0, got {got}")
+        raise ValueError(
+            f"log.keep_best: expected data.held_out and log.validation_batches above 0, got {got}"
+        )
 
 
 def processes(c: TrainConfig) -> Any:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
     accelerator = distributed.begin(
-        checkpoint.precision(c.device, c.optim.precision), cpu=checkpoint.usable(c.device) == "cpu", project_dir=c.run,
+        checkpoint.precision(c.device, c.optim.precision),
+        cpu=checkpoint.usable(c.device) == "cpu",
+        project_dir=c.run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,
-    )  # fmt: skip
+    )
     world = accelerator.num_processes
     if c.optim.batch_size % (world * c.optim.accumulate):
-        raise ValueError(f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
-                         f"got {c.optim.batch_size}")  # fmt: skip
+        raise ValueError(
+            f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
+            f"got {c.optim.batch_size}"
+        )
     return accelerator
 
 
@@ -302,7 +338,9 @@ def announce_data(training: Training, data: Data) -> None:
     """Print the size of a log, its faults, and how many of its actions are known."""
     held = held_out_words(data, training.c.data.held_out)
     steps = (data.steps.end - data.steps.first)[data.episodes].sum()
-    training.say(f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {steps:,} steps; {held}")
+    training.say(
+        f"data: {data.store.info['name']}, {len(data.episodes):,} episodes, {steps:,} steps; {held}"
+    )
     for fault in reported(data.store.info):
         training.say(f"fault: {fault}")
     weights = data.steps.action_weight
@@ -326,21 +364,29 @@ def held_out_words(data: Data, share: float) -> str:
 
 
 def position(training: Training, stop: bool) -> tuple[float, bool]:
-    """How far the run is, in steps or in time, whichever is further, and whether it is interrupted; all processes agree."""
+    """How far the run is, in steps or in time, whichever is further, and whether it is interrupted;
+    all processes agree.
+    """
     c, loop, accelerator = training.c, training.loop, training.accelerator
     progress = loop.step / c.steps
     if c.minutes:
         progress = max(progress, loop.elapsed / 60 / c.minutes)
     if accelerator.num_processes == 1:
         return progress, stop
-    agreed = accelerator.reduce(torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean")
+    agreed = accelerator.reduce(
+        torch.tensor([progress, stop], dtype=torch.float64, device=accelerator.device), "mean"
+    )
     return float(agreed[0]), float(agreed[1]) > 0
 
 
 def learning_rate(c: TrainConfig, step: int, progress: float) -> float:
     """Linear warm-up, then a cosine down to SCHEDULE_FLOOR of the peak."""
     cosine = (1 + math.cos(math.pi * progress)) / 2
-    return c.optim.lr * min((step + 1) / max(c.optim.warmup, 1), 1) * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+    return (
+        c.optim.lr
+        * min((step + 1) / max(c.optim.warmup, 1), 1)
+        * (SCHEDULE_FLOOR + (1 - SCHEDULE_FLOOR) * cosine)
+    )
 
 
 def measure(training: Training) -> dict[str, float]:
@@ -350,7 +396,9 @@ def measure(training: Training) -> dict[str, float]:
         FloatingPointError: a term or a weight is not finite.
     """
     loop, accelerator = training.loop, training.accelerator
-    values = {name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()}
+    values = {
+        name: float(accelerator.reduce(total)) / loop.count for name, total in loop.sums.items()
+    }
     if training.c.log.validation_batches:
         values |= validated(training)
     check_finite(training, values)
@@ -363,8 +411,14 @@ def measure(training: Training) -> dict[str, float]:
 
 @torch.no_grad()
 def validated(training: Training) -> dict[str, float]:
-    """Mean loss terms on held-out windows, over the parts of a mixture and, the likelihood, of each part."""
-    draws = {label or space: (space, draw) for space, data in training.data.items() for label, draw in data.validators.items()}
+    """Mean loss terms on held-out windows, over the parts of a mixture and, the likelihood, of each
+    part.
+    """
+    draws = {
+        label or space: (space, draw)
+        for space, data in training.data.items()
+        for label, draw in data.validators.items()
+    }
     if not draws:
         return {}
     values: dict[str, float] = {}
@@ -375,7 +429,9 @@ def validated(training: Training) -> dict[str, float]:
         batches = (training.batch(space, draw(i)) for i in range(training.c.log.validation_batches))
         terms = [training.terms(training.inner, batch, space) for batch in batches]
         for name in terms[0]:
-            of_parts.setdefault(name, []).append(float(np.mean([float(each[name]) for each in terms])))
+            of_parts.setdefault(name, []).append(
+                float(np.mean([float(each[name]) for each in terms]))
+            )
         if label:
             values[f"held_out_nll/{label}"] = of_parts["nll"][-1]
     training.model.train()
@@ -387,16 +443,25 @@ def check_finite(training: Training, values: Mapping[str, float]) -> None:
     """Raise a FloatingPointError if a term of the loss or a trained weight is not finite."""
     c, loop = training.c, training.loop
     weights = (weight for weight in training.inner.parameters() if weight.requires_grad)
-    if all(map(math.isfinite, values.values())) and all(weight.isfinite().all() for weight in weights):
+    if all(map(math.isfinite, values.values())) and all(
+        weight.isfinite().all() for weight in weights
+    ):
         return
-    kept = f"the last good checkpoint is kept in {c.run}" if checkpoint.find(c.run) else "there is no checkpoint yet"
+    kept = (
+        f"the last good checkpoint is kept in {c.run}"
+        if checkpoint.find(c.run)
+        else "there is no checkpoint yet"
+    )
     when = f"after the {loop.count} steps before step {loop.step}; {kept}"
     remedy = "Try a lower optim.lr or optim.clip; `decisionllm data` checks the log"
     raise FloatingPointError(f"loss or weights are not finite ({dict(values)}) {when}. {remedy}")
 
 
 def record(training: Training, values: dict[str, float], progress: float, *, over: bool) -> None:
-    """Write a log line; save the best weights and the checkpoint, print, when it is time. The main process writes, all gather."""
+    """Write a log line; save the best weights and the checkpoint, print, when it is time.
+
+    The main process writes, all gather.
+    """
     c, loop = training.c, training.loop
     run = Path(c.run)
     if training.main:
@@ -405,9 +470,13 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     if c.log.keep_best and broadcast_object_list([values["held_out_nll"] < loop.lowest])[0]:
         loop.lowest = values["held_out_nll"]
         checkpoint.save(run / "best", training.inner, {}, {"step": loop.step}, write=training.main)
-    if training.console is not None and (over or training.console.is_terminal or loop.elapsed - loop.printed > 10):
+    if training.console is not None and (
+        over or training.console.is_terminal or loop.elapsed - loop.printed > 10
+    ):
         loop.printed = loop.elapsed
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds"))
+        shown = "  ".join(
+            f"{name} {value:.4f}" for name, value in values.items() if name not in ("lr", "seconds")
+        )
         percent = f"{100 * min(progress, 1):3.0f} %"
         training.say(f"{run.name}: step {loop.step:>7,}  {percent}  {loop.elapsed:6.0f} s  {shown}")
     if over or loop.step % c.log.save_every == 0:
@@ -420,12 +489,15 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
 def interruptible() -> Iterator[list[bool]]:
     """A list that is not empty once SIGINT or SIGTERM came."""
     stop: list[bool] = []
-    handlers = {s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        s: signal.signal(s, lambda *_: stop.append(True)) for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     except RuntimeError as error:
         if distributed.lost(error):
-            del handlers[signal.SIGTERM]  # the launcher ends those that are left by it: the message comes first
+            # the launcher ends those that are left by it: the message comes first
+            del handlers[signal.SIGTERM]
         raise
     finally:
         for s, handler in handlers.items():
@@ -433,7 +505,9 @@ def interruptible() -> Iterator[list[bool]]:
 
 
 def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[str, Any]]:
-    """Named groups for the optimiser, each trained parameter in exactly one: new or of the backbone, with weight decay or not."""
+    """Named groups for the optimiser, each trained parameter in exactly one: new or of the
+    backbone, with weight decay or not.
+    """
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {
         (new, decay): [] for new in (True, False) for decay in (True, False)
     }
@@ -443,16 +517,27 @@ def parameter_groups(model: torch.nn.Module, optim: OptimOptions) -> list[dict[s
     trained = sum(p.requires_grad for p in model.parameters())
     assert sum(map(len, groups.values())) == trained, "a parameter is in no group, or in two"
     return [
-        {"name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}", "params": weights,
-         "scale": 1.0 if new else optim.lr_backbone / optim.lr, "weight_decay": optim.weight_decay * decay}
-        for (new, decay), weights in groups.items() if weights
-    ]  # fmt: skip
+        {
+            "name": f"{'new' if new else 'backbone'}{'' if decay else ', no decay'}",
+            "params": weights,
+            "scale": 1.0 if new else optim.lr_backbone / optim.lr,
+            "weight_decay": optim.weight_decay * decay,
+        }
+        for (new, decay), weights in groups.items()
+        if weights
+    ]
 
 
-def trainer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def trainer_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
     """The optimiser's state as named tensors: {parameter/moment: tensor}."""
     names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
-    moments = ((weight, key, value) for weight, state in optimizer.state.items() for key, value in state.items())
+    moments = (
+        (weight, key, value)
+        for weight, state in optimizer.state.items()
+        for key, value in state.items()
+    )
     return {f"{names[weight]}/{key}": distributed.whole(value) for weight, key, value in moments}
 
 
@@ -469,7 +554,8 @@ def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer) 
 
 
 def trim(path: Path, step: int) -> float:
-    """Remove log lines after this step, which a continued run writes again, and a line that was cut short.
+    """Remove log lines after this step, which a continued run writes again, and a line that was cut
+    short.
 
     Returns the lowest held-out loss of the lines that are left, infinity without any.
     """

@@ -1,4 +1,6 @@
-"""Writes docs/options.md from the dataclasses of decisionllm/config.py and from the registered choices: python -m docs.options"""
+"""Writes docs/options.md from the dataclasses of decisionllm/config.py and from the registered
+choices: python -m docs.options
+"""
 
 import ast
 import inspect
@@ -62,8 +64,19 @@ MEANINGS = {  # where the comment in the source is short
 }
 
 
+def comment_above(lines: Sequence[str], line: int) -> str:
+    """The comment that ends above this line, as one text."""
+    found: list[str] = []
+    while line > 0 and lines[line - 1].lstrip().startswith("# "):
+        line -= 1
+        found.insert(0, lines[line].strip().removeprefix("# "))
+    return " ".join(found)
+
+
 def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
-    """(option, default, meaning) of each field of a dataclass, as its source says it; a meaning is the comment on its line."""
+    """(option, default, meaning) of each field of a dataclass, as its source says it; a meaning is
+    the comment on its line, or the lines of comment above it.
+    """
     source = inspect.getsource(vars(config)[name])
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
@@ -78,7 +91,8 @@ def rows(name: str, prefix: str) -> list[tuple[str, str, str]]:
             default = "none"
         default = default.replace("field(default_factory=list)", "[]")
         default = {"True": "true", "False": "false"}.get(default, default)
-        comment = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :].rpartition("# ")[2].strip()
+        on_its_line = text[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :]
+        comment = on_its_line.rpartition("# ")[2].strip() or comment_above(text, node.lineno - 1)
         found.append((key, default.strip("'\""), MEANINGS.get(f"{prefix}{key}", comment)))
     return found
 
@@ -100,10 +114,17 @@ def page() -> str:
     parts = [INTRO]
     for name, (title, prefix) in TITLES.items():
         described = [
-            (f"`{prefix}{key}`", f"`{default}`" if default else "", meaning) for key, default, meaning in rows(name, prefix)
+            (f"`{prefix}{key}`", f"`{default}`" if default else "", meaning)
+            for key, default, meaning in rows(name, prefix)
         ]
-        parts += ["", f"## {title}", "", INTROS[title], "",
-                  *table(("option", "default", "meaning"), described)]  # fmt: skip
+        parts += [
+            "",
+            f"## {title}",
+            "",
+            INTROS[title],
+            "",
+            *table(("option", "default", "meaning"), described),
+        ]
     parts += [
         "",
         "## Choices",
@@ -118,7 +139,10 @@ def page() -> str:
         lines = []
         for presets in targets.values():
             keys = [key for key in next(iter(presets.values())) if key != "_target_"]
-            given = [f"`{key}={'/'.join(dict.fromkeys(shown(node[key]) for node in presets.values()))}`" for key in keys]
+            given = [
+                f"`{key}={'/'.join(dict.fromkeys(shown(node[key]) for node in presets.values()))}`"
+                for key in keys
+            ]
             lines.append((", ".join(f"`{name}`" for name in presets), ", ".join(given) or "none"))
         parts += [f"### {group}", "", *table(("choice", "options"), lines), ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -126,8 +150,20 @@ def page() -> str:
 
 def shown(value: Any) -> str:
     """A default as one writes it on the command line."""
-    value = re.sub(r"^\$\{oc\.select:([\w.]+),.*\}$", r"${\1}", value) if isinstance(value, str) else value
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else '""' if value == "" else str(value)
+    value = (
+        re.sub(r"^\$\{oc\.select:([\w.]+),.*\}$", r"${\1}", value)
+        if isinstance(value, str)
+        else value
+    )
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else "null"
+        if value is None
+        else '""'
+        if value == ""
+        else str(value)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Train a bidder on days of our own market, then let it bid there through AuctionNet's interface: python examples/bid_in_auctionnet.py
+"""Train a bidder on days of our own market, then let it bid there through AuctionNet's interface:
+python examples/bid_in_auctionnet.py
 
-`DecisionLLMBiddingStrategy` has the constructor and the `bidding(...)` of AuctionNet's `BaseBiddingStrategy`, so that AuctionNet's own
-simulator takes it as its player too. Here `Player` calls it as that simulator does, in the market of this package.
+`DecisionLLMBiddingStrategy` has the constructor and the `bidding(...)` of AuctionNet's
+`BaseBiddingStrategy`, so that AuctionNet's own simulator takes it as its player too. Here `Player`
+calls it as that simulator does, in the market of this package.
 """
 
 import argparse
@@ -14,20 +16,31 @@ from decisionllm import TrainConfig, choice
 from decisionllm.baselines.rules import roster
 from decisionllm.config import DataOptions, LogOptions, ModelOptions
 from decisionllm.envs.auction.campaign import STEPS, score
-from decisionllm.envs.auction.market import Bidder, BidderContext, Market, Outcome, opportunities, settle
+from decisionllm.envs.auction.market import (
+    Bidder,
+    BidderContext,
+    Market,
+    Outcome,
+    opportunities,
+    settle,
+)
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
 from decisionllm.train import train
 
 
 class Player(Bidder):
-    """One strategy at one position of the market. It receives what AuctionNet's simulator gives its agents."""
+    """One strategy at one position of the market.
+
+    It receives what AuctionNet's simulator gives its agents.
+    """
 
     name = "decisionllm"
 
     def __init__(self, strategy: DecisionLLMBiddingStrategy, position: int) -> None:
         self.strategy, self.position = strategy, position
         self.market: Market | None = None  # set once the market exists
-        self.histories: list[list[np.ndarray]] = [[], [], [], [], []]  # values, bids, slots, impressions, market prices
+        # values, bids, slots, impressions, market prices
+        self.histories: list[list[np.ndarray]] = [[], [], [], [], []]
 
     def reset(self) -> None:
         self.strategy.reset()
@@ -48,39 +61,56 @@ class Player(Bidder):
         own = (outcome.holder == self.position) & outcome.sold  # (n, K)
         won, slot = own.any(1), np.where(own.any(1), own.argmax(1) + 1, 0)
         slots = np.stack([won, slot, (outcome.cost * own).sum(1)], 1)
-        impressions = np.stack([(outcome.exposed & own).any(1), (outcome.converted & own).any(1)], 1)
+        impressions = np.stack(
+            [(outcome.exposed & own).any(1), (outcome.converted & own).any(1)], 1
+        )
         made = np.stack([values, sigmas], 2)[:, self.position]
         for history, step in zip(
-            self.histories, (made, bids[:, self.position], slots, impressions, outcome.market_price), strict=True
+            self.histories,
+            (made, bids[:, self.position], slots, impressions, outcome.market_price),
+            strict=True,
         ):
             history.append(step)
         return bids, outcome
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--periods", default="0-6", help="days of the market to train on")
     parser.add_argument("--steps", type=int, default=800, help="of training")
-    parser.add_argument("--position", type=int, default=8, help="of the 48 advertisers, in the market")
+    parser.add_argument(
+        "--position", type=int, default=8, help="of the 48 advertisers, in the market"
+    )
     parser.add_argument("--period", type=int, default=20, help="the day to bid on")
     parser.add_argument("--opportunities", type=int, default=500_000, help="of that day")
     parser.add_argument("--run", default="runs/auction/example")
     options = parser.parse_args()
 
-    run = train(TrainConfig(
-        dataset=choice(
-            "dataset", "auction", periods=options.periods, observation="minimal", context_features="budget_and_cpa", reward="expected_value",
-            relabel=8,
-        ),
-        env=choice("env", "auction"),
-        backbone=choice("backbone", "nano"),
-        head=choice("head", "gaussian"),
-        model=ModelOptions(timesteps="none", embedding="mlp"),
-        objective=choice("objective", "max_return"),
-        data=DataOptions(held_out=0.0),
-        log=LogOptions(tracker="none"),
-        window=1, steps=options.steps, run=options.run,
-    ))  # fmt: skip
+    run = train(
+        TrainConfig(
+            dataset=choice(
+                "dataset",
+                "auction",
+                periods=options.periods,
+                observation="minimal",
+                context_features="budget_and_cpa",
+                reward="expected_value",
+                relabel=8,
+            ),
+            env=choice("env", "auction"),
+            backbone=choice("backbone", "nano"),
+            head=choice("head", "gaussian"),
+            model=ModelOptions(timesteps="none", embedding="mlp"),
+            objective=choice("objective", "max_return"),
+            data=DataOptions(held_out=0.0),
+            log=LogOptions(tracker="none"),
+            window=1,
+            steps=options.steps,
+            run=options.run,
+        )
+    )
 
     market = Market(roster(), traffic=partial(opportunities, total=options.opportunities))
     budget, target_cpa = market.budgets[options.position], market.target_cpa[options.position]
@@ -89,14 +119,17 @@ def main() -> None:
     player = Player(strategy, options.position)
     player.market = market
     market.settle = player.settle
-    market.roster = [*market.roster, (np.array([options.position]), player)]  # in place of the bidder that had the position
+    # in place of the bidder that had the position
+    market.roster = [*market.roster, (np.array([options.position]), player)]
     market.reset(options.period)
     for _ in range(STEPS):
         market.step()
     campaigns, i = market.campaigns, options.position
     reached = score(campaigns.conversions, campaigns.spend, campaigns.target_cpa)
-    print(f"advertiser {i}: budget {budget:.0f}, spent {campaigns.spend[i]:.0f}, {campaigns.conversions[i]:.0f} conversions, "
-          f"score {reached[i]:.1f}; mean score of the 47 others {np.delete(reached, i).mean():.1f}")  # fmt: skip
+    print(
+        f"advertiser {i}: budget {budget:.0f}, spent {campaigns.spend[i]:.0f}, {campaigns.conversions[i]:.0f} conversions, "
+        f"score {reached[i]:.1f}; mean score of the 47 others {np.delete(reached, i).mean():.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Ten ways to arrive with your own data, environment or model: python examples/ten_journeys.py [NAME ...] --folder=runs/journeys
+"""Ten ways to arrive with your own data, environment or model: python examples/ten_journeys.py
+[NAME ...] --folder=runs/journeys
 
-Each journey is a function that can be read alone. It makes small data as you would have them, runs the commands that you would type, with few
-training steps, and checks what came out. All of them take about three minutes.
+Each journey is a function that can be read alone. It makes small data as you would have them, runs
+the commands that you would type, with few training steps, and checks what came out. All of them
+take about three minutes.
 """
 
 import argparse
@@ -56,7 +58,10 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 class Reach(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
-    """A point in a plane walks to a goal. An observation has two parts, whose keys are not in alphabetical order."""
+    """A point in a plane walks to a goal.
+
+    An observation has two parts, whose keys are not in alphabetical order.
+    """
 
     def __init__(self) -> None:
         plane = spaces.Box(-3, 3, (2,), np.float32)
@@ -70,7 +75,9 @@ class Reach(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         self.pos, self.goal = self.np_random.uniform(-2, 2, (2, 2)).astype(np.float32)
         return self.seen(), {}
 
-    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         self.pos = np.clip(self.pos + 0.5 * np.asarray(action, np.float32), -3, 3)
         distance = float(np.linalg.norm(self.pos - self.goal))
         return self.seen(), -distance, False, False, {}
@@ -105,9 +112,23 @@ def minari_dict(folder: Path) -> None:
             over = terminated or truncated
         columns = {key: np.stack([seen[key] for seen in observations]) for key in observations[0]}
         never = [False] * len(rewards)
-        episodes.append(EpisodeBuffer(None, None, None, columns, np.stack(actions), rewards, never, [*never[1:], True]))
-    minari.create_dataset_from_buffers("mine/reach-v0", episodes, env=env, eval_env=env, data_format="hdf5", description="x", author="x",
-                                       author_email="x", code_permalink="x", algorithm_name="x")  # fmt: skip
+        episodes.append(
+            EpisodeBuffer(
+                None, None, None, columns, np.stack(actions), rewards, never, [*never[1:], True]
+            )
+        )
+    minari.create_dataset_from_buffers(
+        "mine/reach-v0",
+        episodes,
+        env=env,
+        eval_env=env,
+        data_format="hdf5",
+        description="x",
+        author="x",
+        author_email="x",
+        code_permalink="x",
+        algorithm_name="x",
+    )
 
     data = "dataset=minari dataset.minari_id=mine/reach-v0 text=template 'dataset.task=\"Go to {desired_goal}.\"'"
     environment = "env=gymnasium env.id=JourneyReach-v0 'env.task=\"Go to {desired_goal}.\"'"
@@ -129,8 +150,19 @@ def gymnasium_log(folder: Path) -> None:
             after, reward, terminated, truncated, _ = env.step(action)
             rows.append((observation, [action], reward))
             observation, over = after, terminated or truncated
-        observations, actions, rewards = (np.array(column, np.float32) for column in zip(*rows, strict=True))
-        episodes.append(Episode(observations, actions, rewards, group=seed, terminated=terminated, truncated=truncated))
+        observations, actions, rewards = (
+            np.array(column, np.float32) for column in zip(*rows, strict=True)
+        )
+        episodes.append(
+            Episode(
+                observations,
+                actions,
+                rewards,
+                group=seed,
+                terminated=terminated,
+                truncated=truncated,
+            )
+        )
     spec = Spec(observation_dim=4, action_dim=1, horizon=500, num_actions=2)
     from_episodes(episodes, folder / "log", name="cartpole", spec=spec)
 
@@ -152,10 +184,15 @@ def pettingzoo_team(folder: Path) -> None:
     from decisionllm.envs import tag
 
     env = simple_tag_v3.parallel_env(max_cycles=10)
-    write(folder / "log", collect(env, tag.teachers(np.random.default_rng(0)), episodes=20, **tag.META))
+    write(
+        folder / "log",
+        collect(env, tag.teachers(np.random.default_rng(0)), episodes=20, **tag.META),
+    )
 
     data = f"dataset=team dataset.path={folder}/log dataset.team=1 text=informative"
-    command(f"train {data} env=pettingzoo env.id=mpe2.simple_tag_v3 head=discrete run={folder}/run {FEW}")
+    command(
+        f"train {data} env=pettingzoo env.id=mpe2.simple_tag_v3 head=discrete run={folder}/run {FEW}"
+    )
     command(f"evaluate run={folder}/run episodes=3 report=false")
 
 
@@ -173,7 +210,9 @@ def npz(folder: Path) -> None:
         terminals=np.zeros(480, bool),
         timeouts=np.arange(480) % 12 == 11,
     )
-    command(f"train dataset=arrays dataset.path={folder}/log.npz head=discrete run={folder}/run {FEW}")
+    command(
+        f"train dataset=arrays dataset.path={folder}/log.npz head=discrete run={folder}/run {FEW}"
+    )
     session = load(folder / "run").begin([""], horizon=12)
     action = session.act(np.zeros((1, 3)))
     assert action.shape == (1, 1) and action[0, 0] in range(4)
@@ -181,7 +220,11 @@ def npz(folder: Path) -> None:
 
 def bad_files(folder: Path) -> None:
     """What cannot be meant is refused by name, before any work."""
-    rows = {"observations": np.zeros((20, 2)), "actions": np.zeros((20, 1)), "rewards": np.zeros(20)}
+    rows = {
+        "observations": np.zeros((20, 2)),
+        "actions": np.zeros((20, 1)),
+        "rewards": np.zeros(20),
+    }
     np.savez(folder / "unmarked.npz", **rows, terminals=np.zeros(20, bool))
     np.savez(folder / "renamed.npz", **rows, terminations=np.zeros(20, bool))
     huge = rows | {"rewards": np.full(20, 1e300), "terminals": np.arange(20) % 5 == 4}
@@ -193,7 +236,9 @@ def bad_files(folder: Path) -> None:
         ("huge.npz", "row 0"),
         ("table.csv", "another format"),
     ):
-        message = command(f"train dataset=arrays dataset.path={folder / name} run={folder}/run {FEW}", expected=1)
+        message = command(
+            f"train dataset=arrays dataset.path={folder / name} run={folder}/run {FEW}", expected=1
+        )
         assert word in message, message
 
     command(f"train dataset=synthetic run={folder}/run {FEW}")
@@ -210,7 +255,9 @@ def bad_files(folder: Path) -> None:
 
 
 def model_folder(folder: Path) -> None:
-    """A language model of your own as a folder of transformers; LoRA is trained, saved, and merged for others to use."""
+    """A language model of your own as a folder of transformers; LoRA is trained, saved, and merged
+    for others to use.
+    """
     from transformers import AutoModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 
     from decisionllm.tokenizers.text import own_tokenizer
@@ -227,7 +274,9 @@ def model_folder(folder: Path) -> None:
     model.save_pretrained(folder / "my-model")
     tokenizer.save_pretrained(folder / "my-model")
 
-    few = FEW.replace("backbone=nano backbone.width=32", f"backbone=pretrained backbone.folder={folder}/my-model")
+    few = FEW.replace(
+        "backbone=nano backbone.width=32", f"backbone=pretrained backbone.folder={folder}/my-model"
+    )
     command(f"train dataset=synthetic text=goal run={folder}/run {few}")
     command(f"export run={folder}/run format=transformers path={folder}/merged")
     AutoModel.from_pretrained(folder / "merged")
@@ -250,8 +299,17 @@ def sweep(folder: Path) -> None:
 
 def killed_study(folder: Path) -> None:
     """A study of sizes and volumes is killed, and continued by the same command."""
-    words = ["study=smoke", "study.axes.fraction=[1.0]", "study.axes.quality=[0.0]", "study.seeds=[0]", "study.budget.steps=20",
-             "study.lr.rule=fixed", "executor=inline", f"out={folder}/study", f"cache_dir={folder}/data"]  # fmt: skip
+    words = [
+        "study=smoke",
+        "study.axes.fraction=[1.0]",
+        "study.axes.quality=[0.0]",
+        "study.seeds=[0]",
+        "study.budget.steps=20",
+        "study.lr.rule=fixed",
+        "executor=inline",
+        f"out={folder}/study",
+        f"cache_dir={folder}/data",
+    ]
     program = [sys.executable, "-m", "decisionllm", "scale", *words]
     killed = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list((folder / "study").glob("*/done.json")) and killed.poll() is None:
@@ -271,8 +329,12 @@ def killed_study(folder: Path) -> None:
 def minari_export(folder: Path) -> None:
     """Data as a Minari dataset that names its environment, and read again."""
     os.environ["MINARI_DATASETS_PATH"] = str(folder / "minari")
-    command("data dataset=synthetic-discrete dataset.episodes=20 export=minari:mine/walk-v0 env=synthetic-discrete")
-    command(f"train dataset=minari dataset.minari_id=mine/walk-v0 head=discrete run={folder}/run {FEW}")
+    command(
+        "data dataset=synthetic-discrete dataset.episodes=20 export=minari:mine/walk-v0 env=synthetic-discrete"
+    )
+    command(
+        f"train dataset=minari dataset.minari_id=mine/walk-v0 head=discrete run={folder}/run {FEW}"
+    )
     command(f"evaluate run={folder}/run episodes=3 report=false")
 
 
@@ -306,7 +368,9 @@ JOURNEYS: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(JOURNEYS)}; none: all of them")
     parser.add_argument("--folder", type=Path, default=Path("runs/journeys"))
     options = parser.parse_args()

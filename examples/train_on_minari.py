@@ -1,4 +1,6 @@
-"""Record a Minari dataset of CartPole with a random policy, train on it, evaluate the policy: python examples/train_on_minari.py"""
+"""Record a Minari dataset of CartPole with a random policy, train on it, evaluate the policy:
+python examples/train_on_minari.py
+"""
 
 import argparse
 import os
@@ -17,7 +19,10 @@ MINARI_ID = "cartpole/random-v0"
 
 
 def record(episodes: int) -> None:
-    """Write a local Minari dataset; one that exists is kept. (With JAX installed, minari.DataCollector does the same.)"""
+    """Write a local Minari dataset; one that exists is kept.
+
+    (With JAX installed, minari.DataCollector does the same.)
+    """
     import minari
     from minari.data_collector import EpisodeBuffer
 
@@ -27,7 +32,13 @@ def record(episodes: int) -> None:
     env.action_space.seed(0)
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
-        observations, actions, rewards, terminated, truncated = [observation], [], [], [False], [False]
+        observations, actions, rewards, terminated, truncated = (
+            [observation],
+            [],
+            [],
+            [False],
+            [False],
+        )
         while not (terminated[-1] or truncated[-1]):
             actions.append(env.action_space.sample())
             observation, reward, *ends, _ = env.step(actions[-1])
@@ -35,13 +46,24 @@ def record(episodes: int) -> None:
             rewards.append(float(reward))
             terminated.append(ends[0])
             truncated.append(ends[1])
-        buffers.append(EpisodeBuffer(
-            observations=np.array(observations), actions=np.array(actions), rewards=rewards, terminations=terminated[1:], truncations=truncated[1:],
-        ))  # fmt: skip
+        buffers.append(
+            EpisodeBuffer(
+                observations=np.array(observations),
+                actions=np.array(actions),
+                rewards=rewards,
+                terminations=terminated[1:],
+                truncations=truncated[1:],
+            )
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Minari's, about fields of its card that are left empty
         minari.create_dataset_from_buffers(
-            MINARI_ID, buffers, env=env, algorithm_name="random", description="CartPole by a random policy.", data_format="hdf5"
+            MINARI_ID,
+            buffers,
+            env=env,
+            algorithm_name="random",
+            description="CartPole by a random policy.",
+            data_format="hdf5",
         )
 
 
@@ -56,17 +78,26 @@ def main() -> None:
     os.environ.setdefault("MINARI_DATASETS_PATH", str(Path("data/minari").absolute()))
     Path(os.environ["MINARI_DATASETS_PATH"]).mkdir(parents=True, exist_ok=True)
     record(options.episodes)
-    run = train(TrainConfig(
-        dataset=choice("dataset", "minari", minari_id=MINARI_ID, horizon=500),  # a policy may live longer than the data did
-        env=choice("env", "minari"),
-        backbone=choice("backbone", "nano"),
-        head=choice("head", "discrete"),
-        model=ModelOptions(timesteps="none"),
-        objective=choice("objective", "max_return"),  # condition on the predicted maximum return
-        log=LogOptions(tracker="none"),
-        window=4, steps=options.steps, name="nano", run=options.run,
-    ))  # fmt: skip
-    print(evaluate({"run": str(run), "episodes": options.rollouts, "target_quantiles": [0.5, 0.99]}))
+    # condition on the predicted maximum return
+    run = train(
+        TrainConfig(
+            # a policy may live longer than the data did
+            dataset=choice("dataset", "minari", minari_id=MINARI_ID, horizon=500),
+            env=choice("env", "minari"),
+            backbone=choice("backbone", "nano"),
+            head=choice("head", "discrete"),
+            model=ModelOptions(timesteps="none"),
+            objective=choice("objective", "max_return"),
+            log=LogOptions(tracker="none"),
+            window=4,
+            steps=options.steps,
+            name="nano",
+            run=options.run,
+        )
+    )
+    print(
+        evaluate({"run": str(run), "episodes": options.rollouts, "target_quantiles": [0.5, 0.99]})
+    )
 
 
 if __name__ == "__main__":

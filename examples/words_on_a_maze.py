@@ -25,11 +25,12 @@ from decisionllm.registry import build, choice
 
 BALLS = 8
 SEED = 7
+# a goal, and the kind of its sentence
 GOALS = {
     "1,1": "contrast",
     "3,1": "unseen_words",
     "1,3": "new_frames",
-}  # a goal, and the kind of its sentence
+}
 
 
 def sentence(facts, goal, kind):

@@ -1,4 +1,7 @@
-"""Small real things for the tests: data stores, tiny models, policies with random weights. No network, no GPU, no home folder."""
+"""Small real things for the tests: data stores, tiny models, policies with random weights.
+
+No network, no GPU, no home folder.
+"""
 
 import json
 import os
@@ -42,20 +45,34 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"random order; the same again: --randomly-seed={seed}")
 
 
-if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # threads of all workers on all cores would wait for each other most of the time
+# threads of all workers on all cores would wait for each other most of the time
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     share = executors.cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", str(max(share, 1)))))
 THREADS = torch.get_num_threads()
-PATIENCE = 300  # seconds; the longest wait for another process or thread, which is slow on a busy machine
+# seconds; the longest wait for another process or thread, which is slow on a busy machine
+PATIENCE = 300
 
 
 def isolate(patch, path):
     """Hide the user's home, data, cluster and proxies."""
-    for name, folder in (("HOME", "home"), ("DECISIONLLM_HOME", "data"), ("MINARI_DATASETS_PATH", "minari")):
+    for name, folder in (
+        ("HOME", "home"),
+        ("DECISIONLLM_HOME", "data"),
+        ("MINARI_DATASETS_PATH", "minari"),
+    ):
         patch.setenv(name, str(path / folder))
     for name in ("NO_PROXY", "no_proxy"):
         patch.setenv(name, "*")
-    for name in ("D4RL_DATASET_DIR", "DECISIONLLM_TOKEN", "DECISIONLLM_RUN", "RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    for name in (
+        "D4RL_DATASET_DIR",
+        "DECISIONLLM_TOKEN",
+        "DECISIONLLM_RUN",
+        "RAY_ADDRESS",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+    ):
         patch.delenv(name, raising=False)
 
 
@@ -70,7 +87,9 @@ def isolated_session(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_from_outside(monkeypatch, tmp_path):
-    """No hub, no home folder, no data of the user's, and nothing from the tests before: random numbers and threads are as at the start."""
+    """No hub, no home folder, no data of the user's, and nothing from the tests before: random
+    numbers and threads are as at the start.
+    """
     isolate(monkeypatch, tmp_path)
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
@@ -79,26 +98,32 @@ def nothing_from_outside(monkeypatch, tmp_path):
 def near(found, wanted, tolerance=1e-5, *, scale=None, axis=None):
     """Assert that no difference exceeds `tolerance` times the scale of the numbers.
 
-    Sums of another instruction set, batch size or thread count are rounded in another order, with an error relative to their largest
-    terms. So a multiplier of 0.5 beside others of 250 has no more correct digits after the point than these.
+    Sums of another instruction set, batch size or thread count are rounded in another order, with
+    an error relative to their largest terms. So a multiplier of 0.5 beside others of 250 has no
+    more correct digits after the point than these.
 
     Args:
         found, wanted: arrays of one shape.
-        scale: what the tolerance refers to, such as the width of the action space; by default the largest |wanted|.
+        scale: what the tolerance refers to, such as the width of the action space; by default the
+            largest |wanted|.
         axis: take the largest over this axis alone, where columns have units of their own.
     """
     found, wanted = np.asarray(found, float), np.asarray(wanted, float)
     assert found.shape == wanted.shape
     bound = tolerance * (np.abs(wanted).max(axis=axis, initial=0) if scale is None else scale)
     apart = np.abs(found - wanted)
-    assert (apart <= bound).all(), f"expected differences up to {bound}, got {apart.max()}: {found} for {wanted}"
+    assert (apart <= bound).all(), (
+        f"expected differences up to {bound}, got {apart.max()}: {found} for {wanted}"
+    )
 
 
 def damage(file):
     """Flip every bit of 40 bytes in the middle of a file: weights, where it holds tensors."""
     content = bytearray(file.read_bytes())
     middle = len(content) // 2
-    assert file.suffix != ".safetensors" or middle > 8 + int.from_bytes(content[:8], "little"), "the header is in the middle"
+    assert file.suffix != ".safetensors" or middle > 8 + int.from_bytes(content[:8], "little"), (
+        "the header is in the middle"
+    )
     content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
     file.write_bytes(content)
 
@@ -110,11 +135,16 @@ def node(group, name, **options):
 
 
 def episode(rewards, *, S=2, A=1, start=0.0, **fields):
-    """An episode of these rewards, whose observations and actions count up from `start`, so that each row is known."""
+    """An episode of these rewards, whose observations and actions count up from `start`, so that
+    each row is known.
+    """
     n = len(rewards)
     rows = start + np.arange(n, dtype=np.float32)
     return Episode(
-        np.repeat(rows[:, None], S, 1), np.repeat(rows[:, None] / 100, A, 1), np.array(rewards, np.float32), **fields
+        np.repeat(rows[:, None], S, 1),
+        np.repeat(rows[:, None] / 100, A, 1),
+        np.array(rewards, np.float32),
+        **fields,
     )
 
 
@@ -139,10 +169,14 @@ def make_model(
     execution="per_agent",
     **options,
 ):
-    """A small model with random weights, its biases and its adapters too, so that a wrong one would show."""
+    """A small model with random weights, its biases and its adapters too, so that a wrong one would
+    show.
+    """
     name, sizes = BACKBONES[backbone]
     language_model = build(node("backbone", name, **sizes, **backbone_options or {}), seed)
-    assert language_model.layout is not None, "our forward differs from the library's: the plain one would hide it"
+    assert language_model.layout is not None, (
+        "our forward differs from the library's: the plain one would hide it"
+    )
     torch.manual_seed(seed)
     kind = SequenceModel if execution == "per_agent" else TeamSequenceModel
     head_node = node("head", head, **head_options or {})
@@ -156,7 +190,17 @@ def make_model(
     return model.eval()
 
 
-def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", return_horizon=0, planning_horizon=0, **options):  # fmt: skip
+def make_policy(
+    spec,
+    *,
+    window=6,
+    stride=3,
+    target_return=3.0,
+    decode="mode",
+    return_horizon=0,
+    planning_horizon=0,
+    **options,
+):
     return Policy(
         make_model(spec, **options),
         window,
@@ -171,8 +215,20 @@ def make_policy(spec, *, window=6, stride=3, target_return=3.0, decode="mode", r
 MAX_RETURN = node("objective", "max_return", expectile=0.9)
 NANO = ("backbone=nano", "backbone.width=32", "backbone.layers=2", "backbone.inner=48")
 DT = ("backbone=dt", "backbone.width=32", "backbone.layers=2")  # with its dropout
-LOOP = ("dataset=synthetic", "dataset.episodes=40", "window=5", "optim.batch_size=8", "steps=4", "optim.warmup=2", "seed=7", "log.every=1",
-        "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none")  # fmt: skip
+LOOP = (
+    "dataset=synthetic",
+    "dataset.episodes=40",
+    "window=5",
+    "optim.batch_size=8",
+    "steps=4",
+    "optim.warmup=2",
+    "seed=7",
+    "log.every=1",
+    "log.validation_batches=1",
+    "optim.precision=no",
+    "device=cpu",
+    "log.tracker=none",
+)
 
 
 def command(verb, *overrides):
@@ -191,7 +247,9 @@ def metrics(path):
 
 
 def interrupt(monkeypatch, step):
-    """Send this process a Ctrl-C while the batch of this training step is drawn. -> the steps that are drawn, as they come"""
+    """Send this process a Ctrl-C while the batch of this training step is drawn. -> the steps that
+    are drawn, as they come
+    """
     draw, drawn = sampling.Sampler.__call__, []
 
     def watched(sampler, now):

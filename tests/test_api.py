@@ -35,7 +35,9 @@ def test_importing_the_package_imports_no_torch():
 
 def test_a_run_is_loaded_and_acts_on_histories(run):
     policy = decisionllm.load(run)
-    assert isinstance(policy, Policy) and policy.config["window"] == 5 and policy.info["format"] == 2
+    assert (
+        isinstance(policy, Policy) and policy.config["window"] == 5 and policy.info["format"] == 2
+    )
     assert policy.target_return == policy.info["targets"]["0.9"]
     S, A = policy.model.spec.observation_dim, policy.model.spec.action_dim
     first = History(np.zeros((1, S)), np.zeros((0, A)), np.zeros(0))
@@ -47,19 +49,37 @@ def test_a_run_is_loaded_and_acts_on_histories(run):
 
 def test_acting_options_take_the_place_of_the_runs_own(run):
     policy = decisionllm.load(run, decode="mean", stride=1, target_return=7.0, planning_value=0.25)
-    assert (policy.decode, policy.stride, policy.target_return, policy.planning_value) == ("mean", 1, 7.0, 0.25)
+    assert (policy.decode, policy.stride, policy.target_return, policy.planning_value) == (
+        "mean",
+        1,
+        7.0,
+        0.25,
+    )
     assert (decisionllm.load(run).stride, decisionllm.load(run, decode=None).decode) == (2, "mode")
 
 
 def test_a_session_acts_in_the_users_own_loop(run):
-    """Three episodes of four steps, of which the second ends after two; the policy's act gives the same actions."""
+    """Three episodes of four steps, of which the second ends after two; the policy's act gives the
+    same actions.
+    """
     policy, rng = decisionllm.load(run), np.random.default_rng(0)
     S, A = policy.model.spec.observation_dim, policy.model.spec.action_dim
-    observations, rewards = rng.normal(size=(3, 4, S)).astype(np.float32), rng.normal(size=(3, 4)).astype(np.float32)
-    session, running, taken = policy.begin([""] * 3, horizon=4), np.arange(3), np.zeros((3, 4, A), np.float32)
+    observations, rewards = (
+        rng.normal(size=(3, 4, S)).astype(np.float32),
+        rng.normal(size=(3, 4)).astype(np.float32),
+    )
+    session, running, taken = (
+        policy.begin([""] * 3, horizon=4),
+        np.arange(3),
+        np.zeros((3, 4, A), np.float32),
+    )
     for t in range(4):
-        taken[running, t] = session.act(observations[running, t], rewards[running, t - 1] if t else None)
-        histories = [History(observations[i, : t + 1], taken[i, :t], rewards[i, :t]) for i in running]
+        taken[running, t] = session.act(
+            observations[running, t], rewards[running, t - 1] if t else None
+        )
+        histories = [
+            History(observations[i, : t + 1], taken[i, :t], rewards[i, :t]) for i in running
+        ]
         np.testing.assert_allclose(taken[running, t], policy.act(histories), atol=2e-4)
         if t == 1:
             session.select(np.array([True, False, True]))
@@ -67,7 +87,9 @@ def test_a_session_acts_in_the_users_own_loop(run):
 
 
 class Line(Env):
-    """Two numbers to which the actions are added; row i ends after i + 1 steps, and each step is rewarded with 1."""
+    """Two numbers to which the actions are added; row i ends after i + 1 steps, and each step is
+    rewarded with 1.
+    """
 
     horizon = 3
 
@@ -75,7 +97,10 @@ class Line(Env):
         self.tasks, self.S = [""] * N, S
 
     def reset(self, seed):
-        self.t, self.places = 0, np.random.default_rng(seed).normal(size=(len(self.tasks), self.S)).astype(np.float32)
+        self.t, self.places = (
+            0,
+            np.random.default_rng(seed).normal(size=(len(self.tasks), self.S)).astype(np.float32),
+        )
         return self.places
 
     def step(self, actions):
@@ -93,7 +118,9 @@ def test_a_rollout_gives_episodes(run):
     assert env.score(episodes).tolist() == [1, 2, 3]
     for e in episodes:
         np.testing.assert_allclose(
-            e.observations[1:] - e.observations[:-1], e.actions[:-1].sum(1, keepdims=True) + 0 * e.observations[1:], atol=1e-5
+            e.observations[1:] - e.observations[:-1],
+            e.actions[:-1].sum(1, keepdims=True) + 0 * e.observations[1:],
+            atol=1e-5,
         )
         first = policy.act([History(e.observations[:1], e.actions[:0], e.rewards[:0])])
         np.testing.assert_allclose(e.actions[:1], first, atol=2e-4)

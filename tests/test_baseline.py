@@ -1,4 +1,6 @@
-"""Baselines: transitions of a store by hand, and runs of d3rlpy's algorithms that evaluate like any other."""
+"""Baselines: transitions of a store by hand, and runs of d3rlpy's algorithms that evaluate like any
+other.
+"""
 
 import json
 import shutil
@@ -17,11 +19,19 @@ from tests.conftest import LOOP, NANO, command, damage, episode, make_store
 
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
-SYNTHETIC = ("dataset=synthetic", "dataset.episodes=60", "optim.batch_size=32", "seed=7", "device=cpu")
+SYNTHETIC = (
+    "dataset=synthetic",
+    "dataset.episodes=60",
+    "optim.batch_size=32",
+    "seed=7",
+    "device=cpu",
+)
 
 
 def trained(path, *words):
-    assert command("baseline", *SYNTHETIC, f"run={path}", f"cache_dir={path.parent}/data", *words) == 0
+    assert (
+        command("baseline", *SYNTHETIC, f"run={path}", f"cache_dir={path.parent}/data", *words) == 0
+    )
     return path
 
 
@@ -47,7 +57,12 @@ def test_a_truncated_step_without_next_observation_is_left_out(store):
 
 def test_a_final_observation_is_what_the_last_step_leads_to(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = transitions(make_store(tmp_path / "store", [episode([1, 2], **final), episode([3], start=5.0, **final)]), [0, 1])
+    known = transitions(
+        make_store(
+            tmp_path / "store", [episode([1, 2], **final), episode([3], start=5.0, **final)]
+        ),
+        [0, 1],
+    )
     assert known[2][:, 0].tolist() == [1, 2, 3] and known[5][:, 0].tolist() == [0, 0, 0]
     assert known[3].tolist() == [[1, 1], [7, 8], [7, 8]]
 
@@ -60,7 +75,9 @@ def test_the_action_that_follows_a_step_is_its_next_action(store):
 
 def test_a_last_step_is_left_out_where_its_next_action_is_read(tmp_path):
     final = {"final_observation": np.array([7, 8], np.float32)}
-    known = transitions(make_store(tmp_path / "store", [episode([1, 2], **final)]), [0], next_actions=True)
+    known = transitions(
+        make_store(tmp_path / "store", [episode([1, 2], **final)]), [0], next_actions=True
+    )
     assert known[2][:, 0].tolist() == [1] and np.allclose(known[4], [[0.01]])
 
 
@@ -70,15 +87,30 @@ def test_truncation_can_count_as_terminal(store):
 
 
 def test_a_step_without_a_recorded_action_is_left_out(tmp_path):
-    gap = Episode(np.arange(3.0)[:, None], np.array([[0.5], [np.nan], [0.25]]), np.ones(3), terminated=True, truncated=False)
+    gap = Episode(
+        np.arange(3.0)[:, None],
+        np.array([[0.5], [np.nan], [0.25]]),
+        np.ones(3),
+        terminated=True,
+        truncated=False,
+    )
     known = transitions(make_store(tmp_path / "store", [gap]), [0])
-    assert known[0][:, 0].tolist() == [0, 2] and known[1][:, 0].tolist() == [0.5, 0.25] and known[3][0].tolist() == [1]
+    assert (
+        known[0][:, 0].tolist() == [0, 2]
+        and known[1][:, 0].tolist() == [0.5, 0.25]
+        and known[3][0].tolist() == [1]
+    )
 
 
 def test_data_without_transitions_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="test: expected steps with a next observation, got 1 truncated episodes of one step"):
+    with pytest.raises(
+        ValueError,
+        match="test: expected steps with a next observation, got 1 truncated episodes of one step",
+    ):
         transitions(make_store(tmp_path / "one", [episode([1])]), [0])
-    with pytest.raises(ValueError, match="test: a baseline needs continuous actions, these are one of 3"):
+    with pytest.raises(
+        ValueError, match="test: a baseline needs continuous actions, these are one of 3"
+    ):
         transitions(make_store(tmp_path / "discrete", [episode([1])], num_actions=3), [0])
 
 
@@ -87,7 +119,9 @@ def test_scales_are_mean_deviation_and_action_bounds(tmp_path):
     steady = np.hstack([one.observations, np.full((3, 1), 5, np.float32)])
     made = make_store(tmp_path / "store", [type(one)(steady, one.actions, one.rewards)])
     scale = scales(made.spec, made.observations, made.actions)
-    assert np.allclose(scale["mean"], [1, 5]) and np.allclose(scale["deviation"], [(2 / 3) ** 0.5, 1])
+    assert np.allclose(scale["mean"], [1, 5]) and np.allclose(
+        scale["deviation"], [(2 / 3) ** 0.5, 1]
+    )
     assert scale["low"].tolist() == [-1] and scale["high"].tolist() == [1]
 
 
@@ -100,52 +134,95 @@ def test_a_few_extreme_actions_can_be_left_outside_the_range(store):
         (0.4, "expected actions that differ, at action_clip_quantile=0.4"),
     ):
         with pytest.raises(ValueError, match=message):
-            scales(store.spec, store.observations, np.append(np.zeros(99), 1.0)[:, None], action_clip_quantile=share)
+            scales(
+                store.spec,
+                store.observations,
+                np.append(np.zeros(99), 1.0)[:, None],
+                action_clip_quantile=share,
+            )
 
 
 def test_an_actors_mean_by_hand():
-    numbers = {"mean": [1], "deviation": [2], "low": [2], "high": [12], "0.weight": [[1], [-1]], "0.bias": [0, 0],
-               "1.weight": [[1, 3]], "1.bias": [-1]}  # fmt: skip
+    numbers = {
+        "mean": [1],
+        "deviation": [2],
+        "low": [2],
+        "high": [12],
+        "0.weight": [[1], [-1]],
+        "0.bias": [0, 0],
+        "1.weight": [[1, 3]],
+        "1.bias": [-1],
+    }
     weights = {name: torch.tensor(x, dtype=torch.float32) for name, x in numbers.items()}
     # 5 -> 2 -> (2, 0) -> 2 - 1; -1 -> -1 -> (0, 1) -> 3 - 1
-    assert np.allclose(actor_mean(weights, np.array([[5.0], [-1.0]])), [[7 + 5 * np.tanh(1)], [7 + 5 * np.tanh(2)]])
+    assert np.allclose(
+        actor_mean(weights, np.array([[5.0], [-1.0]])), [[7 + 5 * np.tanh(1)], [7 + 5 * np.tanh(2)]]
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    seen, done = rng.normal(size=(500, 1, 2)).astype(np.float32), rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32)
-    log = [Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False) for o, a in zip(seen, done, strict=True)]
-    monkeypatch.setattr("decisionllm.baseline.prepare", lambda *_: make_store(tmp_path / "store", log))
+    seen, done = (
+        rng.normal(size=(500, 1, 2)).astype(np.float32),
+        rng.uniform(-1, 1, (500, 1, 1)).astype(np.float32),
+    )
+    log = [
+        Episode(o, a, 10 * a[:, 0], terminated=True, truncated=False)
+        for o, a in zip(seen, done, strict=True)
+    ]
+    monkeypatch.setattr(
+        "decisionllm.baseline.prepare", lambda *_: make_store(tmp_path / "store", log)
+    )
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
-    (policy, _, info), written = checkpoint.load(run), (run / "losses.jsonl").read_text().splitlines()
+    (policy, _, info), written = (
+        checkpoint.load(run),
+        (run / "losses.jsonl").read_text().splitlines(),
+    )
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
-    assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and info["versions"]["d3rlpy"]
+    assert [json.loads(line)["step"] for line in written] == [40, 80, 100] and info["versions"][
+        "d3rlpy"
+    ]
 
 
 def test_a_run_is_evaluated_beside_others_and_without_the_library(tmp_path, monkeypatch):
     run = trained(tmp_path / "iql", "steps=2")
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/nano", f"cache_dir={tmp_path}/data") == 0
     monkeypatch.setitem(sys.modules, "d3rlpy", None)
-    assert command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "act.decode=sample") == 0
-    row, other = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
+    assert (
+        command("evaluate", f"run=[{run},{tmp_path}/nano]", "episodes=5", "act.decode=sample") == 0
+    )
+    row, other = (
+        json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()
+    )
     assert row.keys() == other.keys() and (row["decode"], other["decode"]) == ("mode", "sample")
-    assert (row["policy"], row["seed"], row["target_return"], row["headline"], row["n"]) == ("iql", 7, None, True, 5)
+    assert (row["policy"], row["seed"], row["target_return"], row["headline"], row["n"]) == (
+        "iql",
+        7,
+        None,
+        True,
+        5,
+    )
     assert row["fingerprint"] == json.loads((run / "run.json").read_text())["fingerprint"]
     assert (tmp_path / "report.html").is_file()
 
 
 def test_the_same_seed_trains_the_same_actor(tmp_path):
     runs = {
-        name: trained(tmp_path / name, "steps=3", seed) for name, seed in (("a", "seed=1"), ("b", "seed=1"), ("c", "seed=2"))
+        name: trained(tmp_path / name, "steps=3", seed)
+        for name, seed in (("a", "seed=1"), ("b", "seed=1"), ("c", "seed=2"))
     }
     a, b, c = (load_file(run / "checkpoint" / "model.safetensors") for run in runs.values())
-    assert all(torch.equal(a[name], b[name]) for name in a) and not torch.equal(a["0.weight"], c["0.weight"])
+    assert all(torch.equal(a[name], b[name]) for name in a) and not torch.equal(
+        a["0.weight"], c["0.weight"]
+    )
 
 
 def test_options_reach_d3rlpy_and_fraction_the_data(tmp_path, capsys):
-    run = trained(tmp_path / "run", "steps=1", "+options.gamma=0.5", "data.fraction=0.5", "name=mine")
+    run = trained(
+        tmp_path / "run", "steps=1", "+options.gamma=0.5", "data.fraction=0.5", "name=mine"
+    )
     assert yaml.safe_load((run / "config.yaml").read_text())["options"] == {"gamma": 0.5}
     assert "30 episodes" in capsys.readouterr().out
 
@@ -160,7 +237,9 @@ def test_a_run_is_only_replaced_with_fresh(tmp_path, capsys):
 def test_a_damaged_actor_is_refused(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
     damage(run / "checkpoint" / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*not those that were written"):
+    with pytest.raises(
+        ValueError, match=r"model.safetensors is damaged .*not those that were written"
+    ):
         checkpoint.load(run)
 
 
@@ -174,15 +253,27 @@ def test_a_run_without_weights_says_so(tmp_path):
         checkpoint.load(run)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["algorithm=sac"], "algorithm: expected one of awac, cql, iql, rebrac, td3bc, got 'sac'"),
-    (["text=goal"], "text: expected one of none, got 'goal'"),
-    (["time_limits=maybe"], "time_limits: expected one of bootstrap, terminal, got 'maybe'"),
-    (["steps=0"], "steps: expected more than 0, got 0"),
-    (["+options.gama=1"], "options: IQLConfig.__init__() got an unexpected keyword argument 'gama'"),
-    (["dataset=synthetic-discrete"], "synthetic: a baseline needs continuous actions, these are one of 5"),
-    (["algorithm=td3bc", "+options.critic_learning_rate=1e30", "steps=9"], "losses are not finite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algorithm=sac"], "algorithm: expected one of awac, cql, iql, rebrac, td3bc, got 'sac'"),
+        (["text=goal"], "text: expected one of none, got 'goal'"),
+        (["time_limits=maybe"], "time_limits: expected one of bootstrap, terminal, got 'maybe'"),
+        (["steps=0"], "steps: expected more than 0, got 0"),
+        (
+            ["+options.gama=1"],
+            "options: IQLConfig.__init__() got an unexpected keyword argument 'gama'",
+        ),
+        (
+            ["dataset=synthetic-discrete"],
+            "synthetic: a baseline needs continuous actions, these are one of 5",
+        ),
+        (
+            ["algorithm=td3bc", "+options.critic_learning_rate=1e30", "steps=9"],
+            "losses are not finite",
+        ),
+    ],
+)
 def test_wrong_options_fail_in_one_line(words, message, tmp_path, capsys):
     assert command("baseline", *SYNTHETIC, "steps=1", f"run={tmp_path}/run", *words) == 1
     printed = capsys.readouterr().err

@@ -1,4 +1,7 @@
-"""What the benchmarks time is the same work: every gate holds at a tiny size. No time is asserted."""
+"""What the benchmarks time is the same work: every gate holds at a tiny size.
+
+No time is asserted.
+"""
 
 import asyncio
 import json
@@ -70,7 +73,10 @@ def test_what_is_timed_is_the_same_work(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_case_runs_on_both_sides(name):
-    rows = [measure.compare(case, rounds=1) for case in import_module(f"benchmarks.{name}").cases(**TINY[name][0])]
+    rows = [
+        measure.compare(case, rounds=1)
+        for case in import_module(f"benchmarks.{name}").cases(**TINY[name][0])
+    ]
     assert rows
     assert all(row["ours"] > 0 and row["peer"] > 0 for row in rows)
     measure.table([{"benchmark": name} | row for row in rows])
@@ -100,62 +106,123 @@ def test_a_reference_that_spreads_is_noisy():
 def test_a_gate_that_does_not_hold_stops_the_benchmark():
     assert measure.gate("fine", 1, 1) == {"fine": 1.0}
     with pytest.raises(
-        AssertionError, match="gradients: expected at most 1e-06, got 0.5; what is timed would not be the same work"
+        AssertionError,
+        match="gradients: expected at most 1e-06, got 0.5; what is timed would not be the same work",
     ):
         measure.gate("gradients", 0.5, 1e-6)
     with pytest.raises(AssertionError):
         measure.gate("a NaN", float("nan"), 1)
-    assert measure.largest_difference([torch.tensor([3.0, 4.0])], [torch.tensor([3.0, 4.5])]) == pytest.approx(0.5 / 29.25**0.5)
+    assert measure.largest_difference(
+        [torch.tensor([3.0, 4.0])], [torch.tensor([3.0, 4.5])]
+    ) == pytest.approx(0.5 / 29.25**0.5)
 
 
 def test_a_policy_of_teams_is_judged_by_its_rows():
     from benchmarks.multiagent import CRASHES, verdicts
 
     def row(protocol, score, policy="nano"):
-        return {"protocol": protocol, "score": score, "policy": policy} | ({"run": "x"} if policy == "nano" else {})
+        return {"protocol": protocol, "score": score, "policy": policy} | (
+            {"run": "x"} if policy == "nano" else {}
+        )
 
-    plain = [row(f"per agent, {n} agents", s) for n, s in {2: 90, 3: 90, 4: 80, 5: 77, 6: 60}.items()]
-    crashed = [
-        row(f"per agent, crash at {c}", s, p) for c in CRASHES for p, s in (("nano", 70 + c), ("expert", 75 + c), ("random", 0))
+    plain = [
+        row(f"per agent, {n} agents", s) for n, s in {2: 90, 3: 90, 4: 80, 5: 77, 6: 60}.items()
     ]
-    asked = {quality: [row("per agent", s)] for quality, s in {"random": 20, "medium": 70, "expert": 88}.items()}
+    crashed = [
+        row(f"per agent, crash at {c}", s, p)
+        for c in CRASHES
+        for p, s in (("nano", 70 + c), ("expert", 75 + c), ("random", 0))
+    ]
+    asked = {
+        quality: [row("per agent", s)]
+        for quality, s in {"random": 20, "medium": 70, "expert": 88}.items()
+    }
     assert all(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 60)]).values())
     plain[3]["score"], crashed[0]["score"], asked["medium"][0]["score"] = 76, 60, 90
-    assert not any(met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 71)]).values())
+    assert not any(
+        met for met, _ in verdicts(plain, crashed, asked, [row("per agent", 71)]).values()
+    )
 
 
 def test_the_largest_isoflop_budgets_are_predicted_by_law_and_parabola():
     """Nine simulated budgets of Chinchilla's published law."""
     isoflops = import_module("benchmarks.isoflops")
-    budget, size = (x.ravel() for x in np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9)))
+    budget, size = (
+        x.ravel() for x in np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9))
+    )
     N = size * np.sqrt(budget / 6 / 20)
     D = budget / 6 / N
     loss = law.Law(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)(N, D)
-    row = isoflops.predict(pd.DataFrame({"params": N, "tokens": D, "loss": loss, "budget": budget}), starts=isoflops.STARTS[:3])
+    row = isoflops.predict(
+        pd.DataFrame({"params": N, "tokens": D, "loss": loss, "budget": budget}),
+        starts=isoflops.STARTS[:3],
+    )
     assert (row["fitted_budgets"], len(row["predicted"])) == (6, 3)
-    assert row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
+    assert (
+        row["ours"]["losses"] < 1e-4 and row["direct"]["losses"] < 1e-2 and row["ours"]["N"] < 0.05
+    )
     assert row["parabola"]["least"] < 1e-3
 
 
 def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
-    """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the two rows' scores."""
+    """From days of a small market to the rows: a run's difference to pooled OnlineLP is that of the
+    two rows' scores.
+    """
     from benchmarks import auction_bidders
     from decisionllm.envs.auction.market import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"
-    assert command("data", "dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", f"cache_dir={tmp_path}") == 0
-    few = ("dataset.behaviour=oracle", "dataset.num_campaigns=20", "steps=2", "optim.batch_size=8", "log.tracker=none", *NANO)
-    train = ("experiment=auction", f"dataset.path={days}", f"run={tmp_path}/run", f"cache_dir={tmp_path}", "device=cpu", *few)
+    assert (
+        command(
+            "data",
+            "dataset=auction",
+            "dataset.periods=0-1",
+            f"export=replay:{days}",
+            f"cache_dir={tmp_path}",
+        )
+        == 0
+    )
+    few = (
+        "dataset.behaviour=oracle",
+        "dataset.num_campaigns=20",
+        "steps=2",
+        "optim.batch_size=8",
+        "log.tracker=none",
+        *NANO,
+    )
+    train = (
+        "experiment=auction",
+        f"dataset.path={days}",
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}",
+        "device=cpu",
+        *few,
+    )
     assert command("train", *train) == 0
-    words = [f"{tmp_path}/run", "--replay", f"{days}:1", "--repeats", "1", "--out", f"{tmp_path}/rows.jsonl"]
+    words = [
+        f"{tmp_path}/run",
+        "--replay",
+        f"{days}:1",
+        "--repeats",
+        "1",
+        "--out",
+        f"{tmp_path}/rows.jsonl",
+    ]
     monkeypatch.setattr("sys.argv", ["auction_bidders", *words])
     auction_bidders.main()
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 5 * 12 and {row["protocol"].split(",")[0] for row in rows} == {"replay 1"}
-    half = {row["policy"]: row["score"] for row in rows if row["protocol"].endswith("50 %") and "150" not in row["protocol"]}
+    half = {
+        row["policy"]: row["score"]
+        for row in rows
+        if row["protocol"].endswith("50 %") and "150" not in row["protocol"]
+    }
     difference = half["nano"] - half["OnlineLP, pooled"]
-    assert f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} [" in capsys.readouterr().out
+    assert (
+        f"replay 1, own market prices, 50 %: {half['nano']:.1f}, {difference:+.2f} ["
+        in capsys.readouterr().out
+    )
 
 
 def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
@@ -165,21 +232,58 @@ def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"
-    assert command("data", "dataset=auction", "dataset.periods=0-1", f"export=replay:{days}", f"cache_dir={tmp_path}") == 0
-    few = ("dataset.behaviour=oracle", "dataset.num_campaigns=20", "steps=2", "optim.batch_size=8", "log.tracker=none", *NANO)
+    assert (
+        command(
+            "data",
+            "dataset=auction",
+            "dataset.periods=0-1",
+            f"export=replay:{days}",
+            f"cache_dir={tmp_path}",
+        )
+        == 0
+    )
+    few = (
+        "dataset.behaviour=oracle",
+        "dataset.num_campaigns=20",
+        "steps=2",
+        "optim.batch_size=8",
+        "log.tracker=none",
+        *NANO,
+    )
     words = ("text=paraphrased", "dataset.context_features=outcomes", "data.rows_per_text=4")
-    train = ("experiment=auction", f"dataset.path={days}", f"run={tmp_path}/run", f"cache_dir={tmp_path}", "device=cpu")
+    train = (
+        "experiment=auction",
+        f"dataset.path={days}",
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}",
+        "device=cpu",
+    )
     assert command("train", *train, *few, *words) == 0
     out = tmp_path / "rows.jsonl"
     monkeypatch.setattr(
-        "sys.argv", ["auction_words", f"{tmp_path}/run", "--days", f"{days}:1", "--repeats", "1", "--out", str(out)]
+        "sys.argv",
+        [
+            "auction_words",
+            f"{tmp_path}/run",
+            "--days",
+            f"{days}:1",
+            "--repeats",
+            "1",
+            "--out",
+            str(out),
+        ],
     )
     auction_words.main()
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["campaigns"] for row in rows] == [48] * 6
-    assert all(row["apart"] == pytest.approx(row["own_words"] - row["anothers_words"], abs=1e-9) for row in rows)
+    assert all(
+        row["apart"] == pytest.approx(row["own_words"] - row["anothers_words"], abs=1e-9)
+        for row in rows
+    )
     out.unlink()
-    monkeypatch.setattr("sys.argv", ["instructions", f"{tmp_path}/run", "--days", f"{days}:1", "--out", str(out)])
+    monkeypatch.setattr(
+        "sys.argv", ["instructions", f"{tmp_path}/run", "--days", f"{days}:1", "--out", str(out)]
+    )
     instructions.main()
     (row,) = (json.loads(line) for line in out.read_text().splitlines())
     assert len(row["effects"]) == 15 and row["right"] + row["wrong"] <= 15
@@ -190,19 +294,29 @@ def test_an_instruction_is_measured_in_its_direction():
     """The ball ends in row 3, column 1; half of the spend was in the first half of the day."""
     from benchmarks import instructions
 
-    ends = [replace(episode([0.0], S=4), final_observation=np.array([3.0, 1.0, 0.0, 0.0], np.float32))]
+    ends = [
+        replace(episode([0.0], S=4), final_observation=np.array([3.0, 1.0, 0.0, 0.0], np.float32))
+    ]
     assert [instructions.of_maze(ends, name).tolist() for name in ("row", "column")] == [[3], [1]]
     outcome = {
-        "step_spend": np.array([1.0, 4.0, 6.0, 8.0]), "step_multipliers": np.array([10.0, 20.0, 30.0, 40.0]),
-        "spend": np.array(8.0), "budget": np.array(16.0), "conversions": np.array(4.0),
-    }  # fmt: skip
+        "step_spend": np.array([1.0, 4.0, 6.0, 8.0]),
+        "step_multipliers": np.array([10.0, 20.0, 30.0, 40.0]),
+        "spend": np.array(8.0),
+        "budget": np.array(16.0),
+        "conversions": np.array(4.0),
+    }
     day = [replace(ends[0], outcome=outcome)]
-    found = {name: instructions.of_auction(day, name).item() for name in ("morning", "cost", "spent", "bid")}
+    found = {
+        name: instructions.of_auction(day, name).item()
+        for name in ("morning", "cost", "spent", "bid")
+    }
     assert found == {"morning": 0.5, "cost": 2.0, "spent": 0.5, "bid": 25.0}
 
 
 def test_latency_counts_from_the_intended_moment(monkeypatch):
-    """A server that answers nothing before the last of three requests is due, 200 a second on one connection: each waits for it."""
+    """A server that answers nothing before the last of three requests is due, 200 a second on one
+    connection: each waits for it.
+    """
     load = import_module("benchmarks.load")
     monkeypatch.setattr(load, "CONNECTIONS", 1)
     due = asyncio.Event()
@@ -235,15 +349,29 @@ def test_windows_of_a_log_of_any_size_are_drawn(tmp_path):
     large_log = import_module("benchmarks.large_log")
     stores = []
     for steps in (600, 1200):
-        from_episodes(large_log.episodes(steps), tmp_path / str(steps), name="large", spec=large_log.SPEC)
+        from_episodes(
+            large_log.episodes(steps), tmp_path / str(steps), name="large", spec=large_log.SPEC
+        )
         stores.append(open_store(tmp_path / str(steps)))
     assert [len(store.rewards) for store in stores] == [600, 1200]
-    assert all(time > 0 for time in large_log.window_us([large_log.sampler(store) for store in stores], rounds=1))
+    assert all(
+        time > 0
+        for time in large_log.window_us([large_log.sampler(store) for store in stores], rounds=1)
+    )
 
 
 def test_a_raw_traffic_log_has_its_sums(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "sys.argv", ["raw_traffic", "--rows", "5000", "--folder", str(tmp_path), "--out", str(tmp_path / "rows.jsonl")]
+        "sys.argv",
+        [
+            "raw_traffic",
+            "--rows",
+            "5000",
+            "--folder",
+            str(tmp_path),
+            "--out",
+            str(tmp_path / "rows.jsonl"),
+        ],
     )
     import_module("benchmarks.raw_traffic").main()
     assert json.loads((tmp_path / "rows.jsonl").read_text())["rows"] == 2 * 48 * 48
@@ -254,20 +382,38 @@ def test_omars_logs_are_read_as_they_were_played(tmp_path, monkeypatch):
     from decisionllm.datasets import team
 
     monkeypatch.setattr(omar, "MEDIUM", -1e9)
-    monkeypatch.setattr("sys.argv", ["omar", f"{tmp_path}/logs", "--rounds", "21", "--worlds", "16", "--episodes", "24"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["omar", f"{tmp_path}/logs", "--rounds", "21", "--worlds", "16", "--episodes", "24"],
+    )
     omar.main()
     logs = {}
     for name in ("random", "medium-replay", "medium", "expert"):
         found = team.load(path=f"{tmp_path}/logs/{name}", meta=f"{tmp_path}/logs/meta.json")
         logs[name] = list(found.episodes)
-        assert found.spec.entity_schema[0] == ("own", 4, 1) and {len(e.rewards) for e in logs[name]} == {omar.HORIZON}
-    assert {name: len(log) for name, log in logs.items()} == {"random": 72, "medium-replay": 48, "medium": 72, "expert": 72}
-    rewards = np.mean([np.load(tmp_path / f"logs/expert/rews_{i}.npy") for i in range(3)], 0).reshape(24, -1)
-    assert [e.rewards.tolist() for e in logs["expert"][::3]] == [pytest.approx(row) for row in rewards.tolist()]
+        assert found.spec.entity_schema[0] == ("own", 4, 1) and {
+            len(e.rewards) for e in logs[name]
+        } == {omar.HORIZON}
+    assert {name: len(log) for name, log in logs.items()} == {
+        "random": 72,
+        "medium-replay": 48,
+        "medium": 72,
+        "expert": 72,
+    }
+    rewards = np.mean(
+        [np.load(tmp_path / f"logs/expert/rews_{i}.npy") for i in range(3)], 0
+    ).reshape(24, -1)
+    assert [e.rewards.tolist() for e in logs["expert"][::3]] == [
+        pytest.approx(row) for row in rewards.tolist()
+    ]
     columns = omar.play(None, np.arange(4), np.random.default_rng(0), 0.0)
     world = omar.Spread(np.arange(4), 3, "omar")
     assert (world.observe().reshape(4, 3, -1) == columns["obs"][0]).all()
     assert (world.step(columns["acs"][0]).astype(np.float32) == columns["rews"][0]).all()
     assert (columns["obs"][1:] == columns["next_obs"][:-1]).all()
     x = torch.arange(6.0).view(1, 3, 2)
-    assert omar.own_first(x)[0].tolist() == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1], [4, 5, 0, 1, 2, 3]]
+    assert omar.own_first(x)[0].tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [2, 3, 4, 5, 0, 1],
+        [4, 5, 0, 1, 2, 3],
+    ]

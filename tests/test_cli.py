@@ -1,4 +1,6 @@
-"""The command line: what it refuses, in which words and with which exit code, and what it does without torch."""
+"""The command line: what it refuses, in which words and with which exit code, and what it does
+without torch.
+"""
 
 import json
 import shlex
@@ -64,7 +66,9 @@ USAGE = {
 
 
 @pytest.mark.parametrize("words", USAGE)
-def test_what_does_not_exist_is_named_with_the_nearest_that_does(words, monkeypatch, capsys, tmp_path):
+def test_what_does_not_exist_is_named_with_the_nearest_that_does(
+    words, monkeypatch, capsys, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["decisionllm", *words.split()])
     assert main() == 2
@@ -110,16 +114,30 @@ for words in sys.argv[1:]:
     print(f"[{code}]", file=sys.stderr)
     assert "torch" not in sys.modules, words
 """
-    done = subprocess.run([sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *questions], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert [line for line in done.stderr.splitlines() if line[0] == "["] == [
         f"[{code}]" for code in (0, 0, 2, 2, 0, 0, 2, 2, 2)
     ], done.stderr
-    for words in ("data  ", "train ", "evaluate", "backbone: base, dt, nano", "steps: 2000", "episodes: 100"):
+    for words in (
+        "data  ",
+        "train ",
+        "evaluate",
+        "backbone: base, dt, nano",
+        "steps: 2000",
+        "episodes: 100",
+    ):
         assert words in done.stdout
 
 
 def test_a_module_run_by_name_exits_with_the_code():
-    done = subprocess.run([sys.executable, "-m", "decisionllm", "trane"], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-m", "decisionllm", "trane"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 2 and done.stdout == ""
 
 
@@ -153,16 +171,34 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
     assert command("train", *LOOP, *NANO, f"run={tmp_path}") == 0
     words = [*LOOP, *NANO, "fresh=true"] if verb == "train" else []
     assert command(verb, *words, f"run={tmp_path}", "device=cuda") == 1
-    assert "device=cuda: no GPU that torch can use was found; take device=cpu" in capsys.readouterr().err
+    assert (
+        "device=cuda: no GPU that torch can use was found; take device=cpu"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("hub_id=nobody/nothing", "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or no such model; "),
-    ("folder=/nowhere", "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere"),
-    ("tune=lora", "expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "hub_id=nobody/nothing",
+            "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or no such model; ",
+        ),
+        (
+            "folder=/nowhere",
+            "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere",
+        ),
+        (
+            "tune=lora",
+            "expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>",
+        ),
+    ],
+)
 def test_a_model_that_is_not_there(words, message, capsys, tmp_path):
-    assert command("train", *LOOP, "backbone=pretrained", f"backbone.{words}", f"run={tmp_path}/run") == 1
+    assert (
+        command("train", *LOOP, "backbone=pretrained", f"backbone.{words}", f"run={tmp_path}/run")
+        == 1
+    )
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
 
@@ -185,13 +221,16 @@ class Flow(nn.Module):
     monkeypatch.syspath_prepend(tmp_path)
     words = ("head._target_=otherlab.heads.Flow", "+head.layers=2", "head.deviation=0.25")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/run") == 0
-    assert "{_target_: otherlab.heads.Flow, deviation: 0.25, layers: 2}" in (tmp_path / "run" / "config.yaml").read_text().replace(
-        "\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")  # fmt: skip
+    assert "{_target_: otherlab.heads.Flow, deviation: 0.25, layers: 2}" in (
+        tmp_path / "run" / "config.yaml"
+    ).read_text().replace("\n  ", ", ").replace("head:, ", "{").replace("layers: 2\n", "layers: 2}")
     assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=2") == 0
 
 
 def test_numbers_take_the_type_of_their_default(tmp_path):
-    assert command("train", *LOOP, *NANO, "steps=4e0", "optim.lr=1", "name=7", f"run={tmp_path}") == 0
+    assert (
+        command("train", *LOOP, *NANO, "steps=4e0", "optim.lr=1", "name=7", f"run={tmp_path}") == 0
+    )
     lines = (tmp_path / "config.yaml").read_text().splitlines()
     assert {"steps: 4", "  lr: 1.0", "name: '7'", "  lr_backbone: 1.0"} <= set(lines)
 
@@ -199,7 +238,10 @@ def test_numbers_take_the_type_of_their_default(tmp_path):
 def test_a_sweep_goes_on_after_a_failed_run_and_stops_at_ctrl_c(tmp_path, monkeypatch, capsys):
     words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}")
     assert command("train", *words, f"run={tmp_path}/${{optim.lr}}", "optim.lr=0,0.01") == 1
-    assert "optim.lr: expected more than 0" in capsys.readouterr().err and len(metrics(tmp_path / "0.01")) == 4
+    assert (
+        "optim.lr: expected more than 0" in capsys.readouterr().err
+        and len(metrics(tmp_path / "0.01")) == 4
+    )
     interrupt(monkeypatch, step=1)
     assert command("train", *words, f"run={tmp_path}/${{window}}", "window=5,6") == 130
     assert len(metrics(tmp_path / "5")) == 2 and not (tmp_path / "6").exists()

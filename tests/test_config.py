@@ -11,7 +11,13 @@ from tests.conftest import command
 
 @pytest.mark.parametrize(
     ("given", "read"),
-    [("0-2,5", [0, 1, 2, 5]), (" 4 , 0-2,4", [4, 0, 1, 2]), (3, [3]), ([2, "4-5"], [2, 4, 5]), ("7-7", [7])],
+    [
+        ("0-2,5", [0, 1, 2, 5]),
+        (" 4 , 0-2,4", [4, 0, 1, 2]),
+        (3, [3]),
+        ([2, "4-5"], [2, 4, 5]),
+        ("7-7", [7]),
+    ],
 )
 def test_numbers_and_ranges_are_read_in_their_order_each_once(given, read):
     assert ranges("env.agents", given) == read
@@ -33,7 +39,9 @@ def test_what_is_no_range_is_named(given, message):
 
 def test_nothing_may_stand_for_something():
     assert ranges("env.x", "", nothing="all") == []
-    with pytest.raises(ValueError, match="env.x: expected such as 0-6 or 7,8, or nothing for all, got 'a'"):
+    with pytest.raises(
+        ValueError, match="env.x: expected such as 0-6 or 7,8, or nothing for all, got 'a'"
+    ):
         ranges("env.x", "a", nothing="all")
     for given in ("", "7,", "1,,2", " "):
         with pytest.raises(ValueError, match=f"env.x: expected such as 0-6 or 7,8, got '{given}'"):
@@ -47,7 +55,11 @@ def test_numbers_are_of_those_that_there_are():
 
 
 def test_a_list_may_be_words_with_commas():
-    assert listed("a, b,c") == listed(["a", "b", "c"]) == ["a", "b", "c"] and listed("") == [] and listed("a,") == ["a", ""]
+    assert (
+        listed("a, b,c") == listed(["a", "b", "c"]) == ["a", "b", "c"]
+        and listed("") == []
+        and listed("a,") == ["a", ""]
+    )
 
 
 def test_a_value_is_one_of_those_that_are_known():
@@ -76,7 +88,12 @@ def test_a_value_is_one_of_those_that_are_known():
 )
 def test_a_policy_is_named_after_what_is_built(words, name, capsys):
     """The run directory follows, unless an experiment names it."""
-    assert command("train", "dataset=synthetic", "seed=3", *shlex.split(words), "--cfg", "job", "--resolve") == 0
+    assert (
+        command(
+            "train", "dataset=synthetic", "seed=3", *shlex.split(words), "--cfg", "job", "--resolve"
+        )
+        == 0
+    )
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["name"] == name
     if "experiment" not in words:

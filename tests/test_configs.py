@@ -20,7 +20,9 @@ def choices():
 
 def composed(name):
     with initialize_config_dir(str(configs()), version_base="1.3"):
-        config = compose("train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"])
+        config = compose(
+            "train", [f"experiment={name}", "+hydra.runtime.choices={backbone: x, dataset: y}"]
+        )
     return OmegaConf.to_container(config)
 
 
@@ -49,7 +51,9 @@ def test_an_experiment_opens_with_its_lab_note():
     for name in EXPERIMENTS:
         lines = (configs() / "experiment" / f"{name}.yaml").read_text().splitlines()
         note = [line for line in lines[1:] if line.startswith("#")]
-        commands = [line for line in note if "decisionllm train" in line and f"experiment={name}" in line]
+        commands = [
+            line for line in note if "decisionllm train" in line and f"experiment={name}" in line
+        ]
         if lines[0] != "# @package _global_" or len(note) < 2 or not commands:
             wrong.append(name)
     assert not wrong, wrong

@@ -30,11 +30,19 @@ SHARDED = {
     "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
 }
 WEIGHTED = ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")
-LORA = ("backbone.tune=lora", "text=goal", "model.gradient_checkpointing=true", "log.keep_best=true", "data.held_out=0.1")
+LORA = (
+    "backbone.tune=lora",
+    "text=goal",
+    "model.gradient_checkpointing=true",
+    "log.keep_best=true",
+    "data.held_out=0.1",
+)
 
 
 def free_port():
-    """A free port below those that Linux gives to connections, since it is bound only seconds later."""
+    """A free port below those that Linux gives to connections, since it is bound only seconds
+    later.
+    """
     for port in np.random.default_rng(os.getpid()).permutation(np.arange(20_000, 32_768)).tolist():
         with socket.socket() as attempt, suppress(OSError):
             attempt.bind(("127.0.0.1", port))
@@ -46,14 +54,22 @@ def near_one(one, two):
         assert row == pytest.approx(expected, rel=1e-5)
     one, two = saved(one), saved(two)
     assert one.keys() == two.keys()
-    for name in one:  # softmax takes no notice of a key's bias: its gradient is rounding, which Adam blows up
-        assert "k_proj.bias" in name or torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-5), name
+    # softmax takes no notice of a key's bias: its gradient is rounding, which Adam blows up
+    for name in one:
+        assert "k_proj.bias" in name or torch.allclose(
+            one[name], two[name], rtol=1e-3, atol=1e-5
+        ), name
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [({}, WEIGHTED), ({}, LORA), (SHARDED, ("text=goal",)), (SHARDED, (*LORA, *WEIGHTED))],
-    ids=["ddp, word embeddings unused, weighted actions", "ddp, lora", "fsdp2", "fsdp2, lora, weighted actions"],
+    ids=[
+        "ddp, word embeddings unused, weighted actions",
+        "ddp, lora",
+        "fsdp2",
+        "fsdp2, lora, weighted actions",
+    ],
 )
 def test_two_processes_equal_one_and_resume_to_the_bit(given, words, tmp_path):
     script = """
@@ -86,9 +102,24 @@ if child:
 sys.stdout.flush()
 os._exit(any(codes))
 """
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    words = [sys.executable, "-c", script, str(tmp_path), str(given), *LOOP, *NANO, "window=15", "optim.clip=0.5", *words]
+    words = [
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path),
+        str(given),
+        *LOOP,
+        *NANO,
+        "window=15",
+        "optim.clip=0.5",
+        *words,
+    ]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "2 x cpu" in done.stdout and done.stdout.count("training:") == 4  # one of the two speaks
@@ -111,7 +142,9 @@ def test_a_lost_process_is_reported_before_the_launcher_ends_the_others():
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 2), (1, 3)])
-def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(rank, world, tmp_path, monkeypatch):
+def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(
+    rank, world, tmp_path, monkeypatch
+):
     """By the command of the documentation, which starts two processes also where there is no GPU."""
     words = [
         *LOOP,
@@ -123,8 +156,17 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         f"run={tmp_path}/run",
         f"optim.batch_size={2 * world}",
     ]
-    shown = (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml").read_text().splitlines()[0]
-    start = shown.removeprefix("# ").removesuffix(" train ...").replace("--num_processes 2", f"--num_processes {world}").split()
+    shown = (
+        (Path(__file__).parents[1] / "configs" / "accelerate" / "fsdp.yaml")
+        .read_text()
+        .splitlines()[0]
+    )
+    start = (
+        shown.removeprefix("# ")
+        .removesuffix(" train ...")
+        .replace("--num_processes 2", f"--num_processes {world}")
+        .split()
+    )
     launcher = [str(Path(sys.executable).parent / start[0]), *start[1:], "train", *words]
     process = subprocess.Popen(
         launcher,
@@ -134,12 +176,18 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
         text=True,
         cwd=Path(__file__).parents[1],
     )
-    trainer, patience = tmp_path / "run" / "checkpoint" / "trainer.json", time.monotonic() + PATIENCE
+    trainer, patience = (
+        tmp_path / "run" / "checkpoint" / "trainer.json",
+        time.monotonic() + PATIENCE,
+    )
     while process.poll() is None and time.monotonic() < patience and not trainer.is_file():
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     environments = {child: Path(f"/proc/{child}/environ").read_bytes() for child in children}
-    ranks = {int(re.search(rb"\0RANK=(\d)", found)[1]): int(child) for child, found in environments.items()}
+    ranks = {
+        int(re.search(rb"\0RANK=(\d)", found)[1]): int(child)
+        for child, found in environments.items()
+    }
     assert set(ranks) == {*range(world)}
     os.kill(ranks[rank], signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE)  # torch's own patience is half an hour
@@ -153,16 +201,34 @@ def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continue
     assert [row["step"] for row in metrics(tmp_path / "run")] == list(range(1, step + 4))
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP: expected several processes, got one"),
-    (SHARDED | {"RANK": "0", "FSDP_VERSION": "1"}, "expected fsdp_version: 2, got 1"),
-    (SHARDED | {"RANK": "0", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "take model.gradient_checkpointing=true"),
-    (SHARDED | {"RANK": "0", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "set fsdp_cpu_ram_efficient_loading: false"),
-    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "shard by FSDP2"),
-    ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "take optim.accumulate=4"),
-    ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "expected no, or that of optim.precision, no; got bf16"),
-    ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}, "accelerate launch started one process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"ACCELERATE_USE_FSDP": "true"},
+            "ACCELERATE_USE_FSDP: expected several processes, got one",
+        ),
+        (SHARDED | {"RANK": "0", "FSDP_VERSION": "1"}, "expected fsdp_version: 2, got 1"),
+        (
+            SHARDED | {"RANK": "0", "FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            "take model.gradient_checkpointing=true",
+        ),
+        (
+            SHARDED | {"RANK": "0", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"},
+            "set fsdp_cpu_ram_efficient_loading: false",
+        ),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "shard by FSDP2"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "take optim.accumulate=4"),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "bf16"},
+            "expected no, or that of optim.precision, no; got bf16",
+        ),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"},
+            "accelerate launch started one process",
+        ),
+    ],
+)
 def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -1,8 +1,10 @@
-"""Every snippet and command of README and docs runs, every option is documented, and the site is built without the network.
+"""Every snippet and command of README and docs runs, every option is documented, and the site is
+built without the network.
 
-Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file. Commands of `decisionllm` run with few
-steps and episodes. A block after `<!-- compose only -->` needs a GPU, a network or long training: its commands are composed only. A Python
-block after `<!-- needs a server ... -->` is run by another test.
+Python blocks of a page run in order in one namespace; `title="file.py"` writes the block to a file.
+Commands of `decisionllm` run with few steps and episodes. A block after `<!-- compose only -->`
+needs a GPU, a network or long training: its commands are composed only. A Python block after `<!--
+needs a server ... -->` is run by another test.
 """
 
 import importlib.util
@@ -26,14 +28,38 @@ from tests.test_layers import FLOORS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$", re.M | re.S
+    r"(<!-- (?:compose only|needs a server)[^\n]*-->\n)?^```(python|sh)(?: title=\"(.*?)\")?\n(.*?)^```$",
+    re.M | re.S,
 )
 INLINE = re.compile(rf"`decisionllm ((?:{'|'.join(COMMANDS)}) [^`\n<]*=[^`\n<]*)`")
 SWEPT = re.compile(r"[\w.]+=[^\[,]+,")
-FEW = {r"(?<![.\w])steps=\d+": "steps=2", r"(?<![.\w])episodes=\d+": "episodes=3", r'"episodes": \d+': '"episodes": 3'}
+FEW = {
+    r"(?<![.\w])steps=\d+": "steps=2",
+    r"(?<![.\w])episodes=\d+": "episodes=3",
+    r'"episodes": \d+': '"episodes": 3',
+}
 QUICK = ("optim.batch_size=8", "log.tracker=none", "log.validation_batches=1", "optim.warmup=2")
-FIRST = ("dataset=synthetic", "text=goal", "backbone=nano", "window=4", "steps=2", "run=runs/first", *QUICK)
-PRIVATE = ("told", "untold", "asked", "nobody", "desk", "trunk", "crew", "reachable", "courses", "whoever")
+FIRST = (
+    "dataset=synthetic",
+    "text=goal",
+    "backbone=nano",
+    "window=4",
+    "steps=2",
+    "run=runs/first",
+    *QUICK,
+)
+PRIVATE = (
+    "told",
+    "untold",
+    "asked",
+    "nobody",
+    "desk",
+    "trunk",
+    "crew",
+    "reachable",
+    "courses",
+    "whoever",
+)
 
 
 def name(path):
@@ -42,20 +68,27 @@ def name(path):
 
 def blocks(page):
     """(composed only, language, file name, text) of each block of a page."""
-    return [(bool(mark), kind, title, text) for mark, kind, title, text in BLOCK.findall(page.read_text())]
+    return [
+        (bool(mark), kind, title, text)
+        for mark, kind, title, text in BLOCK.findall(page.read_text())
+    ]
 
 
 def lines(text):
     """The commands of a shell block, continued lines joined, comments cut off."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    return [line for each in joined.splitlines() if (line := re.sub(r"\s+#.*$|^#.*$", "", each).strip())]
+    return [
+        line for each in joined.splitlines() if (line := re.sub(r"\s+#.*$|^#.*$", "", each).strip())
+    ]
 
 
 def commands(page):
     """Every `decisionllm COMMAND ...` of a page as words."""
     found = [line for _, kind, _, text in blocks(page) if kind == "sh" for line in lines(text)]
     found = [line.removeprefix("decisionllm ") for line in found if line.startswith("decisionllm ")]
-    return [shlex.split(line) for line in dict.fromkeys([*found, *INLINE.findall(page.read_text())])]
+    return [
+        shlex.split(line) for line in dict.fromkeys([*found, *INLINE.findall(page.read_text())])
+    ]
 
 
 def single(words):
@@ -66,10 +99,14 @@ def single(words):
 
 
 def two_jobs(words):
-    """The words of a sweep with its first two jobs: two values of the last swept option, one of the others."""
+    """The words of a sweep with its first two jobs: two values of the last swept option, one of the
+    others.
+    """
     swept = [i for i, word in enumerate(words) if SWEPT.match(word)]
     alone = [
-        word if i == swept[-1] else single(["--multirun", word])[0] for i, word in enumerate(words) if word != "--multirun"
+        word if i == swept[-1] else single(["--multirun", word])[0]
+        for i, word in enumerate(words)
+        if word != "--multirun"
     ]
     return ["--multirun", *(re.sub(r"^([\w.]+=[^\[,]+,[^,]+),.*$", r"\1", word) for word in alone)]
 
@@ -94,7 +131,9 @@ def check_line(line):
     """`make` targets and benchmark modules exist; other lines are for the reader's machine."""
     program, *targets = line.split()
     if program == "make":
-        assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in targets), line
+        assert all(
+            re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in targets
+        ), line
     for module in re.findall(r"python -m (benchmarks\.\w+)", line):
         assert importlib.util.find_spec(module), line
     if program == "decisionllm":
@@ -130,7 +169,8 @@ def scratch(first_run, tmp_path, monkeypatch):
     before = set(sys.modules)
     yield folder
     for module in set(sys.modules) - before:
-        if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):  # a module of the page
+        # a module of the page
+        if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):
             del sys.modules[module]
 
 
@@ -165,11 +205,15 @@ def test_the_jobs_of_a_sweep_have_run_directories_of_their_own(tmp_path, monkeyp
     for words in [words for page in PAGES for words in commands(page) if "--multirun" in words]:
         verb, *overrides = two_jobs(words)[1:]
         started = []
-        monkeypatch.setitem(vars(importlib.import_module(f"decisionllm.{verb}")), verb, started.append)
+        monkeypatch.setitem(
+            vars(importlib.import_module(f"decisionllm.{verb}")), verb, started.append
+        )
         code = command(verb, "--multirun", *overrides, f"hydra.sweep.dir={tmp_path}")
         folders = {config["run"] for config in started}
         if code != 0 or len(folders) != 2:
-            wrong.append(f"{shlex.join(words)}: exit code {code}, run directories {sorted(folders)}")
+            wrong.append(
+                f"{shlex.join(words)}: exit code {code}, run directories {sorted(folders)}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -181,7 +225,9 @@ def test_local_links_lead_somewhere():
     wrong = []
     for page in PAGES:
         targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", page.read_text())
-        wrong += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
+        wrong += [
+            f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()
+        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -196,7 +242,9 @@ def test_a_page_uses_the_words_of_the_field():
 def test_a_paragraph_has_at_most_four_sentences():
     wrong = []
     for page in PAGES:
-        prose = re.sub(r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$", "", page.read_text(), flags=re.M | re.S)
+        prose = re.sub(
+            r"```.*?```|^\|.*$|^#.*$|^:::.*$|^ {4}.*$", "", page.read_text(), flags=re.M | re.S
+        )
         for paragraph in re.split(r"\n\s*\n|\n(?=- |\d\. )", prose):
             if len(re.findall(r"[a-z)%`][.?!](?:\s|$)", paragraph)) > 4:
                 wrong.append(f"{page.name}: {paragraph}")
@@ -205,7 +253,9 @@ def test_a_paragraph_has_at_most_four_sentences():
 
 def test_the_floors_of_the_architecture_are_those_of_the_imports():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    rows = [set(re.findall(r"`(\w+)/?`", row)) for row in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)]
+    rows = [
+        set(re.findall(r"`(\w+)/?`", row)) for row in re.findall(r"^\| \d+ \| (.*?) \|", text, re.M)
+    ]
     assert [floor - {"__init__"} for floor in FLOORS] == rows
 
 
@@ -221,7 +271,9 @@ def options(cls=TrainConfig, at=""):
 def test_the_table_of_options_is_that_of_the_code():
     from docs import options as script
 
-    assert (ROOT / "docs" / "options.md").read_text() == script.page(), "run: python -m docs.options"
+    assert (ROOT / "docs" / "options.md").read_text() == script.page(), (
+        "run: python -m docs.options"
+    )
 
 
 def test_every_option_is_documented_with_its_meaning():
@@ -245,19 +297,37 @@ def test_every_route_of_the_server_is_documented():
 
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(re.findall(r": (\w+\.md)$", text, re.M))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
+        re.findall(r": (\w+\.md)$", text, re.M)
+    )
 
 
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocs")
     made = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", "mkdocs.yml", "--site-dir", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "--config-file",
+            "mkdocs.yml",
+            "--site-dir",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"},
+    )
     assert made.returncode == 0, made.stderr
     for page in tmp_path.rglob("*.html"):
-        assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?://(?!127)", page.read_text()), page.name
+        assert not re.findall(
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?://(?!127)", page.read_text()
+        ), page.name
     assert (tmp_path / "images" / "tokens.svg").is_file()
 
 

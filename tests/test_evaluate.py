@@ -1,4 +1,6 @@
-"""Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one file."""
+"""Evaluation: runs are rolled out by their own config, rows describe themselves, the report is one
+file.
+"""
 
 import hashlib
 import json
@@ -22,7 +24,20 @@ from tests.conftest import LOOP, NANO, command, node
 
 pytestmark = pytest.mark.slow
 
-KEYS = {"dataset", "policy", "protocol", "text", "seed", "target_return", "return", "score", "low", "high", "n", "seconds"}
+KEYS = {
+    "dataset",
+    "policy",
+    "protocol",
+    "text",
+    "seed",
+    "target_return",
+    "return",
+    "score",
+    "low",
+    "high",
+    "n",
+    "seconds",
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +54,18 @@ def runs(tmp_path_factory):
     }
     for name, words in made.items():
         loop = [word for word in LOOP if not (name == "maze" and word.startswith("dataset"))]
-        assert command("train", *loop, *NANO, *words, f"name={name}", f"run={path}/{name}", f"cache_dir={path}/data") == 0
+        assert (
+            command(
+                "train",
+                *loop,
+                *NANO,
+                *words,
+                f"name={name}",
+                f"run={path}/{name}",
+                f"cache_dir={path}/data",
+            )
+            == 0
+        )
     return path
 
 
@@ -51,7 +77,12 @@ def evaluated(out, *words):
 def test_a_file_of_unknown_content_is_not_compared_with_published_scores():
     env = build(node("env", "maze2d-umaze"), 1)
     assert published_scores(env, {"recognised": False}) == {}
-    assert published_scores(env, {"recognised": True}) == published_scores(env, {}) == env.published != {}
+    assert (
+        published_scores(env, {"recognised": True})
+        == published_scores(env, {})
+        == env.published
+        != {}
+    )
 
 
 def test_rows_name_the_bytes_of_a_file(tmp_path):
@@ -79,15 +110,22 @@ def test_a_row_describes_its_evaluation(runs, tmp_path):
         "headline": True,
     }
     assert known.items() <= row.items()
-    assert row["target_return"] == info["targets"]["0.9"] and row["fingerprint"] == info["fingerprint"]
+    assert (
+        row["target_return"] == info["targets"]["0.9"] and row["fingerprint"] == info["fingerprint"]
+    )
     assert row["low"] <= row["score"] <= row["high"] < 0 <= row["seconds"]
     assert row["score"] == pytest.approx(row["return"])  # the point's score is its return
     assert {"torch", "transformers", "decisionllm", "commit"} <= row["versions"].keys()
 
 
 def test_an_evaluation_repeats_even_with_sampled_actions(runs, tmp_path):
-    first, second = (evaluated(tmp_path / str(i), f"run={runs}/plain", "act.decode=sample")[0] for i in (1, 2))
-    mode, other = (evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0] for word in ("act.decode=mode", "seed=1"))
+    first, second = (
+        evaluated(tmp_path / str(i), f"run={runs}/plain", "act.decode=sample")[0] for i in (1, 2)
+    )
+    mode, other = (
+        evaluated(tmp_path / word[:4], f"run={runs}/plain", word)[0]
+        for word in ("act.decode=mode", "seed=1")
+    )
     assert first["return"] == second["return"] and first["decode"] == "sample"
     assert len({first["return"], mode["return"], other["return"]}) == 3
 
@@ -98,27 +136,43 @@ def test_the_report_is_one_page_with_its_pictures(runs, tmp_path):
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == ["learning.png", "scores.png"] and page.count("data:image/png;base64,") == 2
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert "plain" in page and "synthetic" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert (
+        "plain" in page
+        and "synthetic" in page
+        and "http" not in page.replace("http://www.w3.org", "")
+    )
 
 
 def test_of_several_targets_one_is_the_headline(runs, tmp_path):
-    rows = evaluated(tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]")
+    rows = evaluated(
+        tmp_path, f"run={runs}/plain", "target_quantiles=[0.5,1,0.9]", "target_returns=[-7]"
+    )
     known = json.loads((runs / "plain" / "run.json").read_text())["targets"]
-    assert [row["target_return"] for row in rows] == [known["0.9"], known["0.5"], known["1.0"], -7.0]  # 0.9 is not played twice
+    # 0.9 is not played twice
+    assert [row["target_return"] for row in rows] == [
+        known["0.9"],
+        known["0.5"],
+        known["1.0"],
+        -7.0,
+    ]
     assert [row["headline"] for row in rows] == [True, False, False, False]
     assert len({row["return"] for row in rows}) == 4  # the policy conditions on the target
 
 
 def test_behaviour_cloning_has_no_target_return(runs, tmp_path):
-    (row,) = evaluated(tmp_path, f"run={runs}/cloned", "target_quantiles=[0.5]", "target_returns=[-7]")
+    (row,) = evaluated(
+        tmp_path, f"run={runs}/cloned", "target_quantiles=[0.5]", "target_returns=[-7]"
+    )
     assert row["target_return"] is None and row["headline"]
 
 
 def test_several_runs_are_in_one_table(runs, tmp_path, capsys):
     rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/goal-text,{runs}/cloned]")
     assert [(row["policy"], row["protocol"], row["text"], row["seed"]) for row in rows] == [
-        ("plain", "standard", "none", 7), ("goal-text", "goal-text", "goal", 7), ("cloned", "standard", "none", 8),
-    ]  # fmt: skip
+        ("plain", "standard", "none", 7),
+        ("goal-text", "goal-text", "goal", 7),
+        ("cloned", "standard", "none", 8),
+    ]
     table = capsys.readouterr().out
     assert all(name in table for name in ("plain", "goal-text", "cloned"))
 
@@ -127,17 +181,24 @@ def test_a_text_that_was_not_in_the_data_is_said(runs, tmp_path, capsys):
     evaluated(tmp_path / "a", f"run={runs}/goal-text")
     assert "not in its data" not in capsys.readouterr().out
     evaluated(tmp_path / "b", f"run={runs}/goal-text", "+env.text=none")
-    assert "1 task texts of the environment were not in its data, such as ''" in " ".join(capsys.readouterr().out.split())
+    assert "1 task texts of the environment were not in its data, such as ''" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_rows_are_appended(runs, tmp_path):
     evaluated(tmp_path, f"run={runs}/plain")
-    assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/goal-text")] == ["plain", "goal-text"]
+    assert [row["policy"] for row in evaluated(tmp_path, f"run={runs}/goal-text")] == [
+        "plain",
+        "goal-text",
+    ]
 
 
 @contextmanager
 def edited(run, **changes):
-    """The config of a run, changed by hand for a block: without its digest, as the error says that one goes on."""
+    """The config of a run, changed by hand for a block: without its digest, as the error says that
+    one goes on.
+    """
     files = {name: (run / name).read_text() for name in ("config.yaml", DIGESTS)}
     (run / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(files["config.yaml"]) | changes))
     (run / DIGESTS).unlink()
@@ -169,34 +230,49 @@ def test_a_nested_option_of_the_env_is_changed_alone(runs, tmp_path):
     where = {"goal": "north", "protocol": "chosen"}
     with edited(runs / "plain", env={"_target_": "tests.test_evaluate.Chosen", "where": where}):
         row = evaluated(tmp_path / "b", f"run={runs}/plain", "+env.where.goal=south")[0]
-    assert (row["protocol"], row["return"]) == ("chosen", south) and row["changed"] == "where={'goal': 'south'}"
+    assert (row["protocol"], row["return"]) == ("chosen", south) and row[
+        "changed"
+    ] == "where={'goal': 'south'}"
 
 
 def test_scripted_players_are_played_once(runs, tmp_path):
-    assert command("evaluate", f"run=[{runs}/maze,{runs}/maze]", f"out={tmp_path}", "episodes=2") == 0
+    assert (
+        command("evaluate", f"run=[{runs}/maze,{runs}/maze]", f"out={tmp_path}", "episodes=2") == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(row["policy"], row["protocol"]) for row in rows] == [
-        ("maze", "standard"), ("random", "scripted"), ("planner", "scripted"), ("maze", "standard"),
-    ]  # fmt: skip
+        ("maze", "standard"),
+        ("random", "scripted"),
+        ("planner", "scripted"),
+        ("maze", "standard"),
+    ]
     scores = {row["policy"]: row["score"] for row in rows}
     assert scores["planner"] > 50 > scores["random"]
     assert {path.name for path in tmp_path.glob("rollout-*.png")} == {
-        "rollout-maze-standard-7.png", "rollout-random-scripted-0.png", "rollout-planner-scripted-0.png",
-    }  # fmt: skip
-    assert [row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze", "baselines=false")] == ["maze"]
-    assert [path.name for path in (tmp_path / "b").iterdir()] == ["results.jsonl"]  # without a report there are no pictures
+        "rollout-maze-standard-7.png",
+        "rollout-random-scripted-0.png",
+        "rollout-planner-scripted-0.png",
+    }
+    assert [
+        row["policy"] for row in evaluated(tmp_path / "b", f"run={runs}/maze", "baselines=false")
+    ] == ["maze"]
+    # without a report there are no pictures
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["results.jsonl"]
 
 
-@pytest.mark.parametrize(("run", "words", "message"), [
-    ("plain", ["target_quantiles=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
-    ("plain", ["episodes=0"], "expected at least one of each"),
-    ("plain", ["act.stride=9"], "stride: expected 1 .. 5"),
-    ("plain", ["act.decode=guess"], "decode: expected one of mode, mean"),
-    ("plain", ["device=tpu"], "device: expected one of auto, cpu, cuda, got 'tpu'"),
-    ("plain", ["+env.goa=south"], "unexpected keyword argument 'goa'"),
-    ("no-env", [], "env=none, there is no environment to roll out in"),
-    ("nowhere", [], "nowhere: expected a run directory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "words", "message"),
+    [
+        ("plain", ["target_quantiles=[0.7]"], "knows those of 0.5, 0.9, 0.99, 1.0, got 0.7"),
+        ("plain", ["episodes=0"], "expected at least one of each"),
+        ("plain", ["act.stride=9"], "stride: expected 1 .. 5"),
+        ("plain", ["act.decode=guess"], "decode: expected one of mode, mean"),
+        ("plain", ["device=tpu"], "device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("plain", ["+env.goa=south"], "unexpected keyword argument 'goa'"),
+        ("no-env", [], "env=none, there is no environment to roll out in"),
+        ("nowhere", [], "nowhere: expected a run directory"),
+    ],
+)
 def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, capsys):
     capsys.readouterr()
     assert command("evaluate", f"run={runs}/{run}", f"out={tmp_path}", *words) == 1
@@ -205,7 +281,10 @@ def test_a_wrong_option_fails_in_one_line(run, words, message, runs, tmp_path, c
 
 
 def test_targets_that_are_no_numbers_are_refused_before_a_run_is_read():
-    with pytest.raises(ValueError, match="target_returns: expected numbers .could not convert string to float: 'high'"):
+    with pytest.raises(
+        ValueError,
+        match="target_returns: expected numbers .could not convert string to float: 'high'",
+    ):
         evaluate({"run": "nowhere", "target_returns": ["high"]})
 
 
@@ -225,16 +304,29 @@ def test_in_python_an_option_left_out_has_its_default():
 def test_another_environment_by_its_name_takes_the_options_of_the_run(runs, tmp_path):
     (row,) = evaluated(tmp_path / "named", f"run={runs}/plain", "env=synthetic")
     (own,) = evaluated(tmp_path / "own", f"run={runs}/plain")
-    assert row["return"] == own["return"] and row["protocol"] == "standard" and row["text"] == "none"
+    assert (
+        row["return"] == own["return"] and row["protocol"] == "standard" and row["text"] == "none"
+    )
     assert command("evaluate", f"run={runs}/plain", "env=maze3d") == 2
 
 
 def test_what_is_not_the_runs_own_makes_another_result(runs, tmp_path):
-    for words in (["+env.goal=north"], ["+env.goal=south"], ["act.stride=3", "act.decode=sample"], ["act.stride=0"]):
+    for words in (
+        ["+env.goal=north"],
+        ["+env.goal=south"],
+        ["act.stride=3", "act.decode=sample"],
+        ["act.stride=0"],
+    ):
         rows = evaluated(tmp_path, f"run={runs}/plain", *words)
-    assert [row.get("changed") for row in rows] == [None, "goal=south", "act.stride=3", None], "north and 0 are the run's own"
+    assert [row.get("changed") for row in rows] == [None, "goal=south", "act.stride=3", None], (
+        "north and 0 are the run's own"
+    )
     shown = {(r["protocol"], r["decode"]) for r in report.summarise(report.read_rows(tmp_path))}
-    assert shown == {("standard", "mode"), ("standard, goal=south", "mode"), ("standard, act.stride=3", "sample")}
+    assert shown == {
+        ("standard", "mode"),
+        ("standard, goal=south", "mode"),
+        ("standard, act.stride=3", "sample"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +334,15 @@ def sweep(tmp_path_factory):
     """Two learning rates x two seeds, trained by one command."""
     path = tmp_path_factory.mktemp("sweep")
     loop = [word for word in LOOP if not word.startswith(("steps", "seed"))]
-    words = (*loop, *NANO, "steps=2", "seed=0,1", "optim.lr=0.001,0.002", f"cache_dir={path}/data", f"hydra.sweep.dir={path}")
+    words = (
+        *loop,
+        *NANO,
+        "steps=2",
+        "seed=0,1",
+        "optim.lr=0.001,0.002",
+        f"cache_dir={path}/data",
+        f"hydra.sweep.dir={path}",
+    )
     assert command("train", "--multirun", *words, f"run='{path}/x/${{optim.lr}}-${{seed}}'") == 0
     return path / "x"
 
@@ -266,19 +366,29 @@ def test_a_pattern_names_the_runs_that_match_it_in_order(sweep, tmp_path, capsys
     assert [row["run"].rpartition("/")[2] for row in rows] == ["0.002-0", "0.002-1", "0.001-1"]
     assert command("evaluate", f"run={sweep}/n*", f"out={tmp_path}") == 1
     said = capsys.readouterr().err
-    assert f"run={sweep}/n*: expected a pattern of run directories" in said and "matches 1 files or folders and none" in said
+    assert (
+        f"run={sweep}/n*: expected a pattern of run directories" in said
+        and "matches 1 files or folders and none" in said
+    )
 
 
 def test_another_seed_of_the_environment_is_another_result(runs, tmp_path):
     for words in ([], ["seed=3"], ["episodes=4"]):
         evaluated(tmp_path, f"run={runs}/plain", *words)
     results = report.summarise(report.read_rows(tmp_path))
-    assert {(r["policy"], r["n"]) for r in results} == {("plain, env seed 0", 4), ("plain, env seed 3", 3)}
+    assert {(r["policy"], r["n"]) for r in results} == {
+        ("plain, env seed 0", 4),
+        ("plain, env seed 3", 3),
+    }
 
 
 def test_runs_of_one_environment_build_it_once(runs, tmp_path, monkeypatch):
     built, make = [], PointEnv.__init__
-    monkeypatch.setattr(PointEnv, "__init__", lambda env, *args, **options: built.append(args) or make(env, *args, **options))
+    monkeypatch.setattr(
+        PointEnv,
+        "__init__",
+        lambda env, *args, **options: built.append(args) or make(env, *args, **options),
+    )
     rows = evaluated(tmp_path, f"run=[{runs}/plain,{runs}/cloned]", "baselines=false")
     assert built == [(3,)] and len({row["run"] for row in rows}) == 2
 

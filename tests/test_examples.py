@@ -29,7 +29,11 @@ BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaco
 ALONE = "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-@pytest.mark.parametrize("path", sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS}), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted({*EXAMPLES.glob("*.py")} - {WITHOUT, JOURNEYS, WORDS}),
+    ids=lambda path: path.stem,
+)
 def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
@@ -41,12 +45,27 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
 
 
 def test_words_are_drawn_on_a_maze(tmp_path, monkeypatch):
-    data = ("dataset=maze2d-umaze", "dataset.source=regenerate", "dataset.steps=3000", f"cache_dir={tmp_path}", *NANO)
-    few = ("steps=2", "optim.batch_size=8", "log.tracker=none", "device=cpu", "head=gaussian", "window=1")
+    data = (
+        "dataset=maze2d-umaze",
+        "dataset.source=regenerate",
+        "dataset.steps=3000",
+        f"cache_dir={tmp_path}",
+        *NANO,
+    )
+    few = (
+        "steps=2",
+        "optim.batch_size=8",
+        "log.tracker=none",
+        "device=cpu",
+        "head=gaussian",
+        "window=1",
+    )
     for name, text in (("reads", "paraphrased"), ("reads-nothing", "none")):
         assert command("train", *data, *few, f"text={text}", f"run={tmp_path}/{name}") == 0
     out = tmp_path / "pictures" / "words.png"
-    monkeypatch.setattr(sys, "argv", ["words", f"{tmp_path}/reads", f"{tmp_path}/reads-nothing", f"--out={out}"])
+    monkeypatch.setattr(
+        sys, "argv", ["words", f"{tmp_path}/reads", f"{tmp_path}/reads-nothing", f"--out={out}"]
+    )
     runpy.run_path(str(WORDS), run_name="__main__")
     assert out.stat().st_size > 10_000
 
@@ -74,15 +93,25 @@ def test_the_exported_bidder_needs_no_torch(tmp_path):
     from decisionllm.export import write
 
     spec = ObservationSpec("minimal", "progress", "expected_value", "none")
-    policy = make_policy(Spec(spec.size, 1, 48, (0.0,), (300.0,)), target_return=20.0, window=4, stride=2)
-    policy.model.normalizer.fit([(np.random.default_rng(0).random((50, spec.size)), np.arange(50.0))])
+    policy = make_policy(
+        Spec(spec.size, 1, 48, (0.0,), (300.0,)), target_return=20.0, window=4, stride=2
+    )
+    policy.model.normalizer.fit(
+        [(np.random.default_rng(0).random((50, spec.size)), np.arange(50.0))]
+    )
     write(policy, tmp_path / "onnx", {"dataset": {"name": "drawn"} | spec.info()}, name="example")
     words = [str(WITHOUT), str(tmp_path / "onnx"), "--opportunities=4800"]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE.format(blocked=BLOCKED), *words], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", ALONE.format(blocked=BLOCKED), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
-    assert "policy example, trained on drawn" in done.stdout and "of 2900 spent" in done.stdout.splitlines()[-1]
+    assert (
+        "policy example, trained on drawn" in done.stdout
+        and "of 2900 spent" in done.stdout.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
@@ -96,7 +125,12 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     for cell in notebook.cells:
         cell.source = cell.source.replace("steps=600", "steps=2")
     client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()
-    assert all(not cell.get("outputs") for cell in nbformat.read(path, as_version=4).cells), "outputs are not committed"
+    assert all(not cell.get("outputs") for cell in nbformat.read(path, as_version=4).cells), (
+        "outputs are not committed"
+    )

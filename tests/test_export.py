@@ -1,4 +1,6 @@
-"""An exported policy acts as the one it was exported from, in windows of one step and of many, without torch."""
+"""An exported policy acts as the one it was exported from, in windows of one step and of many,
+without torch.
+"""
 
 import json
 import shutil
@@ -23,17 +25,33 @@ RANGE = {CONTINUOUS: 30.0, DISCRETE: 3.0}
 MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
 CASES = {
     "one step": (CONTINUOUS, "go left", {"window": 1, "stride": 1} | MAXIMUM),
-    "window": (CONTINUOUS, "", {"backbone_options": {"tune": "lora"}, "decode": "unclipped"} | MAXIMUM),
-    "gpt2": (CONTINUOUS, "", {"backbone": "gpt2", "condition_on": "none", "target_return": None, "head": "bins", "timesteps": "none"}),
+    "window": (
+        CONTINUOUS,
+        "",
+        {"backbone_options": {"tune": "lora"}, "decode": "unclipped"} | MAXIMUM,
+    ),
+    "gpt2": (
+        CONTINUOUS,
+        "",
+        {
+            "backbone": "gpt2",
+            "condition_on": "none",
+            "target_return": None,
+            "head": "bins",
+            "timesteps": "none",
+        },
+    ),
     "discrete": (DISCRETE, "go right", {"head": "discrete", "return_horizon": 3}),
-}  # fmt: skip
+}
 
 
 def exported(path, spec, text="", **options):
     """A policy with random weights, and what was exported of it."""
     policy = make_policy(spec, **options)
     rng = np.random.default_rng(0)
-    policy.model.normalizer.fit([(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))])
+    policy.model.normalizer.fit(
+        [(rng.normal(2, 3, (50, 3)).astype(np.float32), rng.uniform(0, 9, 50))]
+    )
     write(policy, path, {"dataset": {"name": "test", "text": "goal" if text else "none"}}, name="x")
     return policy, ExportedPolicy(path)
 
@@ -58,9 +76,13 @@ def drawn(spec, t, text, rng):
     masks = rng.random((t + 1, C)) < 0.7
     masks[:, :1] = True
     return History(
-        rng.normal(2, 3, (t + 1, 3)).astype(np.float32), actions.astype(np.float32), rng.random(t), 5.0 if t % 2 else None, text,
+        rng.normal(2, 3, (t + 1, 3)).astype(np.float32),
+        actions.astype(np.float32),
+        rng.random(t),
+        5.0 if t % 2 else None,
+        text,
         action_masks=masks if C else None,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,7 +101,10 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
         if t == 8:
             for session in sessions:
                 session.select(np.array([False, True, True]))
-        step = np.stack([day.observations[t] for day in days])[rows], np.array([day.rewards[t - 1] for day in days])[rows]
+        step = (
+            np.stack([day.observations[t] for day in days])[rows],
+            np.array([day.rewards[t - 1] for day in days])[rows],
+        )
         masks = np.stack([day.action_masks[t] for day in days])[rows] if spec.num_actions else None
         ours, theirs = (session.act(*step, masks) for session in sessions)
         near(theirs, ours, scale=RANGE[spec])
@@ -96,7 +121,9 @@ def test_actions_equal_those_of_the_policy_and_its_session(case, made):
 def test_a_damaged_export_is_refused(name, made, tmp_path):
     folder = shutil.copytree(made("one step")[2], tmp_path / "onnx")
     damage(folder / name)
-    with pytest.raises(ValueError, match=f"{name} is damaged .*not those that were written.*export it again"):
+    with pytest.raises(
+        ValueError, match=f"{name} is damaged .*not those that were written.*export it again"
+    ):
         ExportedPolicy(folder)
 
 
@@ -105,7 +132,10 @@ def test_a_damaged_export_is_refused(name, made, tmp_path):
     [
         ({"decode": "sample"}, "act.decode=mode or mean, got sample"),
         ({"execution": "joint"}, "a policy of a single agent, got team.execution=joint"),
-        ({"planning_horizon": 2, "planner": node("planner", "value", discount=0.9)}, "act.planning_horizon=0, got 2"),
+        (
+            {"planning_horizon": 2, "planner": node("planner", "value", discount=0.9)},
+            "act.planning_horizon=0, got 2",
+        ),
     ],
     ids=str,
 )
@@ -132,11 +162,16 @@ def test_a_folder_of_another_kind_is_kept(tmp_path):
 
 
 def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected a folder of `decisionllm export`, found no policy.onnx"
+    ):
         ExportedPolicy(tmp_path)
     _, found, path = made("window")
     shutil.copytree(path, tmp_path / "onnx")
-    with pytest.raises(ValueError, match="text: expected none, this policy was trained without task texts; got 'left'"):
+    with pytest.raises(
+        ValueError,
+        match="text: expected none, this policy was trained without task texts; got 'left'",
+    ):
         found.begin(["left"], STEPS)
     with pytest.raises(ValueError, match="horizon: expected at most 12 steps"):
         found.begin([""], STEPS + 1)
@@ -147,8 +182,12 @@ def test_an_exported_policy_names_what_it_expects(made, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected an export of format 1, got 0; export it again"):
         ExportedPolicy(tmp_path / "onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match="an exported policy needs onnxruntime: pip install onnxruntime"):
+    with pytest.raises(
+        ImportError, match="an exported policy needs onnxruntime: pip install onnxruntime"
+    ):
         ExportedPolicy(tmp_path / "onnx")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"export needs onnx and onnxscript: pip install 'decisionllm\[onnx\]'"):
+    with pytest.raises(
+        ImportError, match=r"export needs onnx and onnxscript: pip install 'decisionllm\[onnx\]'"
+    ):
         exported(tmp_path / "onnx", CONTINUOUS)

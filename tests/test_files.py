@@ -1,4 +1,6 @@
-"""A file or a folder is replaced as a whole, or not at all; bytes that are not those that were written are found."""
+"""A file or a folder is replaced as a whole, or not at all; bytes that are not those that were
+written are found.
+"""
 
 import json
 import zlib
@@ -24,7 +26,9 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
         with atomic(path) as partial:
             partial.mkdir()
             (partial / name).write_text(name)
-    assert [file.name for file in path.iterdir()] == ["second"] and list(tmp_path.iterdir()) == [path]
+    assert [file.name for file in path.iterdir()] == ["second"] and list(tmp_path.iterdir()) == [
+        path
+    ]
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -49,7 +53,9 @@ def test_two_writers_of_one_folder_do_not_meet(moment, tmp_path, monkeypatch):
     path, rename, others = tmp_path / "x", Path.rename, iter(range(1))
 
     def overtaken(source, target):
-        if (source == path) == (moment == "before the old one is moved") and next(others, None) is not None:
+        if (source == path) == (moment == "before the old one is moved") and next(
+            others, None
+        ) is not None:
             with atomic(path) as partial:
                 partial.mkdir()
                 (partial / "theirs").touch()
@@ -83,14 +89,19 @@ def test_a_damaged_file_of_a_sealed_folder_is_found(damage, tmp_path):
     check_all(tmp_path / "made")
     damage(tmp_path / "made" / "below" / "b.bin", 599_000)
     check_bytes(tmp_path / "made", "a.bin")
-    with pytest.raises(ValueError, match="its bytes are not those that were written: expected 600000 bytes, sums .*, got"):
+    with pytest.raises(
+        ValueError,
+        match="its bytes are not those that were written: expected 600000 bytes, sums .*, got",
+    ):
         check_bytes(tmp_path / "made", "below/b.bin")
     with pytest.raises(ValueError, match="below/b.bin is damaged or missing"):
         check_all(tmp_path / "made")
 
 
 def test_a_digest_is_the_size_and_the_crc_32_of_the_sums(tmp_path):
-    """Two words: their sum is that of the one row, they themselves are the sums of the first two columns."""
+    """Two words: their sum is that of the one row, they themselves are the sums of the first two
+    columns.
+    """
     (tmp_path / "words").write_bytes(b"\x01" + bytes(7) + b"\x02" + bytes(7))
     seal(tmp_path)
     rows = b"\x03" + bytes(8 * 64 - 1)

@@ -1,4 +1,6 @@
-"""Imports only go down a floor, or stay in their own folder: read from the syntax trees, nothing is run."""
+"""Imports only go down a floor, or stay in their own folder: read from the syntax trees, nothing is
+run.
+"""
 
 import ast
 import re
@@ -20,6 +22,7 @@ FLOORS = (
     {"data", "scale"},
     {"__init__", "__main__"},
 )
+# imported where they are used
 OPTIONAL = {
     "d3rlpy",
     "d4rl",
@@ -45,10 +48,12 @@ OPTIONAL = {
     "onnx",
     "onnxscript",
     "onnxruntime",
-}  # imported where they are used
+}
+# only serve imports them
 HTTP = {
-    f"decisionllm.serving.{name}" for name in ("app", "direct", "metrics", "middleware", "openrtb", "protocol", "schemas")
-}  # only serve imports them
+    f"decisionllm.serving.{name}"
+    for name in ("app", "direct", "metrics", "middleware", "openrtb", "protocol", "schemas")
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -69,7 +74,9 @@ def imports(nodes):
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are absolute"
             here = node.module == "decisionllm"
-            yield from ([f"decisionllm.{alias.name}" for alias in node.names] if here else [node.module])
+            yield from (
+                [f"decisionllm.{alias.name}" for alias in node.names] if here else [node.module]
+            )
 
 
 def of(path):
@@ -84,7 +91,11 @@ def test_imports_only_go_down():
             wrong.append(f"{here} has no floor")
             continue
         for module in imports(ast.walk(ast.parse(path.read_text()))):
-            if not module.startswith("decisionllm.") or module == "decisionllm.__version__" or room(module) == here:
+            if (
+                not module.startswith("decisionllm.")
+                or module == "decisionllm.__version__"
+                or room(module) == here
+            ):
                 continue
             below = floor(room(module))
             if below is None:
@@ -98,7 +109,11 @@ def test_dotted_paths_in_strings_only_point_down():
     wrong = []
     for path in FILES:
         here = room(of(path))
-        constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        constants = (
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant)
+        )
         for text in constants:
             if not isinstance(text, str) or not re.fullmatch(r"decisionllm(?:\.\w+)+", text):
                 continue
@@ -121,11 +136,16 @@ def test_the_ground_floor_stands_on_torch_and_numpy_alone():
     import sys
 
     for name in FLOORS[0]:
-        found = {module.split(".")[0] for module in imports(ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())))}
+        found = {
+            module.split(".")[0]
+            for module in imports(ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())))
+        }
         assert found <= {"torch", "numpy", "einops"} | sys.stdlib_module_names
 
 
 def test_every_folder_of_modules_is_a_package_of_the_wheel():
-    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
     folders = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in FILES}
     assert folders <= set(listed)

@@ -1,4 +1,7 @@
-"""The README is short, its first run really runs, and what it names exists. Its commands and snippets are run by test_docs.py."""
+"""The README is short, its first run really runs, and what it names exists.
+
+Its commands and snippets are run by test_docs.py.
+"""
 
 import re
 import shlex
@@ -11,7 +14,13 @@ from tests.conftest import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-TARGETS = sorted(set(re.findall(r"`make (\w+)`|^make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(), re.M)))
+TARGETS = sorted(
+    set(
+        re.findall(
+            r"`make (\w+)`|^make (\w+)", README + (ROOT / "CONTRIBUTING.md").read_text(), re.M
+        )
+    )
+)
 
 
 def test_it_has_at_most_1800_words():
@@ -22,16 +31,31 @@ def test_it_has_at_most_1800_words():
 def test_the_first_run_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     block = README.split("## First run")[1].split("```sh\n")[1].split("```")[0]
-    assert {shlex.split(line)[1] for line in block.splitlines()} == {"data", "train", "evaluate"} < set(COMMANDS)
+    assert (
+        {shlex.split(line)[1] for line in block.splitlines()}
+        == {"data", "train", "evaluate"}
+        < set(COMMANDS)
+    )
     for line in block.splitlines():
         verb, *overrides = shlex.split(line)[1:]
-        assert command(verb, *overrides, *(["steps=20", "log.tracker=none"] if verb == "train" else [])) == 0
-    assert (tmp_path / "runs" / "report.html").is_file() and (tmp_path / "runs" / "results.jsonl").is_file()
+        assert (
+            command(
+                verb, *overrides, *(["steps=20", "log.tracker=none"] if verb == "train" else [])
+            )
+            == 0
+        )
+    assert (tmp_path / "runs" / "report.html").is_file() and (
+        tmp_path / "runs" / "results.jsonl"
+    ).is_file()
 
 
 def test_what_the_layout_names_exists():
     tree = README.split("## Layout")[1].split("```")[1]
-    names = [(line, name) for line in tree.splitlines() for name in re.findall(r"^ {0,2}([\w./]+(?:/|\.py))", line)]
+    names = [
+        (line, name)
+        for line in tree.splitlines()
+        for name in re.findall(r"^ {0,2}([\w./]+(?:/|\.py))", line)
+    ]
     assert len(names) > 15
     for line, name in names:
         base = ROOT / "decisionllm" if line.startswith("  ") else ROOT
@@ -51,12 +75,18 @@ def test_what_the_tables_name_as_experiments_exists():
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_results():
-    """Every row of a README table whose first cell is in a table of the docs has the same numbers there."""
-    docs = (ROOT / "docs" / "results.md").read_text() + (ROOT / "docs" / "benchmarks.md").read_text()
+    """Every row of a README table whose first cell is in a table of the docs has the same numbers
+    there.
+    """
+    docs = (ROOT / "docs" / "results.md").read_text() + (
+        ROOT / "docs" / "benchmarks.md"
+    ).read_text()
     number = re.compile(r"-?\d+(?:\.\d+)?")
     known = set(number.findall(docs))
     tables = README.split("## Results")[1].split("## Layout")[0]
-    rows = [line for line in tables.splitlines() if line.startswith("|") and not set(line) <= set("|- ")]
+    rows = [
+        line for line in tables.splitlines() if line.startswith("|") and not set(line) <= set("|- ")
+    ]
     assert len(rows) > 20
     for row in rows:
         for cell in row.split("|")[2:]:
@@ -65,5 +95,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_results():
 
 def test_every_make_target_exists():
     makefile = (ROOT / "Makefile").read_text()
-    wrong = [target for target in map("".join, TARGETS) if not re.search(rf"^{target}:", makefile, re.M)]
+    wrong = [
+        target for target in map("".join, TARGETS) if not re.search(rf"^{target}:", makefile, re.M)
+    ]
     assert not wrong, wrong

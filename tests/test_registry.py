@@ -1,4 +1,6 @@
-"""Whatever is registered composes on the command line with its defaults and is built; a mistake is refused by name."""
+"""Whatever is registered composes on the command line with its defaults and is built; a mistake is
+refused by name.
+"""
 
 import subprocess
 import sys
@@ -18,8 +20,16 @@ pytestmark = pytest.mark.slow
 CHOICES = [(group, name) for group, choices in discover().items() for name in choices]
 SPECS = {
     "discrete": Spec(observation_dim=2, action_dim=1, horizon=20, num_actions=5),
-    "pointer": Spec(observation_dim=8, action_dim=1, horizon=20, num_actions=5, entity_schema=(("own", 2, 1), ("enemy", 2, 3))),
-    "continuous": Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)),
+    "pointer": Spec(
+        observation_dim=8,
+        action_dim=1,
+        horizon=20,
+        num_actions=5,
+        entity_schema=(("own", 2, 1), ("enemy", 2, 3)),
+    ),
+    "continuous": Spec(
+        observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high=(1.0, 1.0)
+    ),
 }
 
 
@@ -33,7 +43,9 @@ def composed(capsys, *overrides):
 def chosen(capsys, group, name):
     paired = ["env=none"] if group == "dataset" and name not in discover()["env"] else []
     env_of_dataset = group == "env" and name in discover()["dataset"]
-    return composed(capsys, *([f"dataset={name}"] if env_of_dataset else [f"{group}={name}", *paired]))[group]
+    return composed(
+        capsys, *([f"dataset={name}"] if env_of_dataset else [f"{group}={name}", *paired])
+    )[group]
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +69,20 @@ def test_every_choice_composes_with_its_defaults(capsys):
 
 
 def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
-    """What is too large for a test is made small: fewer layers, fewer steps. What needs a name says so."""
+    """What is too large for a test is made small: fewer layers, fewer steps.
+
+    What needs a name says so.
+    """
     monkeypatch.setitem(sys.modules, "jax", None)
     small = {"backbone": {"layers": 1}, "dataset": {"steps": 600, "periods": "3"}}
     usual = SPECS["continuous"]
-    given = {"backbone": (0,), "env": (3,), "dataset": (), "objective": (8, usual), "planner": (usual,)}
+    given = {
+        "backbone": (0,),
+        "env": (3,),
+        "dataset": (),
+        "objective": (8, usual),
+        "planner": (usual,),
+    }
     for group, name in CHOICES:
         node = chosen(capsys, group, name)
         node |= {key: value for key, value in small.get(group, {}).items() if key in node}
@@ -71,13 +92,18 @@ def test_everything_is_built_with_its_defaults(capsys, monkeypatch, tmp_path):
         elif (group, name) == ("backbone", "pretrained"):
             with pytest.raises(ValueError, match="expected either"):
                 build(node, 0)
-        elif name == "smollm2":  # an installed package of 93 MB; tests/backbones/test_gguf.py builds it
+        elif (
+            name == "smollm2"
+        ):  # an installed package of 93 MB; tests/backbones/test_gguf.py builds it
             continue
         elif name == "smax":  # JAX is not there, or is not to be asked
             with pytest.raises(ImportError, match="pip install"):
                 build(node, *given[group])
         elif group == "text_encoder":
-            assert build(node | {"folder": str(write(tmp_path / "encoder")), "layer": 2}, 8, 0) is not None
+            assert (
+                build(node | {"folder": str(write(tmp_path / "encoder")), "layer": 2}, 8, 0)
+                is not None
+            )
         elif group == "head":
             spec = SPECS.get(name, SPECS["continuous"])
             assert build(node, 8, spec) is not None
@@ -103,7 +129,8 @@ def discovered(monkeypatch, tmp_path):
 def test_names_are_unique_and_say_where_they_are_taken(discovered):
     mark = '@register("head", "mine")'
     with pytest.raises(
-        ValueError, match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two"
+        ValueError,
+        match=r"head=mine is registered twice: by decisionllm.models.heads.one and decisionllm.models.heads.two",
     ):
         discovered("models/heads.py", f"{mark}\ndef one(): ...\n\n\n{mark}\ndef two(): ...\n")
 
@@ -111,9 +138,12 @@ def test_names_are_unique_and_say_where_they_are_taken(discovered):
 def test_a_preset_with_a_misspelt_option_says_what_there_is(discovered):
     mark = '@register("head", "mine", num_binz=3)'
     with pytest.raises(
-        ValueError, match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep"
+        ValueError,
+        match=r"@register of decisionllm.models.heads.one: no option num_binz; it has num_bins, deep",
     ):
-        discovered("models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n")
+        discovered(
+            "models/heads.py", f"{mark}\ndef one(width, *, num_bins: int = 8, deep=False): ...\n"
+        )
 
 
 def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(discovered):
@@ -129,10 +159,14 @@ def test_what_is_keyword_only_is_configured_and_what_is_positional_is_supplied(d
 
 
 def test_a_choice_made_in_python_takes_the_callables_own_defaults():
-    """On the command line `${text}` is what `text=` says; a choice made in Python has nothing to refer to."""
+    """On the command line `${text}` is what `text=` says; a choice made in Python has nothing to
+    refer to.
+    """
     env = build(choice("env", "gymnasium", id="CartPole-v1"), 1)
     assert env.text == "none" and env.tasks == [""]
-    with pytest.raises(ValueError, match="decisionllm.eval.gymnasium.recover: give a value to minari_id"):
+    with pytest.raises(
+        ValueError, match="decisionllm.eval.gymnasium.recover: give a value to minari_id"
+    ):
         build(choice("env", "minari"), 1)
 
 
@@ -143,7 +177,10 @@ def test_somebody_elses_class_needs_no_registration():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head=bims", f"Could not find 'head/bims' Available options in 'head': {' '.join(sorted(discover()['head']))}"),
+        (
+            "head=bims",
+            f"Could not find 'head/bims' Available options in 'head': {' '.join(sorted(discover()['head']))}",
+        ),
         ("head.num_binz=3", "Could not override 'head.num_binz'"),
         ("windw=3", "Could not override 'windw'"),
     ],

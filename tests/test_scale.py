@@ -1,4 +1,6 @@
-"""The command scale: a study is planned, run once, fitted and reported; a fault is reported before anything is written."""
+"""The command scale: a study is planned, run once, fitted and reported; a fault is reported before
+anything is written.
+"""
 
 import json
 import math
@@ -32,13 +34,24 @@ def listed(key, words):
 
 
 SMALL = (  # two sizes, two volumes, two qualities, one seed; two learning rates a size
-    "study=smoke", "~study.axes.size.w64", "study.axes.fraction=[1.0,0.25]", "study.seeds=[3]", "study.budget.steps=4",
-    "study.lr.values=[1e-3,1e-2]", "study.windows=64", "executor=inline", "device=cpu", listed("evaluate", "episodes=3"),
-    listed("train", "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 optim.batch_size=8 "
-           "optim.warmup=1 log.every=2 log.validation_batches=1 optim.precision=no data.held_out=0.2"),
+    "study=smoke",
+    "~study.axes.size.w64",
+    "study.axes.fraction=[1.0,0.25]",
+    "study.seeds=[3]",
+    "study.budget.steps=4",
+    "study.lr.values=[1e-3,1e-2]",
+    "study.windows=64",
+    "executor=inline",
+    "device=cpu",
+    listed("evaluate", "episodes=3"),
+    listed(
+        "train",
+        "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 optim.batch_size=8 "
+        "optim.warmup=1 log.every=2 log.validation_batches=1 optim.precision=no data.held_out=0.2",
+    ),
     listed("axes.size.w16", "backbone.width=16 backbone.layers=1 backbone.inner=16"),
     listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32"),
-)  # fmt: skip
+)
 
 
 ONE = ("study.axes.fraction=[1.0]", "study.axes.quality=[0.0]")
@@ -64,24 +77,33 @@ def runs(out):
     return json.loads((out / "study.json").read_text())["runs"]
 
 
-def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_run(tmp_path, capsys):
-    words = ["study=smoke", listed("train", "dataset=synthetic env=gymnasium env.id=NoSuch-v1 backbone=nano data.held_out=0.2")]
+def test_a_study_in_an_environment_unlike_its_data_is_refused_before_its_first_run(
+    tmp_path, capsys
+):
+    words = [
+        "study=smoke",
+        listed(
+            "train",
+            "dataset=synthetic env=gymnasium env.id=NoSuch-v1 backbone=nano data.held_out=0.2",
+        ),
+    ]
     assert command("scale", *SMALL[1:], *words, f"out={tmp_path / 'out'}") == 1
-    assert "env: could not be built (env.id: Environment `NoSuch` doesn't exist" in " ".join(capsys.readouterr().err.split())
+    assert "env: could not be built (env.id: Environment `NoSuch` doesn't exist" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_every_cell_is_run_and_tuning_runs_are_not_repeated(finished):
     found = runs(finished)
-    assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {
-        "done"
-    }  # of the four that tune, two are in the grid
+    # of the four that tune, two are in the grid
+    assert len(found) == 2 * 2 * 2 + 2 and {run["state"] for run in found} == {"done"}
     tuned = json.loads((finished / "study.json").read_text())["tuned"]
     for size, rates in tuned.items():
         best = min(rates, key=rates.get)
-        assert len(rates) == 2 and {run["lr"] for run in found if run["size"] == size and run["fraction"] == 1.0} == {
-            float(best)
-        }
+        assert len(rates) == 2 and {
+            run["lr"] for run in found if run["size"] == size and run["fraction"] == 1.0
+        } == {float(best)}
 
 
 def test_tuning_scales_the_rate_of_the_backbone_too(finished):
@@ -103,14 +125,26 @@ def test_a_second_command_runs_only_what_is_new(finished, tmp_path):
 
 def test_a_run_records_its_cost_and_its_results(finished):
     for run in runs(finished):
-        assert run["steps"] == 4 and run["tokens"] == 4 * 8 * 3 * 3 and [point[0] for point in run["curve"]] == [2, 4]
-        assert run["held_out"] > run["floor"] == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
+        assert (
+            run["steps"] == 4
+            and run["tokens"] == 4 * 8 * 3 * 3
+            and [point[0] for point in run["curve"]] == [2, 4]
+        )
+        assert (
+            run["held_out"]
+            > run["floor"]
+            == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
+        )
         assert run["low"] <= run["score"] <= run["high"] and 0 < run["action_error"] < 2
         assert run["parameters"] == run["trained"] > run["non_embedding"] > 1000
-        assert run["flops"] == run["tokens"] * (6 * run["non_embedding"] + 6 * 1 * int(run["size"][1:]) * 9)
+        assert run["flops"] == run["tokens"] * (
+            6 * run["non_embedding"] + 6 * 1 * int(run["size"][1:]) * 9
+        )
     by = {(run["size"], run["fraction"], run["mixture"]): run for run in runs(finished)}
     assert by["w32", 1.0, "0"]["quality"] == 1 < by["w32", 1.0, "0.5"]["quality"]
-    assert by["w32", 1.0, "0"]["data_episodes"] == 48 and by["w32", 0.25, "0"]["data_episodes"] == 12
+    assert (
+        by["w32", 1.0, "0"]["data_episodes"] == 48 and by["w32", 0.25, "0"]["data_episodes"] == 12
+    )
 
 
 def test_held_out_groups_do_not_depend_on_the_fraction(finished):
@@ -129,16 +163,27 @@ def test_the_measured_loss_is_the_mean_over_all_held_out_steps(finished):
         make_policy(store.spec, timesteps="none"),
         {"data": {"held_out": 0.02, "seed": 3}, "model": {"return_horizon": 0}, "window": 1},
     )
-    found, (_, held_out) = scaling_run.measure(policy, config, store, 2**14), sampling.select(store, held_out=0.02, seed=3)
+    found, (_, held_out) = (
+        scaling_run.measure(policy, config, store, 2**14),
+        sampling.select(store, held_out=0.02, seed=3),
+    )
     episodes = np.repeat(held_out, store.lengths[held_out])
     starts = np.concatenate([np.arange(n) for n in store.lengths[held_out]])
     window = windows.cut(windows.of_store(store), episodes, starts, 1)
-    batch = windows.collate(window, text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes])
+    batch = windows.collate(
+        window, text.encode(policy.model.backbone.tokenizer, store.tasks), store.task[episodes]
+    )
     with torch.no_grad():
-        distribution = policy.model.distribution(policy.model.read(batch), batch.action_masks, batch.observations)
+        distribution = policy.model.distribution(
+            policy.model.read(batch), batch.action_masks, batch.observations
+        )
     actions = policy.model.normalizer.actions(batch.actions)
-    assert found["held_out"] == pytest.approx(-distribution.log_prob(actions).mean().item(), rel=0.02)
-    assert found["action_error"] == pytest.approx((distribution.mode - actions).square().mean().item() ** 0.5, rel=0.02)
+    assert found["held_out"] == pytest.approx(
+        -distribution.log_prob(actions).mean().item(), rel=0.02
+    )
+    assert found["action_error"] == pytest.approx(
+        (distribution.mode - actions).square().mean().item() ** 0.5, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +198,15 @@ def test_a_run_planned_for_other_data_or_weights_is_refused(finished, tmp_path, 
     job = ledger.job(finished / runs(finished)[0]["run"]) | {part: "0"}
     job["train"]["backbone"]["folder"] = ""
     with pytest.raises(ValueError, match=message):
-        scaling_run.execute(tmp_path, job, cache_dir=finished.parent / "data", device="cpu", keep=False, processes=1, threads=1)
+        scaling_run.execute(
+            tmp_path,
+            job,
+            cache_dir=finished.parent / "data",
+            device="cpu",
+            keep=False,
+            processes=1,
+            threads=1,
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -165,7 +218,9 @@ def test_the_floor_is_the_least_loss_of_the_head(finished):
     store = prepare(node("dataset", "synthetic"), finished.parent / "data")
     bins = make_model(store.spec, head="bins", head_options={"num_bins": 5}).head
     assert bins.loss_floor == pytest.approx(2 * math.log(0.5))
-    assert make_model(store.spec, head="gaussian").head.loss_floor == pytest.approx(2 * math.log(0.5 * math.sqrt(2 * math.pi)))
+    assert make_model(store.spec, head="gaussian").head.loss_floor == pytest.approx(
+        2 * math.log(0.5 * math.sqrt(2 * math.pi))
+    )
     assert DiscreteHead.loss_floor == 0
 
 
@@ -182,11 +237,18 @@ def test_a_head_without_a_floor_is_refused(finished):
 def test_a_study_is_reported_again_from_its_json(finished, tmp_path):
     shutil.copy(finished / "study.json", tmp_path)
     assert command("scale", "action=report", f"read={tmp_path}/study.json") == 0
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads((finished / "study.json").read_text())
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(
+        (finished / "study.json").read_text()
+    )
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) >= 6 and 'src="data:' in page
+    assert (
+        page.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png"))) >= 6
+        and 'src="data:' in page
+    )
     assert 'src="http' not in page and "No law is fitted" in page  # four steps show nothing
-    assert "the edge of the values tried" in page and all(run["run"] in page for run in runs(finished))
+    assert "the edge of the values tried" in page and all(
+        run["run"] in page for run in runs(finished)
+    )
 
 
 def test_a_study_that_does_not_tune_says_so(finished, tmp_path):
@@ -202,7 +264,12 @@ def test_a_plan_prints_the_cost_and_starts_nothing(tmp_path, capsys):
     assert small(tmp_path / "out", "action=plan", "probe=2") == 0
     printed = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    assert "10 runs" in printed and "hours" in printed and "FLOPs" in printed and "MB on disk" in printed
+    assert (
+        "10 runs" in printed
+        and "hours" in printed
+        and "FLOPs" in printed
+        and "MB on disk" in printed
+    )
 
 
 def test_a_plan_without_a_probe_has_no_hours(tmp_path, capsys):
@@ -227,7 +294,10 @@ def test_a_failed_run_is_named_with_its_error_and_retried(tmp_path, capsys, monk
     assert printed.count("failed: ") == 1 and "FloatingPointError: loss is not finite" in printed
     assert small(tmp_path / "out", *words, "action=status") == 0
     printed = capsys.readouterr().out
-    assert "4 runs; 0 planned, 0 running, 3 done, 1 failed" in printed and "loss is not finite" in printed
+    assert (
+        "4 runs; 0 planned, 0 running, 3 done, 1 failed" in printed
+        and "loss is not finite" in printed
+    )
     broken[0], before = False, stamps(tmp_path / "out")
     assert small(tmp_path / "out", *words, "action=retry") == 0
     assert before.items() <= stamps(tmp_path / "out").items() and len(stamps(tmp_path / "out")) == 4
@@ -262,7 +332,9 @@ WRONG = {
     "study.budget.steps=0": "study.budget.steps: rule=steps needs it",
     "study.lr.values=[]": "study.lr.values: rule=sweep needs it",
     shlex.quote(listed("axes.size.w16", "backbone.widht=16")): "does not compose",
-    shlex.quote(r'study.axes.size.w16=["init_from=x-\${seed}"]'): "init_from=x-${seed} would be the same in every run",
+    shlex.quote(
+        r'study.axes.size.w16=["init_from=x-\${seed}"]'
+    ): "init_from=x-${seed} would be the same in every run",
     shlex.quote(listed("train", "dataset=synthetic data.held_out=0.0")): "holds none out",
     "action=dance": "action: expected one of plan, run, status, retry, report, advise, got 'dance'",
     "executor=moon": "executor: expected one of local, inline, ray, slurm, got 'moon'",
@@ -310,7 +382,16 @@ def test_a_worker_process_has_the_same_loss_as_this_process(tmp_path):
 
 
 def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
-    assert small(tmp_path / "out", "study.budget.rule=compute", "study.budget.flops=1e7", *ONE, "study.lr.rule=fixed") == 0
+    assert (
+        small(
+            tmp_path / "out",
+            "study.budget.rule=compute",
+            "study.budget.flops=1e7",
+            *ONE,
+            "study.lr.rule=fixed",
+        )
+        == 0
+    )
     found = {run["size"]: run for run in runs(tmp_path / "out")}
     for run in found.values():
         assert run["flops"] == pytest.approx(1e7, rel=0.5 / run["steps"])
@@ -318,7 +399,9 @@ def test_a_compute_budget_gives_every_size_the_same_flops(tmp_path):
 
 
 @pytest.mark.parametrize(("tolerance", "steps", "converged"), [(1e9, 8, True), (1e-9, 16, False)])
-def test_rule_converged_doubles_the_steps_until_the_gain_is_small(tolerance, steps, converged, tmp_path):
+def test_rule_converged_doubles_the_steps_until_the_gain_is_small(
+    tolerance, steps, converged, tmp_path
+):
     words = (
         "study.budget.rule=converged",
         f"study.budget.tolerance={tolerance}",
@@ -330,13 +413,27 @@ def test_rule_converged_doubles_the_steps_until_the_gain_is_small(tolerance, ste
     assert (run["steps"], run["converged"]) == (steps, converged)
 
 
-def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(tmp_path):
+def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_on_their_own(
+    tmp_path,
+):
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
-    mine["axes"] = {"size": {"w8": ["backbone.width=8", "backbone.layers=1"]}, "fraction": [1.0],
-                    "quality": {"plain": ["dataset=synthetic"], "other": ["dataset=synthetic", "dataset.seed=1"],
-                                "wrong": ["dataset=synthetic", "transform=corrupted", "transform.kind=adversarial"],
-                                "moves": ["dataset=synthetic-discrete", "head=discrete"]}}  # fmt: skip
-    mine |= {"name": "mine", "seeds": [0], "lr": {"rule": "fixed"}, "windows": 64, "budget": {"rule": "steps", "steps": 2}}
+    mine["axes"] = {
+        "size": {"w8": ["backbone.width=8", "backbone.layers=1"]},
+        "fraction": [1.0],
+        "quality": {
+            "plain": ["dataset=synthetic"],
+            "other": ["dataset=synthetic", "dataset.seed=1"],
+            "wrong": ["dataset=synthetic", "transform=corrupted", "transform.kind=adversarial"],
+            "moves": ["dataset=synthetic-discrete", "head=discrete"],
+        },
+    }
+    mine |= {
+        "name": "mine",
+        "seeds": [0],
+        "lr": {"rule": "fixed"},
+        "windows": 64,
+        "budget": {"rule": "steps", "steps": 2},
+    }
     mine["train"] = [
         *(word for word in mine["train"] if word != "dataset=synthetic"),
         "dataset.episodes=60",
@@ -344,28 +441,50 @@ def test_all_mixtures_are_measured_on_the_data_of_the_first_or_of_another_space_
     ]
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
-    words = ("--config-dir", tmp_path, "study=mine", "executor=inline", "device=cpu", f"out={tmp_path}/out")
+    words = (
+        "--config-dir",
+        tmp_path,
+        "study=mine",
+        "executor=inline",
+        "device=cpu",
+        f"out={tmp_path}/out",
+    )
     assert command("scale", *words) == 0
     found = {run["mixture"]: run for run in runs(tmp_path / "out")}
     jobs = {name: ledger.job(tmp_path / "out" / run["run"]) for name, run in found.items()}
     assert found["plain"]["quality"] == 1 != found["other"]["quality"]
-    assert jobs["plain"]["reference"] == jobs["other"]["reference"] and jobs["plain"]["data"] != jobs["other"]["data"]
-    assert found["plain"]["quality"] != found["wrong"]["quality"] and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
-    assert jobs["moves"]["reference"] == jobs["moves"]["train"]["dataset"] != jobs["plain"]["reference"]
+    assert (
+        jobs["plain"]["reference"] == jobs["other"]["reference"]
+        and jobs["plain"]["data"] != jobs["other"]["data"]
+    )
+    assert (
+        found["plain"]["quality"] != found["wrong"]["quality"]
+        and jobs["wrong"]["reference"] == jobs["plain"]["reference"]
+    )
+    assert (
+        jobs["moves"]["reference"]
+        == jobs["moves"]["train"]["dataset"]
+        != jobs["plain"]["reference"]
+    )
 
 
 def test_a_size_of_another_space_is_measured_on_its_own_data(tmp_path):
     mine = yaml.safe_load((configs() / "study" / "smoke.yaml").read_text())
     mine["train"].remove("dataset=synthetic")
     mine["axes"] |= {
-        "size": {"moves": ["dataset=synthetic"], "steps": ["dataset=synthetic-discrete", "head=discrete"]},
+        "size": {
+            "moves": ["dataset=synthetic"],
+            "steps": ["dataset=synthetic-discrete", "head=discrete"],
+        },
         "quality": [0.0],
     }
     store_choices()
     with initialize_config_dir(str(configs()), version_base=None):
         cells = grid.Grid(mine, tmp_path)
     own = {size: config["dataset"] for (size, _), config in cells.configs.items()}
-    assert {size: node for (size, _), node in cells.references.items()} == own and own["moves"] != own["steps"]
+    assert {size: node for (size, _), node in cells.references.items()} == own and own[
+        "moves"
+    ] != own["steps"]
 
 
 def test_quality_is_the_mean_return_above_the_least_or_the_speed():
@@ -380,12 +499,19 @@ def test_quality_is_the_mean_return_above_the_least_or_the_speed():
 
 
 @pytest.mark.parametrize(
-    "begin", ["backbone=pretrained backbone.folder={} backbone.lora_rank=2", "backbone=nano backbone.width=16 init_from={}"]
+    "begin",
+    [
+        "backbone=pretrained backbone.folder={} backbone.lora_rank=2",
+        "backbone=nano backbone.width=16 init_from={}",
+    ],
 )
 def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
     loop = "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2"
     cache_dir, scratch = f"cache_dir={tmp_path}", "backbone=nano backbone.width=16"
-    sizes = (listed("axes.size.w32", scratch), listed("axes.size.w16", begin.format(tmp_path / "a")))
+    sizes = (
+        listed("axes.size.w32", scratch),
+        listed("axes.size.w16", begin.format(tmp_path / "a")),
+    )
     found = []
     for steps in (2, 3):
         first = (
@@ -400,7 +526,9 @@ def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
         assert command("train", *first) == 0
         assert small(tmp_path / "out", listed("train", loop), *sizes, *ONE, cache_dir) == 0
         found.append({run["run"]: run["size"] for run in runs(tmp_path / "out")})
-    assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, "w16 is run again, on the new weights"
+    assert {found[0][name] for name in found[0].keys() & found[1].keys()} == {"w32"}, (
+        "w16 is run again, on the new weights"
+    )
 
 
 def test_every_shipped_study_composes_and_has_a_note():
@@ -418,7 +546,9 @@ def test_every_shipped_study_composes_and_has_a_note():
         except Exception as error:
             wrong.append(f"{name}: {error}")
             continue
-        if study["name"] != name or len(found) != len(study["axes"]["size"]) * len(study["axes"]["quality"]):
+        if study["name"] != name or len(found) != len(study["axes"]["size"]) * len(
+            study["axes"]["quality"]
+        ):
             wrong.append(f"{name}: {len(found)} configurations, named {study['name']}")
         if not note.startswith("# ") or f"decisionllm scale study={name}" not in note:
             wrong.append(f"{name}: expected a note with its command")

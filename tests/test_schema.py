@@ -1,4 +1,6 @@
-"""Records are checked where they are made: a message names the record, the field, what was expected and what came."""
+"""Records are checked where they are made: a message names the record, the field, what was expected
+and what came.
+"""
 
 import numpy as np
 import pytest
@@ -14,35 +16,59 @@ def zeros(*shape):
 def batch(**fields):
     """One row of two steps: S = 3, A = 1, a text of four tokens."""
     parts = {
-        "observations": torch.zeros(1, 2, 3), "actions": torch.zeros(1, 2, 1), "returns_to_go": torch.zeros(1, 2),
-        "timesteps": torch.zeros(1, 2, dtype=torch.long), "mask": torch.ones(1, 2, dtype=torch.bool),
-        "text_ids": torch.zeros(1, 4, dtype=torch.long), "text_mask": torch.ones(1, 4, dtype=torch.bool),
+        "observations": torch.zeros(1, 2, 3),
+        "actions": torch.zeros(1, 2, 1),
+        "returns_to_go": torch.zeros(1, 2),
+        "timesteps": torch.zeros(1, 2, dtype=torch.long),
+        "mask": torch.ones(1, 2, dtype=torch.bool),
+        "text_ids": torch.zeros(1, 4, dtype=torch.long),
+        "text_mask": torch.ones(1, 4, dtype=torch.bool),
         "text_index": torch.zeros(1, dtype=torch.long),
-    }  # fmt: skip
+    }
     return Batch(**parts | fields)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Episode(zeros(3, 2), zeros(4, 1), zeros(3)), r"Episode.actions: expected shape \(n=3, A\), got \(4, 1\)"),
-        (lambda: Episode(zeros(3), zeros(3, 1), zeros(3)), r"Episode.observations: expected shape \(n, S\), got \(3,\)"),
-        (lambda: Episode([[0, 0]], zeros(1, 1), zeros(1)), r"Episode.observations: expected shape \(n, S\), got list"),
+        (
+            lambda: Episode(zeros(3, 2), zeros(4, 1), zeros(3)),
+            r"Episode.actions: expected shape \(n=3, A\), got \(4, 1\)",
+        ),
+        (
+            lambda: Episode(zeros(3), zeros(3, 1), zeros(3)),
+            r"Episode.observations: expected shape \(n, S\), got \(3,\)",
+        ),
+        (
+            lambda: Episode([[0, 0]], zeros(1, 1), zeros(1)),
+            r"Episode.observations: expected shape \(n, S\), got list",
+        ),
         (
             lambda: Episode(zeros(1, 2), zeros(1, 1), zeros(1), final_observation=zeros(3)),
             r"expected shape \(S=2\), got \(3,\)",
         ),
-        (lambda: Episode(zeros(0, 2), zeros(0, 1), zeros(0)), "Episode: expected at least one step, got none"),
-        (lambda: History(zeros(3, 2), zeros(3, 1), zeros(2)), r"History.actions: expected shape \(t=2, A\), got \(3, 1\)"),
+        (
+            lambda: Episode(zeros(0, 2), zeros(0, 1), zeros(0)),
+            "Episode: expected at least one step, got none",
+        ),
+        (
+            lambda: History(zeros(3, 2), zeros(3, 1), zeros(2)),
+            r"History.actions: expected shape \(t=2, A\), got \(3, 1\)",
+        ),
         (
             lambda: History(zeros(3, 2), zeros(2, 1), zeros(2), action_masks=np.ones((2, 4), bool)),
             r"History.action_masks: expected shape \(t\+1=3, C\), got \(2, 4\)",
         ),
         (
-            lambda: Window(zeros(1, 2, 3), zeros(1, 2, 1), zeros(1, 2), zeros(1, 2), zeros(2, 2), zeros(1)),
+            lambda: Window(
+                zeros(1, 2, 3), zeros(1, 2, 1), zeros(1, 2), zeros(1, 2), zeros(2, 2), zeros(1)
+            ),
             r"Window.mask: expected shape \(B=1, T=2\), got \(2, 2\)",
         ),
-        (lambda: batch(text_mask=torch.ones(1, 5)), r"Batch.text_mask: expected shape \(U=1, L=4\), got \(1, 5\)"),
+        (
+            lambda: batch(text_mask=torch.ones(1, 5)),
+            r"Batch.text_mask: expected shape \(U=1, L=4\), got \(1, 5\)",
+        ),
     ],
 )
 def test_a_wrong_shape_names_the_field_and_what_came(make, message):
@@ -53,17 +79,29 @@ def test_a_wrong_shape_names_the_field_and_what_came(make, message):
 def test_a_number_that_is_not_finite_is_named_with_its_place():
     rows = zeros(3, 2)
     rows[1, 0] = np.nan
-    with pytest.raises(ValueError, match=r"Episode.observations: expected finite numbers, got nan at \[1, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"Episode.observations: expected finite numbers, got nan at \[1, 0\]"
+    ):
         Episode(rows, zeros(3, 1), zeros(3))
-    with pytest.raises(ValueError, match=r"History.rewards: expected finite numbers, got inf at \[0\]"):
+    with pytest.raises(
+        ValueError, match=r"History.rewards: expected finite numbers, got inf at \[0\]"
+    ):
         History(zeros(2, 2), zeros(1, 1), np.array([np.inf]))
 
 
 def test_a_text_or_a_group_of_another_type_is_refused():
-    for name, value, wanted in (("task", None, "str"), ("task", 3, "str"), ("group", 1.5, "int"), ("group", "a", "int")):
+    for name, value, wanted in (
+        ("task", None, "str"),
+        ("task", 3, "str"),
+        ("group", 1.5, "int"),
+        ("group", "a", "int"),
+    ):
         with pytest.raises(ValueError, match=f"Episode.{name}: expected {wanted}, got {value!r}"):
             Episode(zeros(3, 2), zeros(3, 1), zeros(3), **{name: value})
-    assert Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), group=np.int64(4)).group == 4
+    assert (
+        Episode(zeros(3, 2), zeros(3, 1), zeros(3), task=np.str_("Go."), group=np.int64(4)).group
+        == 4
+    )
 
 
 def test_a_history_may_hold_the_first_observation_alone():
@@ -82,7 +120,10 @@ def test_a_history_may_hold_the_first_observation_alone():
             r"low < high, got \(1.0, 1.0\) and \(1.0, 2.0\); give those of the action space",
         ),
         ({"horizon": 0}, "expected sizes and a horizon above 0, got 3, 2 and 0"),
-        ({"num_actions": -1}, "expected a number of discrete actions, or 0 for continuous ones, got -1"),
+        (
+            {"num_actions": -1},
+            "expected a number of discrete actions, or 0 for continuous ones, got -1",
+        ),
         ({"num_actions": 5}, "a discrete action is one index, got 2 numbers"),
     ],
 )
@@ -93,12 +134,31 @@ def test_a_spec_that_cannot_be_is_refused(fields, message):
 
 def test_a_batch_moves_whole_and_what_is_missing_stays_missing():
     here, there = vars(batch()), vars(batch().to("meta"))
-    assert {name for name in there if there[name] is None} == {name for name in here if here[name] is None} > set()
+    assert (
+        {name for name in there if there[name] is None}
+        == {name for name in here if here[name] is None}
+        > set()
+    )
     assert {part.device.type for part in there.values() if part is not None} == {"meta"}
 
 
 def test_a_report_is_one_line_whose_return_is_called_return():
-    report = Report("d", "p", "standard", "none", 0, None, True, 2, 1.5, 50.0, 40.0, 60.0, 0.1, extra={"commit": "abc"})
+    report = Report(
+        "d",
+        "p",
+        "standard",
+        "none",
+        0,
+        None,
+        True,
+        2,
+        1.5,
+        50.0,
+        40.0,
+        60.0,
+        0.1,
+        extra={"commit": "abc"},
+    )
     row = report.row()
     assert (row["return"], row["score"], row["commit"]) == (1.5, 50.0, "abc")
     assert "mean_return" not in row and "extra" not in row
@@ -108,4 +168,11 @@ def test_the_first_wrong_entry_is_refused_with_its_values():
     wrong, values = np.array([[False, False], [True, True]]), np.array([[1.0, 2.0], [3.5, 4.0]])
     refuse("log, ", np.zeros((2, 2), bool), "row {}: got {}", values, values)
     with pytest.raises(ValueError, match=r"^log, row 3.5: got \[7.0\], x$"):
-        refuse("log, ", wrong, "row {:g}: got {}, {}", values, values[..., None] * 2, np.full((2, 2), "x", object))
+        refuse(
+            "log, ",
+            wrong,
+            "row {:g}: got {}, {}",
+            values,
+            values[..., None] * 2,
+            np.full((2, 2), "x", object),
+        )

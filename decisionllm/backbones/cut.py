@@ -1,12 +1,15 @@
-"""A pretrained model cut into two: its lower blocks read a text once, frozen; the blocks above read the trajectory and attend to the text.
+"""A pretrained model cut into two: its lower blocks read a text once, frozen; the blocks above read
+the trajectory and attend to the text.
 
-Blocks are counted from 1, as hidden states of transformers are: block 0 is the word embedding. With text_layers=12 and layers=18 of a
-model of 30 blocks, blocks 1 to 12 read each distinct text once and its hidden states are kept. The tokens of the trajectory enter
-behind block 12 and go through blocks 13 to 18, which have adapters; the other 12 blocks are not built.
+Blocks are counted from 1, as hidden states of transformers are: block 0 is the word embedding. With
+text_layers=12 and layers=18 of a model of 30 blocks, blocks 1 to 12 read each distinct text once
+and its hidden states are kept. The tokens of the trajectory enter behind block 12 and go through
+blocks 13 to 18, which have adapters; the other 12 blocks are not built.
 
-The text itself goes no further: each of the blocks 13 to 18 makes its keys and values of the kept states behind block 12. The
-adapters of these two maps learn what to take from a text. A text costs a step two small products a block, a sixteenth of a block; with
-the whole blocks, adapters included, for texts too, a step took 2.6 times as long and learned no more in the same time. See LOG.md.
+The text itself goes no further: each of the blocks 13 to 18 makes its keys and values of the kept
+states behind block 12. The adapters of these two maps learn what to take from a text. A text costs
+a step two small products a block, a sixteenth of a block; with the whole blocks, adapters included,
+for texts too, a step took 2.6 times as long and learned no more in the same time. See LOG.md.
 """
 
 import hashlib
@@ -22,19 +25,24 @@ from decisionllm.backbones.kept import KeptFeatures, TokenIds
 from decisionllm.files import cache_dir
 from decisionllm.tokenizers.text import padded
 
-# Where SmolLM2-135M (30 blocks) reads sixty wordings of a goal best, of those that were tried: 12 and 18. See LOG.md.
+# Where SmolLM2-135M (30 blocks) reads sixty wordings of a goal best, of those that were tried: 12
+# and 18. See LOG.md.
 TEXT_SHARE = 0.4
 SHARE = 0.6
 DEFAULT = -1  # of both options: by these shares
 
 
-def cut_at(core: Any, text_layers: int, layers: int, *, tune: str, supported: bool) -> tuple[int, int]:
+def cut_at(
+    core: Any, text_layers: int, layers: int, *, tune: str, supported: bool
+) -> tuple[int, int]:
     """How many blocks read texts alone, and how many there are in all, of these options.
 
     Args:
         core: the whole model of transformers.
-        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, or none where it can't be cut.
-        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where it can't be cut.
+        text_layers: blocks that read a text once, frozen; DEFAULT: two fifths of the model, or none
+            where it can't be cut.
+        layers: blocks that are built; 0: all; DEFAULT: three fifths of the model, or all where it
+            can't be cut.
         tune: `full` trains all blocks, so that none may be frozen.
         supported: whether our forward reads the blocks of this model.
 
@@ -55,8 +63,12 @@ def cut_at(core: Any, text_layers: int, layers: int, *, tune: str, supported: bo
         layers = max(math.ceil(SHARE * count), text_layers + 1)
     layers = layers or count
     if not 0 <= text_layers < layers <= count:
-        wanted = f"text_layers below layers, and layers of at most {count}, the blocks of this model"
-        raise ValueError(f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and {layers}")
+        wanted = (
+            f"text_layers below layers, and layers of at most {count}, the blocks of this model"
+        )
+        raise ValueError(
+            f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and {layers}"
+        )
     return text_layers, layers
 
 
@@ -76,7 +88,9 @@ def keep_blocks(core: Any, layers: int) -> None:
 
 @contextmanager
 def only_blocks(core: Any, chosen: slice) -> Iterator[None]:
-    """Let the library's own forward of a model run some of its blocks alone, within the block of this statement."""
+    """Let the library's own forward of a model run some of its blocks alone, within the block of
+    this statement.
+    """
     whole, before = core.layers, core.config
     core.layers = whole[chosen]
     core.config = type(before).from_dict(before.to_dict())
@@ -98,7 +112,8 @@ def _number(blocks: Any) -> None:
 
 def _describe(config: Any, chosen: slice) -> None:
     """Let a config of transformers describe these blocks of its model alone."""
-    kinds = getattr(config, "layer_types", None)  # whether each block sees all tokens or a sliding window
+    # whether each block sees all tokens or a sliding window
+    kinds = getattr(config, "layer_types", None)
     count = len(range(*chosen.indices(config.num_hidden_layers)))
     if kinds:
         config.layer_types = kinds[chosen]
@@ -106,9 +121,11 @@ def _describe(config: Any, chosen: slice) -> None:
 
 
 class TextLayers:
-    """The lower blocks of a backbone as a reader of its texts: see `readers.FrozenFeatures` for the other one.
+    """The lower blocks of a backbone as a reader of its texts: see `readers.FrozenFeatures` for the
+    other one.
 
-    Token ids are rows of a table of hidden states. A text is read once for each set of weights, and kept on disk.
+    Token ids are rows of a table of hidden states. A text is read once for each set of weights, and
+    kept on disk.
 
     Args:
         core: the transformers model, whose lower blocks are frozen.
@@ -120,7 +137,9 @@ class TextLayers:
         self.core, self.tokenizer, self.text_layers = core, tokenizer, text_layers
         self.digest = weights_digest(core, text_layers)
         folder = cache_dir() / "text-features" / self.digest
-        self.kept = KeptFeatures(self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder)
+        self.kept = KeptFeatures(
+            self._read, size=core.config.hidden_size, dtype=core.dtype, folder=folder
+        )
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
         """Hidden states are read as they are: there is nothing to fit."""
@@ -135,7 +154,9 @@ class TextLayers:
 
     @torch.no_grad()
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
-        """The hidden states of texts behind the lower blocks, by the library's own forward: (length, D) each."""
+        """The hidden states of texts behind the lower blocks, by the library's own forward:
+        (length, D) each.
+        """
         ids, mask = padded(texts)
         device = self.core.device
         before, training = self.core.norm, self.core.training
@@ -143,8 +164,13 @@ class TextLayers:
         self.core.eval()
         try:
             # What is kept must not depend on the autocast of whoever reads a text first.
-            with only_blocks(self.core, slice(0, self.text_layers)), torch.autocast(device.type, enabled=False):
-                out = self.core(input_ids=ids.to(device), attention_mask=mask.long().to(device), use_cache=False)
+            with (
+                only_blocks(self.core, slice(0, self.text_layers)),
+                torch.autocast(device.type, enabled=False),
+            ):
+                out = self.core(
+                    input_ids=ids.to(device), attention_mask=mask.long().to(device), use_cache=False
+                )
         finally:
             self.core.norm = before
             self.core.train(training)

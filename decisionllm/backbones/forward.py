@@ -1,8 +1,10 @@
-"""A transformers model that reads embeddings, block by block: shared text prefixes, a KV cache, output positions.
+"""A transformers model that reads embeddings, block by block: shared text prefixes, a KV cache,
+output positions.
 
-A text is read once for all rows that share it, and its keys and values are multiplied for all of them at once, see `attention`. The
-last block is computed only at the output positions, and decoding keeps keys and values, see `cache`. `Backbone.plain` is the
-library's own forward on the same embeddings; when a model is loaded both are compared, and an architecture whose blocks are not
+A text is read once for all rows that share it, and its keys and values are multiplied for all of
+them at once, see `attention`. The last block is computed only at the output positions, and decoding
+keeps keys and values, see `cache`. `Backbone.plain` is the library's own forward on the same
+embeddings; when a model is loaded both are compared, and an architecture whose blocks are not
 supported is read by `plain`.
 """
 
@@ -22,7 +24,8 @@ from decisionllm.backbones.cut import TextLayers, only_blocks
 from decisionllm.backbones.layouts import ALL, GPT2, Llama
 from decisionllm.tokenizers import text
 
-# Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head width, D width.
+# Letters: U texts, L their tokens, B rows, n new tokens, M keys, H query heads, G key heads, d head
+# width, D width.
 MOST_TEXTS = 20_000  # of which token ids and features are kept in memory
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -42,15 +45,18 @@ class Backbone(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self.tune = model, tokenizer, tune
         self.encoded: dict[str, list[int]] = {}  # token ids of texts
-        # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or the lower blocks, see `cut_off`.
+        # What reads texts in place of the word embeddings: a text encoder, see `readers.attach`, or
+        # the lower blocks, see `cut_off`.
         self.features: Any = None
         self.first = 0  # the block at which the tokens of a trajectory enter, counted from 0
         self.gradient_checkpointing = False
         self.sharded = False  # see `shard`
         self.config = self.core.config
         self.width: int = self.config.hidden_size
-        self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)  # tokens that it can tell apart
-        self.layout: Llama | GPT2 | None = _matching_layout(self)  # None: the blocks of this architecture are not supported
+        # tokens that it can tell apart
+        self.positions: float = getattr(self.config, "max_position_embeddings", math.inf)
+        # None: the blocks of this architecture are not supported
+        self.layout: Llama | GPT2 | None = _matching_layout(self)
 
     @property
     def core(self) -> Any:
@@ -62,7 +68,10 @@ class Backbone(nn.Module):
         return next(iter(self.core.parameters())).dtype  # type: ignore[no-any-return]  # of transformers
 
     def cut_off(self, text_layers: int) -> None:
-        """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them. See `cut.TextLayers`."""
+        """Let the lower blocks read texts alone, once: tokens of a trajectory enter behind them.
+
+        See `cut.TextLayers`.
+        """
         self.first, self.features = text_layers, TextLayers(self.core, self.tokenizer, text_layers)
 
     @property
@@ -71,7 +80,9 @@ class Backbone(nn.Module):
         return int(self.config.num_hidden_layers) - self.first
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see `tokenizers.text.encode`."""
+        """Token ids of U texts (U, L), padded on the right, and a mask (U, L), True where real; see
+        `tokenizers.text.encode`.
+        """
         new = [task for task in dict.fromkeys(texts) if task not in self.encoded]
         if self.encoded and len(self.encoded) + len(new) > MOST_TEXTS:
             self.forget_texts()
@@ -80,11 +91,15 @@ class Backbone(nn.Module):
             tokenizer = self.tokenizer if self.features is None else self.features.tokenizer
             ids, mask = text.encode(tokenizer, new)
             ids = ids if self.features is None else self.features.rows(ids, mask)
-            self.encoded |= {task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)}
+            self.encoded |= {
+                task: row[real].tolist() for task, row, real in zip(new, ids, mask, strict=True)
+            }
         ids, mask = text.padded([self.encoded[task] for task in texts])
         if ids.shape[1] >= self.positions:
             got = f"{ids.shape[1]}: {max(texts, key=len)[:60]!r} ..."
-            raise ValueError(f"text: expected fewer than {self.positions} tokens, the positions of this backbone, got {got}")
+            raise ValueError(
+                f"text: expected fewer than {self.positions} tokens, the positions of this backbone, got {got}"
+            )
         return ids, mask
 
     def forget_texts(self) -> None:
@@ -105,12 +120,18 @@ class Backbone(nn.Module):
         return words(text_ids)  # type: ignore[no-any-return]  # of transformers
 
     def forward(
-        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, *, output_positions: slice = ALL
+        self,
+        tokens: Tensor,
+        text_ids: Tensor,
+        text_mask: Tensor,
+        text_index: Tensor,
+        *,
+        output_positions: slice = ALL,
     ) -> Tensor:
         """Read embedded tokens, each row after its text.
 
-        Padding is on the right everywhere, after everything real, so that causal attention never includes it; the padding of a
-        text takes no position.
+        Padding is on the right everywhere, after everything real, so that causal attention never
+        includes it; the padding of a text takes no position.
 
         Args:
             tokens: (B, n, D).
@@ -123,26 +144,43 @@ class Backbone(nn.Module):
             Hidden states at the output positions (B, n', D).
         """
         if text_ids.shape[1] + tokens.shape[1] > self.positions:
-            raise ValueError(f"text and window: expected at most {self.positions} tokens, the positions of this backbone, got "
-                             f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window")  # fmt: skip
+            raise ValueError(
+                f"text and window: expected at most {self.positions} tokens, the positions of this backbone, got "
+                f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window"
+            )
         if self.layout is None:
             return self.plain(tokens, text_ids, text_mask, text_index)[:, output_positions]
-        texts = self.read_text(text_ids, text_mask) if text_ids.shape[1] else KVCache([], [], text_mask, text_mask.sum(1))
+        texts = (
+            self.read_text(text_ids, text_mask)
+            if text_ids.shape[1]
+            else KVCache([], [], text_mask, text_mask.sum(1))
+        )
         # Without padding the mask and the positions of one row are those of all.
         padded = text_mask.shape[1] > 0 and not bool(text_mask.all())
         masked = text_index if padded else text_index[:1]
         n, slots = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)[None]
-        visible, positions = _visible(text_mask[masked], slots, n), texts.text_length[masked, None] + slots
-        return self._run(tokens, positions, visible, _itself, output_positions, texts.attention(text_index))[0]
+        visible, positions = (
+            _visible(text_mask[masked], slots, n),
+            texts.text_length[masked, None] + slots,
+        )
+        return self._run(
+            tokens, positions, visible, _itself, output_positions, texts.attention(text_index)
+        )[0]
 
-    def plain(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
+    def plain(
+        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+    ) -> Tensor:
         """The same by the library's own forward, the text repeated for every row: (B, n, D)."""
         out = self._library(tokens, text_ids, text_mask, text_index)
         hidden: Tensor = out.last_hidden_state[:, -tokens.shape[1] :].to(tokens.dtype)
         return hidden
 
-    def attention_to_text(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Tensor:
-        """How much each of the tokens attends to each token of its text, mean over the heads: (layers, B, n, L)."""
+    def attention_to_text(
+        self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor
+    ) -> Tensor:
+        """How much each of the tokens attends to each token of its text, mean over the heads:
+        (layers, B, n, L).
+        """
         before = self.core.config._attn_implementation
         self.core.set_attn_implementation("eager")  # the only one that returns its weights
         try:
@@ -152,7 +190,14 @@ class Backbone(nn.Module):
         n, L = tokens.shape[1], text_ids.shape[1]
         return torch.stack([weights.float().mean(1)[:, -n:, :L] for weights in out.attentions])
 
-    def _library(self, tokens: Tensor, text_ids: Tensor, text_mask: Tensor, text_index: Tensor, **options: Any) -> Any:
+    def _library(
+        self,
+        tokens: Tensor,
+        text_ids: Tensor,
+        text_mask: Tensor,
+        text_index: Tensor,
+        **options: Any,
+    ) -> Any:
         """The output of the library's own forward on tokens after their texts."""
         mask = torch.cat([text_mask[text_index], text_mask.new_ones(tokens.shape[:2])], 1)
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -160,12 +205,19 @@ class Backbone(nn.Module):
         given = {"attention_mask": mask.long()} | options
         if self.first:
             past = self._library_cache(text_ids, text_mask, text_index)
-            given |= {"position_ids": positions[:, text_ids.shape[1] :], "past_key_values": past, "use_cache": True}
+            given |= {
+                "position_ids": positions[:, text_ids.shape[1] :],
+                "past_key_values": past,
+                "use_cache": True,
+            }
             with only_blocks(self.core, slice(self.first, None)), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of `past_key_values`, a name that all supported versions have
+                # of `past_key_values`, a name that all supported versions have
+                warnings.simplefilter("ignore", FutureWarning)
                 return self.model(inputs_embeds=x, **given)
         texts = self.embed(text_ids)[text_index].to(self.dtype)
-        return self.model(inputs_embeds=torch.cat([texts, x], 1), position_ids=positions, use_cache=False, **given)
+        return self.model(
+            inputs_embeds=torch.cat([texts, x], 1), position_ids=positions, use_cache=False, **given
+        )
 
     def _library_cache(self, text_ids: Tensor, text_mask: Tensor, text_index: Tensor) -> Any:
         """Keys and values of the text of each row, as the library keeps them."""
@@ -178,7 +230,10 @@ class Backbone(nn.Module):
         return past
 
     def read_text(self, text_ids: Tensor, text_mask: Tensor) -> KVCache:
-        """Read U texts (U, L) into a cache. The output of their last block is not needed and not computed."""
+        """Read U texts (U, L) into a cache.
+
+        The output of their last block is not needed and not computed.
+        """
         x = self.embed(text_ids)
         if self.first:
             keys, values = self._keys_values(x)
@@ -189,7 +244,9 @@ class Backbone(nn.Module):
         return KVCache(keys, values, text_mask, text_mask.sum(1))
 
     def _keys_values(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of the upper blocks, all of the same states (U, L, D): those that the lower blocks have of texts."""
+        """Keys and values of the upper blocks, all of the same states (U, L, D): those that the
+        lower blocks have of texts.
+        """
         assert self.layout is not None
         positions = torch.arange(x.shape[1], device=x.device)[None]
         x, rope = self.layout.enter(self.core, x.to(self.dtype), positions)
@@ -201,12 +258,19 @@ class Backbone(nn.Module):
         return keys, values
 
     def append(
-        self, tokens: Tensor, cache: SessionCache, filled: Tensor, rows: Tensor | None = None, *, output_positions: slice = ALL
+        self,
+        tokens: Tensor,
+        cache: SessionCache,
+        filled: Tensor,
+        rows: Tensor | None = None,
+        *,
+        output_positions: slice = ALL,
     ) -> Tensor:
         """Read more tokens of some rows of a cache and write them into its room, in place.
 
         Args:
-            tokens: (N, n, D), may be padded on the right: the next call overwrites what padding wrote.
+            tokens: (N, n, D), may be padded on the right: the next call overwrites what padding
+                wrote.
             cache: of a session.
             filled: (N,) tokens of steps that each row has in the cache.
             rows: (N,) rows of the cache; None: all.
@@ -217,7 +281,8 @@ class Backbone(nn.Module):
         """
         n = tokens.shape[1]
         rows = torch.arange(len(cache.text_index), device=tokens.device) if rows is None else rows
-        together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())  # neighbouring rows with as many tokens
+        # neighbouring rows with as many tokens
+        together = bool((filled == filled[0]).all() & (rows.diff() == 1).all())
         taken = slice(int(rows[0]), int(rows[0]) + len(rows)) if together else rows
         slots = filled[:, None] + torch.arange(n, device=tokens.device)  # (N, n)
         used = int(filled.max()) + n  # keys of steps
@@ -237,41 +302,60 @@ class Backbone(nn.Module):
         if together and bool(text_mask.all()):
             text_mask, length, slots = text_mask[:1], length[:1], slots[:1]
         visible, positions = _visible(text_mask, slots, end), length[:, None] + slots
-        return self._run(tokens, positions, visible, write, output_positions, cache.texts.attention(text_index))[0]
+        return self._run(
+            tokens, positions, visible, write, output_positions, cache.texts.attention(text_index)
+        )[0]
 
     def read_after(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Read more tokens of rows in lock-step, as one function of tensors.
 
         Args:
             tokens: (N, n, D).
-            past: keys and values (layers, 2, N, G, M, d) of all tokens before, none of them padding.
+            past: keys and values (layers, 2, N, G, M, d) of all tokens before, none of them
+                padding.
 
         Returns:
-            The hidden state of the last token (N, D), and the keys and values (layers, 2, N, G, M+n, d).
+            The hidden state of the last token (N, D), and the keys and values (layers, 2, N, G,
+            M+n, d).
         """
-        M, slots, both = past.shape[4], torch.arange(tokens.shape[1], device=tokens.device)[None], []
+        M, slots, both = (
+            past.shape[4],
+            torch.arange(tokens.shape[1], device=tokens.device)[None],
+            [],
+        )
 
         def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             both.append(torch.cat([past[i], torch.stack([k, v])], 3))
             return both[i][0], both[i][1]
 
-        visible = _visible(torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1])
+        visible = _visible(
+            torch.ones(1, M, dtype=torch.bool, device=tokens.device), slots, tokens.shape[1]
+        )
         hidden = self._run(tokens, M + slots, visible, append, slice(-1, None))[0]
         return hidden[:, -1], torch.stack(both)
 
     def _run(
-        self, x: Tensor, positions: Tensor, visible: Tensor, store: Store, output_positions: slice,
+        self,
+        x: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        store: Store,
+        output_positions: slice,
         texts: TextAttention | None = None,
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """All blocks in turn; the last one's queries and feed-forward only at the output positions.
 
-        visible: (B or 1, n, M) bool. store(i, k, v) may keep the new keys and values of block i, and returns all to attend to.
-        texts: whose keys stand before these. Returns hidden states, and the new keys and values of each block.
+        visible: (B or 1, n, M) bool. store(i, k, v) may keep the new keys and values of block i,
+            and returns all to attend to.
+        texts: whose keys stand before these. Returns hidden states, and the new keys and values of
+            each block.
         """
         assert self.layout is not None
         layout, blocks = self.layout, self.layout.blocks(self.core)[self.first :]
         x, rope = layout.enter(self.core, x.to(self.dtype), positions)
-        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(~visible, float("-inf"))[:, None]
+        bias = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill(
+            ~visible, float("-inf")
+        )[:, None]
         keys, values = [], []
 
         def step(i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,22 +379,30 @@ class Backbone(nn.Module):
         return (x if output_positions == slice(0, 0) else layout.norm(self.core, x)), keys, values
 
     def checkpoint_gradients(self, wanted: bool) -> None:
-        """Whether the backward pass computes each block again, whose inner states are then not kept."""
+        """Whether the backward pass computes each block again, whose inner states are then not
+        kept.
+        """
         self.gradient_checkpointing = wanted
         if wanted and self.layout is None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of a name that all supported versions have
+                # of a name that all supported versions have
+                warnings.simplefilter("ignore", FutureWarning)
                 self.core.gradient_checkpointing_enable({"use_reentrant": False})
 
     def pack(self) -> None:
-        """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained further."""
+        """Lay the weights of adapted maps out for decisions, see `lora.pack`; they may be trained
+        further.
+        """
         if self.layout is not None and not self.sharded:
             for block in self.layout.blocks(self.core):
                 self.layout.pack(block)
 
     def shard(self) -> None:
-        """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is read, by this forward too."""
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # which nothing here changes in place
+        """To be called once FSDP2 has sharded the blocks: gathers the weights of each while it is
+        read, by this forward too.
+        """
+        # which nothing here changes in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         for block in self.layout.blocks(self.core) if self.layout else ():
             block.step = _call
             register_fsdp_forward_method(block, "step")
@@ -327,24 +419,40 @@ def _call(step: Callable[..., Any], *given: Any) -> Any:
 
 
 def _visible(text_mask: Tensor, slots: Tensor, M: int) -> Tensor:
-    """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N, n, L+M) bool."""
+    """The keys each token attends to, all real text and tokens up to itself: (N, L), (N, n) -> (N,
+    n, L+M) bool.
+    """
     text = text_mask[:, None].expand(-1, slots.shape[1], -1).bool()
     steps = torch.arange(M, device=slots.device) <= slots[..., None]
-    return torch.cat([text.expand(len(steps), -1, -1) if len(text) == 1 else text, steps.expand(len(text), -1, -1)], -1)
+    return torch.cat(
+        [
+            text.expand(len(steps), -1, -1) if len(text) == 1 else text,
+            steps.expand(len(text), -1, -1),
+        ],
+        -1,
+    )
 
 
 @torch.no_grad()
 def _matching_layout(backbone: Backbone) -> Llama | GPT2 | None:
-    """The layout that computes what the library does for two short texts and five tokens; None: neither does."""
+    """The layout that computes what the library does for two short texts and five tokens; None:
+    neither does.
+    """
     training = backbone.model.training
     backbone.model.eval()
     device = next(iter(backbone.core.parameters())).device
-    x = torch.linspace(-1, 1, 2 * 5 * backbone.width, device=device, dtype=backbone.dtype).view(2, 5, -1).sin()
+    x = (
+        torch.linspace(-1, 1, 2 * 5 * backbone.width, device=device, dtype=backbone.dtype)
+        .view(2, 5, -1)
+        .sin()
+    )
     ids = torch.arange(6, device=device).view(2, 3) % backbone.config.vocab_size
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=device, dtype=torch.bool)
     index = torch.arange(2, device=device)
     plain = backbone.plain(x, ids, mask, index)
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(backbone.dtype, 5e-2) * plain.abs().max().item()
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}.get(
+        backbone.dtype, 5e-2
+    ) * plain.abs().max().item()
     try:
         for backbone.layout in (Llama(), GPT2()):
             try:

@@ -1,4 +1,6 @@
-"""Language models in GGUF files: found in an installed package, converted once into a folder that transformers reads."""
+"""Language models in GGUF files: found in an installed package, converted once into a folder that
+transformers reads.
+"""
 
 import hashlib
 from importlib.util import find_spec
@@ -19,12 +21,15 @@ def packaged(package: str) -> Path:
     places = (found.submodule_search_locations or []) if found else []
     files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
     if not files:
-        raise FileNotFoundError(f"expected the installed package {package} with a GGUF file, found none: {INSTALL}")
+        raise FileNotFoundError(
+            f"expected the installed package {package} with a GGUF file, found none: {INSTALL}"
+        )
     return files[0]
 
 
 def converted(path: Path) -> Path:
-    """The model folder, in bfloat16 with the tokenizer, made of a GGUF file at first use and kept in the cache.
+    """The model folder, in bfloat16 with the tokenizer, made of a GGUF file at first use and kept
+    in the cache.
 
     Args:
         path: the file; any layout that transformers reads. Quantised weights are expanded.
@@ -34,7 +39,8 @@ def converted(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such file, or the package gguf is not installed.
-        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not read; or the folder is damaged.
+        ValueError: not a GGUF file, a truncated one, or one of a layout that transformers does not
+            read; or the folder is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a GGUF file, found none")
@@ -45,23 +51,32 @@ def converted(path: Path) -> Path:
         check_all(folder, remedy=MAKE_AGAIN)
         return folder
     if not find_spec("gguf"):
-        raise FileNotFoundError(f"{path}: expected the installed package gguf, which reads it, found none: {INSTALL}")
+        raise FileNotFoundError(
+            f"{path}: expected the installed package gguf, which reads it, found none: {INSTALL}"
+        )
     import transformers
 
     source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     quantised = getattr(transformers, "GgufConfig", None)  # versions without it always expand
     expand = {"quantization_config": quantised(dequantize=True)} if quantised else {}
-    with Console(stderr=True).status(f"converting {path.name} to {folder}, once"), sealed(folder) as partial:
+    with (
+        Console(stderr=True).status(f"converting {path.name} to {folder}, once"),
+        sealed(folder) as partial,
+    ):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **source)
             model, loading = transformers.AutoModel.from_pretrained(
                 str(path.parent), **source, dtype=torch.bfloat16, output_loading_info=True, **expand
             )
             if loading["missing_keys"]:  # transformers draws them at random
-                raise ValueError(f"it lacks weights of {type(model).__name__}, such as {min(loading['missing_keys'])}")
+                raise ValueError(
+                    f"it lacks weights of {type(model).__name__}, such as {min(loading['missing_keys'])}"
+                )
         except Exception as error:  # of whatever kind the file makes the reader raise
-            raise ValueError(f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be read: "
-                             f"{str(error).splitlines()[0]}") from error  # fmt: skip
+            raise ValueError(
+                f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be read: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     return folder

@@ -1,4 +1,6 @@
-"""Features of texts that are computed once: in a table in memory, and on disk by the text and the weights; both of bounded size."""
+"""Features of texts that are computed once: in a table in memory, and on disk by the text and the
+weights; both of bounded size.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,7 +13,8 @@ from torch import Tensor
 from decisionllm.files import atomic
 
 AT_ONCE = 32  # texts that are read in one forward
-# Texts of one reader that are kept on disk. Where every text is new, further ones would never be read again.
+# Texts of one reader that are kept on disk. Where every text is new, further ones would never be
+# read again.
 MOST_FILES = 10_000
 TokenIds = tuple[int, ...]  # of one text
 
@@ -19,8 +22,8 @@ TokenIds = tuple[int, ...]  # of one text
 class KeptFeatures:
     """A table with a row of features for each token of each text that was read.
 
-    A text is its token ids. Token ids of a batch are replaced by rows of the table, which a backbone then looks up as it looks up word
-    embeddings.
+    A text is its token ids. Token ids of a batch are replaced by rows of the table, which a
+    backbone then looks up as it looks up word embeddings.
 
     Args:
         read: texts -> their features, (length, F) each.
@@ -30,7 +33,12 @@ class KeptFeatures:
     """
 
     def __init__(
-        self, read: Callable[[Sequence[TokenIds]], list[Tensor]], *, size: int, dtype: torch.dtype, folder: Path
+        self,
+        read: Callable[[Sequence[TokenIds]], list[Tensor]],
+        *,
+        size: int,
+        dtype: torch.dtype,
+        folder: Path,
     ) -> None:
         self.read, self.size, self.dtype, self.folder = read, size, dtype, folder
         self.files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
@@ -76,12 +84,16 @@ class KeptFeatures:
         from rich.progress import track
 
         files = [
-            self.folder / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.safetensors" for text in texts
+            self.folder
+            / f"{hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()}.safetensors"
+            for text in texts
         ]
         found = {i: load_file(file)["features"] for i, file in enumerate(files) if file.is_file()}
         lacking = [i for i in range(len(texts)) if i not in found]
         starts = range(0, len(lacking), AT_ONCE)
-        for start in track(starts, "reading task texts", transient=True) if len(starts) > 4 else starts:
+        for start in (
+            track(starts, "reading task texts", transient=True) if len(starts) > 4 else starts
+        ):
             part = lacking[start : start + AT_ONCE]
             for i, features in zip(part, self.read([texts[i] for i in part]), strict=True):
                 found[i] = features

@@ -1,6 +1,8 @@
-"""How the blocks of each supported architecture are called: what stands before and after the attention.
+"""How the blocks of each supported architecture are called: what stands before and after the
+attention.
 
-A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which `forward.Backbone` calls in turn, and
+A layout has `blocks`, `enter`, `project`, `attention_dropout`, `finish` and `norm`, which
+`forward.Backbone` calls in turn, and
 `pack`, which prepares a block for decisions.
 """
 
@@ -35,13 +37,18 @@ class Llama:
         pack(mlp.gate_proj, mlp.up_proj)
         pack(mlp.down_proj)
 
-    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, block: Any, x: Tensor, rope: Any, out: slice
+    ) -> tuple[Tensor, Tensor, Tensor]:
         attention, h = block.self_attn, _rms(block.input_layernorm, x)
         cos, sin = rope
         if h.shape[1] == h[:, out].shape[1]:
             q, k, v = linear(h, attention.q_proj, attention.k_proj, attention.v_proj)
         else:
-            (q,), (k, v) = linear(h[:, out], attention.q_proj), linear(h, attention.k_proj, attention.v_proj)
+            (q,), (k, v) = (
+                linear(h[:, out], attention.q_proj),
+                linear(h, attention.k_proj, attention.v_proj),
+            )
         q, k, v = (_split_heads(part, attention.head_dim) for part in (q, k, v))
         if "q_norm" in attention._modules:  # Qwen3
             q, k = _rms(attention.q_norm, q), _rms(attention.k_norm, k)
@@ -70,10 +77,13 @@ class GPT2:
     def pack(self, block: Any) -> None:
         """Its maps have no packed form."""
 
-    def project(self, block: Any, x: Tensor, rope: Any, out: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, block: Any, x: Tensor, rope: Any, out: slice
+    ) -> tuple[Tensor, Tensor, Tensor]:
         attention = block.attn
         h = block.ln_1(x)
-        if out == ALL or not hasattr(attention.c_attn, "nf"):  # an adapter wraps the map: it is called whole
+        # an adapter wraps the map: it is called whole
+        if out == ALL or not hasattr(attention.c_attn, "nf"):
             q, k, v = attention.c_attn(h).split(attention.split_size, -1)
             q = q[:, out]
         else:
@@ -98,13 +108,20 @@ def _rms(norm: Any, x: Tensor) -> Tensor:
     """RMS norm, in one call where the module is the library's usual one."""
     if not hasattr(norm, "variance_epsilon"):
         return norm(x)  # type: ignore[no-any-return]  # of transformers
-    if torch.is_grad_enabled() and x.dtype == torch.bfloat16 and not x.is_cuda and not norm.weight.requires_grad:
+    if (
+        torch.is_grad_enabled()
+        and x.dtype == torch.bfloat16
+        and not x.is_cuda
+        and not norm.weight.requires_grad
+    ):
         return _FrozenRMS.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 class _FrozenRMS(torch.autograd.Function):
-    """RMS norm of frozen weight, whose gradient is that of layer norm with a mean of 0, which torch has in one call."""
+    """RMS norm of frozen weight, whose gradient is that of layer norm with a mean of 0, which torch
+    has in one call.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -116,11 +133,22 @@ class _FrozenRMS(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         D = weight.numel()
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D + ctx.epsilon).rsqrt()
+        scale = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square() / D
+            + ctx.epsilon
+        ).rsqrt()
         of_layer_norm = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight.shape, torch.zeros_like(scale), scale, weight.float(), None, (True, False, False)
+            gradient,
+            x,
+            weight.shape,
+            torch.zeros_like(scale),
+            scale,
+            weight.float(),
+            None,
+            (True, False, False),
         )[0]
-        mean = (gradient @ weight)[..., None].float() / D  # what layer norm subtracts, and RMS norm does not
+        # what layer norm subtracts, and RMS norm does not
+        mean = (gradient @ weight)[..., None].float() / D
         return of_layer_norm.add_((scale * mean).to(x.dtype)), None, None
 
 
@@ -135,10 +163,15 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def drop(x: Tensor, share: float) -> Tensor:
-    """Dropout of this share, in training. On a CPU from 16 random bits a number: five times faster than torch's own."""
+    """Dropout of this share, in training.
+
+    On a CPU from 16 random bits a number: five times faster than torch's own.
+    """
     if x.is_cuda or not 0 < share < 1:
         return F.dropout(x, share)
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    bits = (
+        torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    )
     keep = torch.empty(x.shape, dtype=x.dtype)
     torch.ge(bits[: x.numel()].view(x.shape), round(share * 2**16) - 2**15, out=keep)
     return x * keep.mul_(1 / (1 - share))

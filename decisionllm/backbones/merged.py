@@ -1,4 +1,6 @@
-"""A backbone as a model folder that transformers reads alone: its adapters merged into the weights they adapt."""
+"""A backbone as a model folder that transformers reads alone: its adapters merged into the weights
+they adapt.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,19 @@ ROWS, LENGTH = 2, 16  # of the words that both models read
 
 
 def save_merged(backbone: Backbone, folder: Path) -> float:
-    """Write the language model of a backbone, as it was trained, with its tokenizer. Adapters are merged in place.
+    """Write the language model of a backbone, as it was trained, with its tokenizer. Adapters are
+    merged in place.
 
-    With adapters the weights become float32 first, since a sum that is rounded to bfloat16 loses small adapters. Without, they
-    keep their type.
+    With adapters the weights become float32 first, since a sum that is rounded to bfloat16 loses
+    small adapters. Without, they keep their type.
 
     Args:
         backbone: on the CPU; used up by the call where it has adapters.
         folder: to write into; it may be missing.
 
     Returns:
-        The largest difference of the hidden states of the folder's model from those of the backbone, as a share of the largest
-        hidden state.
+        The largest difference of the hidden states of the folder's model from those of the
+        backbone, as a share of the largest hidden state.
 
     Raises:
         ValueError: transformers does not read the folder alone.
@@ -54,10 +57,14 @@ def _read_alone(folder: Path) -> Any:
     """The model of a folder; a ValueError unless the folder has all its weights and no others."""
     from transformers import AutoModel
 
-    model, loading = AutoModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    model, loading = AutoModel.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
     wrong = {kind: sorted(map(str, names))[:4] for kind, names in loading.items() if names}
     if wrong:
-        raise ValueError(f"{type(model).__name__}: expected a model that transformers reads back whole, got {wrong}")
+        raise ValueError(
+            f"{type(model).__name__}: expected a model that transformers reads back whole, got {wrong}"
+        )
     return model
 
 

@@ -29,15 +29,17 @@ def attach(backbone: Backbone, config: dict[str, Any]) -> None:
 
 @register("text_encoder", "features")
 class FrozenFeatures(nn.Module):
-    """Features of each token of a text by a frozen language model, mapped to embeddings by a linear map and LayerNorm.
+    """Features of each token of a text by a frozen language model, mapped to embeddings by a linear
+    map and LayerNorm.
 
-    Token ids are rows of a table of features (n, F) that grows with every new text. A text is read once; the features are kept
-    on disk by the text and the weights of the encoder.
+    Token ids are rows of a table of features (n, F) that grows with every new text. A text is read
+    once; the features are kept on disk by the text and the weights of the encoder.
 
     Args:
         width: D of the backbone that reads the embeddings.
         seed: of weights=random and shuffled.
-        folder: a local model folder, a GGUF file or a run, see `backbones.build.pretrained`; hub_id: a name on the hub; without
+        folder: a local model folder, a GGUF file or a run, see `backbones.build.pretrained`;
+            hub_id: a name on the hub; without
             both: SmolLM2-135M-Instruct, see `backbones.build.smollm2`.
         weights: see there.
         layer: the block whose output is taken, counted from 1; 0: the word embeddings.
@@ -47,25 +49,40 @@ class FrozenFeatures(nn.Module):
     """
 
     def __init__(
-        self, width: int, seed: int, *, folder: str = "", hub_id: str = "", weights: str = "pretrained", layer: int = 12
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        seed: int,
+        *,
+        folder: str = "",
+        hub_id: str = "",
+        weights: str = "pretrained",
+        layer: int = 12,
+    ) -> None:
         super().__init__()
-        given: dict[str, Any] = {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
+        given: dict[str, Any] = (
+            {"folder": folder, "hub_id": hub_id, "dtype": "bfloat16"} if folder or hub_id else {}
+        )
         encoder = (pretrained if given else smollm2)(seed, weights=weights, tune="frozen", **given)
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
-            raise ValueError(f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}")
-        self.encoder = [encoder.eval()]  # in a list: no part of this module, its weights are not saved
+            raise ValueError(
+                f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}"
+            )
+        # in a list: no part of this module, its weights are not saved
+        self.encoder = [encoder.eval()]
         self.tokenizer, self.layer, self.size = encoder.tokenizer, layer, encoder.width
-        self.digest = hashlib.blake2b(f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12).hexdigest()
+        self.digest = hashlib.blake2b(
+            f"{fingerprint(encoder)}/{layer}".encode(), digest_size=12
+        ).hexdigest()
         place = cache_dir() / "text-features" / self.digest
         self.kept = KeptFeatures(self._read, size=self.size, dtype=torch.float16, folder=place)
         self.mean, self.scale = nn.Buffer(torch.zeros(self.size)), nn.Buffer(torch.ones(self.size))
         self.out = nn.Sequential(nn.Linear(self.size, width), nn.LayerNorm(width))
 
     def fit(self, ids: Tensor, mask: Tensor) -> None:
-        """Standardise by the features of the tokens of these texts: ids and mask (U, L), see `rows`. Units once fitted stay, as those
-        of the run that a run starts from, since the map was trained on them."""
+        """Standardise by the features of the tokens of these texts: ids and mask (U, L), see
+        `rows`. Units once fitted stay, as those of the run that a run starts from, since the map
+        was trained on them."""
         known = self.kept[ids[mask]].float()
         if len(known) and not self.mean.any():
             self.mean.copy_(known.mean(0))
@@ -84,7 +101,15 @@ class FrozenFeatures(nn.Module):
     def _read(self, texts: Sequence[TokenIds]) -> list[Tensor]:
         """The hidden states of the encoder's layer for texts: (length, F) float16 each."""
         ids, mask = padded(texts)
-        # features are kept on disk by the text and the weights alone: a caller's autocast must not change them
+        # features are kept on disk by the text and the weights alone: a caller's autocast must not
+        # change them
         with torch.autocast(ids.device.type, enabled=False):
-            out = self.encoder[0].model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
-        return [row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)]
+            out = self.encoder[0].model(
+                input_ids=ids,
+                attention_mask=mask.long(),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+        return [
+            row[real].half() for row, real in zip(out.hidden_states[self.layer], mask, strict=True)
+        ]

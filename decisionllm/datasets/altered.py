@@ -1,11 +1,14 @@
-"""Transforms of a log, to measure what a worse one costs: `transform=unlabelled` leaves out actions, `transform=corrupted` changes a column.
+"""Transforms of a log, to measure what a worse one costs: `transform=unlabelled` leaves out
+actions, `transform=corrupted` changes a column.
 
-Random: an observation or an action moves by up to `scale` standard deviations of the log in each number, a discrete action is any
-that is allowed, a reward is any within 30 deviations. Adversarial: each number of an observation or an action moves by `scale`
-deviations to where a linear model of the return-to-go predicts less, a discrete action is the allowed one of the least prediction, a reward
-changes its sign and is multiplied by `scale`. A corrupted observation is also what follows the step before: of a log of whole
-episodes, a corruption of observations is one of dynamics too. Source: the protocol of RIQL (Yang et al., ICLR 2024, arXiv 2310.12955),
-whose adversary is a trained critic.
+Random: an observation or an action moves by up to `scale` standard deviations of the log in each
+number, a discrete action is any that is allowed, a reward is any within 30 deviations. Adversarial:
+each number of an observation or an action moves by `scale` deviations to where a linear model of
+the return-to-go predicts less, a discrete action is the allowed one of the least prediction, a
+reward changes its sign and is multiplied by `scale`. A corrupted observation is also what follows
+the step before: of a log of whole episodes, a corruption of observations is one of dynamics too.
+Source: the protocol of RIQL (Yang et al., ICLR 2024, arXiv 2310.12955), whose adversary is a
+trained critic.
 """
 
 from collections.abc import Iterator
@@ -24,7 +27,9 @@ from decisionllm.schema import Episode
 from decisionllm.tokenizers.entities import blocks
 
 VERSION = 4  # of what the transforms write
-LABELS = 1 << 40  # random numbers that choose labelled episodes; they are not those of held-out groups or of an episode
+# random numbers that choose labelled episodes; they are not those of held-out groups or of an
+# episode
+LABELS = 1 << 40
 REWARD_RANGE = 30  # deviations of random rewards, for scale=1
 
 
@@ -42,7 +47,9 @@ def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Sou
     """
     E = len(clean.lengths)
     if not 0 <= actions_kept <= 1:
-        raise ValueError(f"transform.actions_kept: expected a share within 0 .. 1, got {actions_kept}")
+        raise ValueError(
+            f"transform.actions_kept: expected a share within 0 .. 1, got {actions_kept}"
+        )
     count = round(actions_kept * E)
     if not count:
         given = f"transform.actions_kept={actions_kept} of {E} episodes"
@@ -64,7 +71,13 @@ def unlabelled(clean: Store, *, actions_kept: float = 0.1, seed: int = 0) -> Sou
 
 @register("transform", "corrupted", seed="${data.seed}")
 def corrupted(
-    clean: Store, *, column: str = "rewards", share: float = 0.3, kind: str = "random", scale: float = 1.0, seed: int = 0
+    clean: Store,
+    *,
+    column: str = "rewards",
+    share: float = 0.3,
+    kind: str = "random",
+    scale: float = 1.0,
+    seed: int = 0,
 ) -> Source:
     """A log in which a column of some steps is changed, see above.
 
@@ -82,7 +95,9 @@ def corrupted(
     one_of("transform.column", column, ("observations", "actions", "rewards"))
     one_of("transform.kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
-        raise ValueError(f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} and {scale}")
+        raise ValueError(
+            f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} and {scale}"
+        )
 
     def episodes() -> Iterator[Episode]:
         change = Corruption(clean, column, kind, scale)
@@ -102,9 +117,15 @@ class Corruption:
     """Corrupts a column of some steps of an episode, by the scales of a log, see above."""
 
     def __init__(self, clean: Store, corrupt: str, kind: str, scale: float) -> None:
-        self.spec, self.corrupt, self.adversarial, self.scale = clean.spec, corrupt, kind == "adversarial", scale
+        self.spec, self.corrupt, self.adversarial, self.scale = (
+            clean.spec,
+            corrupt,
+            kind == "adversarial",
+            scale,
+        )
         self.deviation, self.slope = self._fit(clean)
-        for _, first, width, count in blocks(self.spec.entity_schema)[1:]:  # whether an entity is there stays
+        # whether an entity is there stays
+        for _, first, width, count in blocks(self.spec.entity_schema)[1:]:
             self.deviation[first : first + width * count : width] = 0
         self.reward_deviation = float(np.std(clean.rewards, dtype=np.float64))
 
@@ -115,15 +136,26 @@ class Corruption:
         return np.concatenate([observations, taken], 1, dtype=np.float64)
 
     def _fit(self, clean: Store) -> tuple[np.ndarray, np.ndarray]:
-        """Deviations of these numbers, and the slopes of the return-to-go for a deviation of each, by least squares: twice (S + A,)."""
-        togo, size = of_store(clean).returns_to_go, max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1)
+        """Deviations of these numbers, and the slopes of the return-to-go for a deviation of each,
+        by least squares: twice (S + A,).
+        """
+        togo, size = (
+            of_store(clean).returns_to_go,
+            max(BLOCK // (clean.spec.observation_dim + clean.spec.action_dim), 1),
+        )
         parts = (slice(start, start + size) for start in range(0, len(togo), size))
-        numbers = ((self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None]) for rows in parts)
+        numbers = (
+            (self._numbers(clean.observations[rows], clean.actions[rows]), togo[rows, None])
+            for rows in parts
+        )
         mean, covariance = moments.covariance(np.concatenate(each, 1) for each in numbers)
         deviation = np.sqrt(np.diag(covariance).clip(min=0))
-        unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)  # a constant number has no slope
+        # a constant number has no slope
+        unit = np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, np.inf)
         correlation = covariance / np.outer(unit, unit)
-        return deviation[:-1], np.linalg.lstsq(correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6)[0]
+        return deviation[:-1], np.linalg.lstsq(
+            correlation[:-1, :-1], correlation[:-1, -1], rcond=1e-6
+        )[0]
 
     def __call__(self, episode: Episode, rng: np.random.Generator, hit: np.ndarray) -> np.ndarray:
         """The column of an episode with the steps `hit` (n,) bool corrupted."""
@@ -139,7 +171,9 @@ class Corruption:
             new = np.where(allowed, preference, -np.inf).argmax(1)[:, None]
         else:
             part = slice(S) if self.corrupt == "observations" else slice(S, None)
-            by = -np.sign(self.slope[part]) if self.adversarial else rng.uniform(-1, 1, column.shape)
+            by = (
+                -np.sign(self.slope[part]) if self.adversarial else rng.uniform(-1, 1, column.shape)
+            )
             new = column + self.scale * by * self.deviation[part]
             new = new if self.corrupt == "observations" else np.clip(new, spec.low, spec.high)
         return np.where(hit.reshape(-1, *[1] * (column.ndim - 1)), new, column).astype(np.float32)

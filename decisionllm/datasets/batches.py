@@ -15,7 +15,9 @@ from decisionllm.datasets.wordings import Wordings
 from decisionllm.schema import Batch, Window
 
 SYMMETRIES = np.array(
-    [[[x, 0], [0, y]] for x in (1, -1) for y in (1, -1)] + [[[0, x], [y, 0]] for x in (1, -1) for y in (1, -1)], np.float32
+    [[[x, 0], [0, y]] for x in (1, -1) for y in (1, -1)]
+    + [[[0, x], [y, 0]] for x in (1, -1) for y in (1, -1)],
+    np.float32,
 )
 
 
@@ -31,11 +33,14 @@ class Data:
     episodes: np.ndarray  # (E,) episodes that are trained on
     held_out: np.ndarray
     sampler: Any  # step -> Window
-    validators: dict[str, Any]  # the same of held-out episodes, of each part of a mixture; {} without any
+    # the same of held-out episodes, of each part of a mixture; {} without any
+    validators: dict[str, Any]
     tasks: Sequence[str]  # the texts of windows, by index
 
 
-def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None) -> Data:
+def open_data(
+    c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill | None = None
+) -> Data:
     """The samplers of training windows, in which each part has its share, and of held-out windows.
 
     Args:
@@ -60,7 +65,9 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill 
             check_unread(c, store, episodes)
         else:
             steps = fill(store, steps, episodes)
-            measured = replace(steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight)
+            measured = replace(
+                steps, loss_mask=measured.loss_mask, action_weight=measured.action_weight
+            )
     check_targets(c, store, steps, episodes)
     make = sampler_maker(c, store)
     weights = sampling.part_weights(store, steps, episodes, shares)
@@ -72,7 +79,9 @@ def open_data(c: TrainConfig, store: Store, shares: Sequence[float], fill: Fill 
         if len(of_part_held_out):
             validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
     if c.log.keep_best and not validators:
-        raise ValueError(f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves none; give more")
+        raise ValueError(
+            f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves none; give more"
+        )
     if c.team.execution == "per_agent":
         data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
     else:
@@ -99,7 +108,9 @@ def some_recorded(store: Store) -> np.ndarray:
 
 
 def check_unread(c: TrainConfig, store: Store, episodes: np.ndarray) -> None:
-    """Raise a ValueError if the model reads past actions which the log lacks; it has an action_weight."""
+    """Raise a ValueError if the model reads past actions which the log lacks; it has an
+    action_weight.
+    """
     assert store.action_weight is not None
     whole = np.logical_and.reduceat(store.action_weight > 0, store.offsets[:-1])[episodes]
     reads_actions = c.window > 1 and c.model.hide_actions < 1 and c.team.execution == "per_agent"
@@ -115,13 +126,22 @@ def check_targets(c: TrainConfig, store: Store, steps: windows.Steps, episodes: 
         wanted = f"episodes of at least {c.model.return_horizon} steps that have some"
         got = f"none to train on; the longest has {store.lengths.max()}"
         raise ValueError(f"model.return_horizon, recorded actions: expected {wanted}, got {got}")
-    if steps.loss_mask is not None and not any(steps.loss_mask[rows].any() for rows in steps.blocks(episodes)):
-        raise ValueError(f"{store.path}: expected a training target in some step (loss_mask), got none")
+    if steps.loss_mask is not None and not any(
+        steps.loss_mask[rows].any() for rows in steps.blocks(episodes)
+    ):
+        raise ValueError(
+            f"{store.path}: expected a training target in some step (loss_mask), got none"
+        )
 
 
 def turned(c: TrainConfig, data: Data) -> Data:
-    """The data, whose training windows are turned and mirrored at random where `data.symmetries` says so."""
-    each = np.broadcast_to(of_part(data.store, "symmetries", c.data.symmetries), len(data.store.lengths))  # (E,)
+    """The data, whose training windows are turned and mirrored at random where `data.symmetries`
+    says so.
+    """
+    # (E,)
+    each = np.broadcast_to(
+        of_part(data.store, "symmetries", c.data.symmetries), len(data.store.lengths)
+    )
     if not each.any():
         return data
     return replace(data, sampler=symmetric(data.sampler, data.store, c.seed, each))
@@ -142,14 +162,20 @@ def reworded(c: TrainConfig, data: Data, texts: int) -> Data:
     if words is None:
         return data
     if c.team.execution != "per_agent":
-        raise ValueError(f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}")
+        raise ValueError(
+            f"text=paraphrased: needs team.execution=per_agent, got {c.team.execution}"
+        )
     draw = partial(words.sampler, task=data.store.task, worded=worded(data.store), texts=texts)
     validators = {label: draw(each, seed=0) for label, each in data.validators.items()}
-    return replace(data, sampler=draw(data.sampler, seed=c.seed), validators=validators, tasks=words)
+    return replace(
+        data, sampler=draw(data.sampler, seed=c.seed), validators=validators, tasks=words
+    )
 
 
 def sampler_maker(c: TrainConfig, store: Store) -> Callable[..., Any]:
-    """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes, or of teams."""
+    """What makes the samplers of a run, of steps, episodes, a seed and weights: of single episodes,
+    or of teams.
+    """
     shape: dict[str, Any] = {"T": c.window, "batch_size": c.optim.batch_size}
     if c.team.execution == "per_agent":
         return partial(sampling.sampler(c.data.rows_per_text, store.task), **shape)
@@ -169,15 +195,20 @@ def of_part(store: Store, option: str, value: Any) -> Any:
 
 
 def worded(store: Store) -> np.ndarray:
-    """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the parts that have them."""
+    """(E,) bool, whether the texts of an episode are drawn from many wordings: all, or those of the
+    parts that have them.
+    """
     each = np.ones(len(store.lengths), bool)
     for label, part in store.info.get("parts", {}).items():
         each[store.parts[label]] = "wordings" in part["dataset"]
     return each
 
 
-def symmetric(sampler: Callable[[int], Window], store: Store, seed: int, turned: np.ndarray) -> Callable[[int], Window]:
-    """The windows of a sampler, turned by quarter turns and mirrored at random, a team as one: a pure function of (seed, step).
+def symmetric(
+    sampler: Callable[[int], Window], store: Store, seed: int, turned: np.ndarray
+) -> Callable[[int], Window]:
+    """The windows of a sampler, turned by quarter turns and mirrored at random, a team as one: a
+    pure function of (seed, step).
 
     A world that looks the same in these eight ways has shown the turned trajectory as well.
 
@@ -193,7 +224,11 @@ def symmetric(sampler: Callable[[int], Window], store: Store, seed: int, turned:
     spec = store.spec
     vectors = vectors_of(store, turned)
     if len({*spec.high, *(-x for x in spec.low)}) != 1 or spec.action_dim != 2:
-        got = f"{spec.num_actions} discrete ones" if spec.num_actions else f"{spec.low} .. {spec.high}"
+        got = (
+            f"{spec.num_actions} discrete ones"
+            if spec.num_actions
+            else f"{spec.low} .. {spec.high}"
+        )
         raise ValueError(
             f"data.symmetries: expected actions that are vectors in a plane, of the same limits in all directions, got {got}"
         )
@@ -204,7 +239,10 @@ def symmetric(sampler: Callable[[int], Window], store: Store, seed: int, turned:
         by = SYMMETRIES[number if window.team is None else number[window.team]][:, None]
         for first, among in vectors:
             rows = np.flatnonzero(among[window.episodes])
-            for column, pairs in ((window.observations, first[:, None] + np.arange(2)), (window.actions, np.array([[0, 1]]))):
+            for column, pairs in (
+                (window.observations, first[:, None] + np.arange(2)),
+                (window.actions, np.array([[0, 1]])),
+            ):
                 part = column[rows]
                 part[..., pairs] = part[..., pairs] @ by[rows]
                 column[rows] = part
@@ -214,7 +252,8 @@ def symmetric(sampler: Callable[[int], Window], store: Store, seed: int, turned:
 
 
 def vectors_of(store: Store, turned: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first columns of the vectors in an observation, and (E,) bool, the episodes that have them so: of each part that is turned.
+    """The first columns of the vectors in an observation, and (E,) bool, the episodes that have
+    them so: of each part that is turned.
 
     Raises:
         ValueError: the log does not say which numbers are vectors.
@@ -228,8 +267,10 @@ def vectors_of(store: Store, turned: np.ndarray) -> list[tuple[np.ndarray, np.nd
         info = store.info["parts"][label]["dataset"] if "parts" in store.info else store.info
         first = np.array(info.get("vectors", ()), int)
         if not len(first):
-            raise ValueError("data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
-                             f"a team log's meta, `vectors` in a store's info), got none for {info.get('name', store.path)}")  # fmt: skip
+            raise ValueError(
+                "data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
+                f"a team log's meta, `vectors` in a store's info), got none for {info.get('name', store.path)}"
+            )
         found.append((first, among))
     return found
 
@@ -247,12 +288,20 @@ def text_numbers(store: Store, window: Window) -> np.ndarray:
 
 def some_texts(data: Data, batches: int = 8) -> list[str]:
     """The distinct texts of the first batches."""
-    numbers = np.unique(np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)]))
+    numbers = np.unique(
+        np.concatenate([text_numbers(data.store, data.sampler(step)) for step in range(batches)])
+    )
     return [data.tasks[i] for i in numbers]
 
 
-def to_batch(window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any) -> Batch:
-    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode: texts -> ids, mask."""
-    window = replace(window, **{name: part[rows] for name, part in vars(window).items() if part is not None})
+def to_batch(
+    window: Window, rows: Any, *, store: Store, tasks: Sequence[str], encode: Any, device: Any
+) -> Batch:
+    """These rows of a window, with their texts, on the device. tasks: the texts by number; encode:
+    texts -> ids, mask.
+    """
+    window = replace(
+        window, **{name: part[rows] for name, part in vars(window).items() if part is not None}
+    )
     used, index = np.unique(text_numbers(store, window), return_inverse=True)
     return collate(window, encode([tasks[i] for i in used]), index).to(device)

@@ -28,11 +28,12 @@ from decisionllm.schema import Episode, Spec
 
 VERSION = 1  # of what `load` says of its parts
 LAYOUT = ("observation_parts", "action_parts")  # keys of a dataset's info
+# options of a part that change how it is drawn, not its data
 SAMPLING = (
     "symmetries",
     "step_discount",
     "window",
-)  # options of a part that change how it is drawn, not its data
+)
 
 
 @register("dataset", "mixture", text="${text}", text_wordings="${text_wordings}")
@@ -321,7 +322,9 @@ def embodiments(
     raise ValueError(f"dataset=embodiments: expected a dataset of one space here; {remedy}")
 
 
-def stores(dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM) -> dict[str, Store]:
+def stores(
+    dataset: Node, cache_dir: str | Path, transform: Node = NO_TRANSFORM
+) -> dict[str, Store]:
     """Open the store of each embodiment.
 
     Args:

@@ -1,4 +1,6 @@
-"""Which windows a batch holds: the choice of episodes, and samplers that are pure functions of (seed, step)."""
+"""Which windows a batch holds: the choice of episodes, and samplers that are pure functions of
+(seed, step).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +14,8 @@ from decisionllm.schema import Window
 
 
 class Sampler:
-    """Training windows, a pure function of (seed, step), that begin at any step of the chosen episodes.
+    """Training windows, a pure function of (seed, step), that begin at any step of the chosen
+    episodes.
 
     A window that begins near the end of its episode is short, as at the beginning of a rollout.
 
@@ -23,8 +26,8 @@ class Sampler:
         batch_size: B.
         seed: of the draws.
         weights: (E,) relative frequency of the steps of each episode of the log; None: equal.
-        discount: a window begins at step t of its episode with relative frequency discount^t; of all, or (E,) of each episode of
-            the log.
+        discount: a window begins at step t of its episode with relative frequency discount^t; of
+            all, or (E,) of each episode of the log.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Sampler:
         lengths = (steps.end - steps.first)[self.episodes]
         self.before = np.concatenate([[0], np.cumsum(lengths)])
         self.weights = None if weights is None else weights[self.episodes]
-        # The episodes of every `pitch`-th step, about four of them in an episode, are looked up once: see `find`.
+        # The episodes of every `pitch`-th step, about four of them in an episode, are looked up
+        # once: see `find`.
         self.pitch = max(self.before[-1] // (4 * len(lengths)), 1)
         looked_up = np.arange(0, self.before[-1], self.pitch)
         self.nearest = np.searchsorted(self.before, looked_up, side="right") - 1
@@ -69,7 +73,9 @@ class Sampler:
         return cut(self.steps, *self.find(drawn), self.T)
 
     def find(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The episodes of these steps (B,), counted over the chosen episodes alone, and the steps within them (B,)."""
+        """The episodes of these steps (B,), counted over the chosen episodes alone, and the steps
+        within them (B,).
+        """
         episode = self.nearest[drawn // self.pitch]
         while (behind := drawn >= self.before[episode + 1]).any():  # a few times
             episode = episode + behind
@@ -77,10 +83,12 @@ class Sampler:
 
 
 class TextSampler(Sampler):
-    """A `Sampler` of windows of which several share a task, so that few texts are read for many windows.
+    """A `Sampler` of windows of which several share a task, so that few texts are read for many
+    windows.
 
-    Row i of a batch has the task of row i % texts. The tasks of a batch are drawn as those of a `Sampler` are, and so is each row
-    among the steps of its task: any one row is drawn as a `Sampler` draws it.
+    Row i of a batch has the task of row i % texts. The tasks of a batch are drawn as those of a
+    `Sampler` are, and so is each row among the steps of its task: any one row is drawn as a
+    `Sampler` draws it.
 
     Args:
         steps: of all episodes of the log.
@@ -90,13 +98,22 @@ class TextSampler(Sampler):
         options: of a `Sampler`.
     """
 
-    def __init__(self, steps: Steps, episodes: np.ndarray, *, task: np.ndarray, rows_per_text: int, **options: Any) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        episodes: np.ndarray,
+        *,
+        task: np.ndarray,
+        rows_per_text: int,
+        **options: Any,
+    ) -> None:
         self.task = task
         super().__init__(steps, episodes, **options)
         self.texts = -(-self.batch_size // rows_per_text)
         chosen = task[self.episodes]
         changes = np.flatnonzero(np.diff(chosen)) + 1
-        self.first = np.concatenate([[0], changes])  # of the chosen episodes, the first one of each task
+        # of the chosen episodes, the first one of each task
+        self.first = np.concatenate([[0], changes])
         self.end = np.concatenate([changes, [len(chosen)]])
 
     def arranged(self, episodes: np.ndarray) -> np.ndarray:
@@ -114,7 +131,9 @@ class TextSampler(Sampler):
 
 
 def sampler(rows_per_text: int, task: np.ndarray) -> Callable[..., Sampler]:
-    """What makes samplers of which so many rows share a text: of a `Sampler` or `TextSampler` all but `task` and `rows_per_text`."""
+    """What makes samplers of which so many rows share a text: of a `Sampler` or `TextSampler` all
+    but `task` and `rows_per_text`.
+    """
     if rows_per_text == 1:
         return Sampler
     return partial(TextSampler, task=task, rows_per_text=rows_per_text)
@@ -136,7 +155,8 @@ def draw(
         before: (E+1,) steps before each episode, and all of them.
         weights: (E,) relative frequency of the steps of each episode; None: all alike.
         discount: relative frequency discount^t of step t of an episode, of all or of each (E,).
-        among: (size,) twice, the first episode that each is drawn from, and the one after the last; None: from all.
+        among: (size,) twice, the first episode that each is drawn from, and the one after the last;
+            None: from all.
 
     Returns:
         (size,) steps.
@@ -162,7 +182,10 @@ def draw_episodes(
     weights: np.ndarray | None,
     among: tuple[np.ndarray, np.ndarray] | None,
 ) -> np.ndarray:
-    """Draw episodes (size,), each as often as it has steps, times its weight. Arguments: see `draw`."""
+    """Draw episodes (size,), each as often as it has steps, times its weight.
+
+    Arguments: see `draw`.
+    """
     mass = np.diff(before)
     if weights is not None:
         mass = mass * weights
@@ -173,11 +196,15 @@ def draw_episodes(
     first, end = among
     uniform = share[first] + rng.random(size) * (share[end] - share[first])
     episode = np.searchsorted(share, uniform, side="right") - 1
-    return np.asarray(np.clip(episode, first, end - 1))  # rounding may reach the episode behind the last one
+    # rounding may reach the episode behind the last one
+    return np.asarray(np.clip(episode, first, end - 1))
 
 
-def draw_early_steps(rng: np.random.Generator, lengths: np.ndarray, discount: np.ndarray) -> np.ndarray:
-    """Draw steps of episodes of these lengths (m,), step t with relative frequency discount^t: (m,).
+def draw_early_steps(
+    rng: np.random.Generator, lengths: np.ndarray, discount: np.ndarray
+) -> np.ndarray:
+    """Draw steps of episodes of these lengths (m,), step t with relative frequency discount^t:
+    (m,).
 
     It inverts the cumulative mass (1 - discount^t) / (1 - discount^length) at a uniform number.
     """
@@ -189,7 +216,9 @@ def draw_early_steps(rng: np.random.Generator, lengths: np.ndarray, discount: np
     return np.asarray(np.minimum(step.astype(np.int64), lengths - 1))
 
 
-def part_weights(store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float]) -> np.ndarray | None:
+def part_weights(
+    store: Store, steps: Steps, episodes: np.ndarray, shares: Sequence[float]
+) -> np.ndarray | None:
     """Relative frequency (E,) of the steps of each episode in a draw; None: equal.
 
     Args:
@@ -214,14 +243,21 @@ def part_weights(store: Store, steps: Steps, episodes: np.ndarray, shares: Seque
 
 
 def select(
-    store: Store, *, fraction: float = 1.0, min_return_quantile: float = 0.0, held_out: float = 0.0, seed: int = 0
+    store: Store,
+    *,
+    fraction: float = 1.0,
+    min_return_quantile: float = 0.0,
+    held_out: float = 0.0,
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the episodes to train on and those held out, of each part of a mixture as if it were alone; no group is in both.
+    """Choose the episodes to train on and those held out, of each part of a mixture as if it were
+    alone; no group is in both.
 
     Args:
         store: of the log.
         fraction: data volume, the share of the groups not held out that is kept.
-        min_return_quantile: of those, drop episodes whose return is below this quantile; the best are always kept.
+        min_return_quantile: of those, drop episodes whose return is below this quantile; the best
+            are always kept.
         held_out: share of the groups never trained on.
         seed: of the choice of groups.
 
@@ -247,7 +283,9 @@ def select(
         wanted = max(round(fraction * (len(groups) - count)), 1)
         chosen = episodes[np.isin(group, groups[count : count + wanted])]
         if not len(chosen):
-            raise ValueError(f"data.held_out={held_out} leaves no group of {len(groups)} to train on")
+            raise ValueError(
+                f"data.held_out={held_out} leaves no group of {len(groups)} to train on"
+            )
         returns = store.returns[chosen]
         trained_on.append(chosen[returns >= np.quantile(returns, min_return_quantile)])
         out_of_it.append(episodes[np.isin(group, groups[:count])])

@@ -1,17 +1,21 @@
 """Datasets on disk: flat arrays that are memory-mapped, episode offsets, and a card.
 
-A store is a folder: one .npy file per field with the rows of all episodes end to end, and card.json with the spec (sizes, action
-space, horizon), the distinct task texts, the origin, and a fingerprint of every byte.
+A store is a folder: one .npy file per field with the rows of all episodes end to end, and card.json
+with the spec (sizes, action space, horizon), the distinct task texts, the origin, and a fingerprint
+of every byte.
 
-A task text is made when a store is opened, so that another wording makes no data again. The store holds one canonical text for each
-distinct task and, in its card, the facts that all texts of this task are made of (a goal's cell, a campaign's budget). A reader takes part
-by two functions beside it in its module:
+A task text is made when a store is opened, so that another wording makes no data again. The store
+holds one canonical text for each distinct task and, in its card, the facts that all texts of this
+task are made of (a goal's cell, a campaign's budget). A reader takes part by two functions beside
+it in its module:
 
-    data_options(**options) -> the options that its data depend on: those given, with the canonical `text`
-    worded(store, **options) -> the store with the texts that `text` asks for, see `with_texts`
+    data_options(**options) -> the options that its data depend on: those given, with the canonical
+    `text` worded(store, **options) -> the store with the texts that `text` asks for, see
+    `with_texts`
 
-Where `text` changes more than texts, `data_options` keeps it apart: rewards of a Maze2D log with a goal in the text are those of this goal.
-The fingerprint is that of the data with the texts that are read, so that two runs with one fingerprint read the same bytes.
+Where `text` changes more than texts, `data_options` keeps it apart: rewards of a Maze2D log with a
+goal in the text are those of this goal. The fingerprint is that of the data with the texts that are
+read, so that two runs with one fingerprint read the same bytes.
 """
 
 import errno
@@ -63,7 +67,8 @@ class Store(StepColumns[np.ndarray]):
     start: np.ndarray | None = None  # (E,) int32
     return_after_exit: np.ndarray | None = None  # (E,) float32
     part: np.ndarray | None = None  # (E,) int32
-    facts: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of the tasks that have some, by canonical text
+    # of the tasks that have some, by canonical text
+    facts: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -78,15 +83,24 @@ class Store(StepColumns[np.ndarray]):
 
     @cached_property
     def parts(self) -> dict[str, np.ndarray]:
-        """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one dataset."""
-        labels, part = list(self.info.get("parts", [""])), np.zeros(len(self.lengths)) if self.part is None else self.part
+        """The episodes of each part of a mixture, {label: (e,) int}; {"": all of them} of one
+        dataset.
+        """
+        labels, part = (
+            list(self.info.get("parts", [""])),
+            np.zeros(len(self.lengths)) if self.part is None else self.part,
+        )
         return {label: np.flatnonzero(part == i) for i, label in enumerate(labels)}
 
     def episode(self, e: int) -> Episode:
         """Episode e, its arrays views of the files."""
         rows = slice(self.offsets[e], self.offsets[e + 1])
-        steps: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS}
-        values: dict[str, Any] = {name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS}
+        steps: dict[str, Any] = {
+            name: None if (x := vars(self)[name]) is None else x[rows] for name in STEP_FIELDS
+        }
+        values: dict[str, Any] = {
+            name: None if (x := vars(self)[name]) is None else x[e] for name in EPISODE_FIELDS
+        }
         values = {name: x.item() if isinstance(x, np.generic) else x for name, x in values.items()}
         return Episode(**steps, **values | {"task": self.tasks[values["task"]]})
 
@@ -96,7 +110,8 @@ def write(path: str | Path, source: Source) -> Store:
 
     Raises:
         FileExistsError: the path is a file, or a folder that holds something else than a store.
-        ValueError: no episode, or one that does not fit the spec; it is named with its step and number.
+        ValueError: no episode, or one that does not fit the spec; it is named with its step and
+            number.
         OSError: the disk is full; what was there before is kept.
     """
     try:
@@ -105,13 +120,17 @@ def write(path: str | Path, source: Source) -> Store:
         if error.errno not in FULL:
             raise
         kept = "nothing of it is left. Make room, or choose another folder (cache_dir=...)"
-        raise OSError(f"{path}: the store could not be written ({error.strerror}); {kept}") from error
+        raise OSError(
+            f"{path}: the store could not be written ({error.strerror}); {kept}"
+        ) from error
 
 
 def _write(path: Path, source: Source) -> Store:
     is_other_folder = path.is_dir() and any(path.iterdir()) and not (path / "card.json").is_file()
     if path.is_file() or is_other_folder:
-        raise FileExistsError(f"{path}: expected a new folder, or a store to replace; choose another path")
+        raise FileExistsError(
+            f"{path}: expected a new folder, or a store to replace; choose another path"
+        )
     with atomic(path) as partial:
         partial.mkdir()
         with Columns(partial) as columns:
@@ -121,7 +140,9 @@ def _write(path: Path, source: Source) -> Store:
         name = source.info.get("name", path)
         if not columns.steps:
             raise ValueError(f"{name}: expected at least one episode, got none")
-        arrays = {column: np.load(partial / f"{column}.npy", mmap_mode="r") for column in columns.files}
+        arrays = {
+            column: np.load(partial / f"{column}.npy", mmap_mode="r") for column in columns.files
+        }
         if "action_weight" in arrays and not arrays["action_weight"].any():
             why = "all of them are missing (NaN); record some to learn from"
             raise ValueError(f"{name}: expected the recorded action of some steps, {why}")
@@ -131,7 +152,10 @@ def _write(path: Path, source: Source) -> Store:
             "tasks": list(columns.tasks),
             "info": source.info,
             "facts": source.facts,
-            "arrays": {column: [str(file.dtype), list(file.shape)] for column, file in sorted(columns.files.items())},
+            "arrays": {
+                column: [str(file.dtype), list(file.shape)]
+                for column, file in sorted(columns.files.items())
+            },
         }
         card["fingerprint"] = _fingerprint(card["spec"], card["tasks"], arrays)
         (partial / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False))
@@ -207,7 +231,8 @@ class Columns:
 
 
 class Column:
-    """An .npy file that is written row by row: numpy leaves room in its header for any number of them.
+    """An .npy file that is written row by row: numpy leaves room in its header for any number of
+    them.
 
     Args:
         path: of the file.
@@ -231,7 +256,11 @@ class Column:
     def header(self) -> None:
         """Write the header of so many rows."""
         self.file.seek(0)
-        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
         np.lib.format.write_array_header_1_0(self.file, header)
 
     def __enter__(self) -> Self:
@@ -258,33 +287,51 @@ def open_store(path: str | Path) -> Store:
     """
     path = Path(path)
     if not (path / "card.json").is_file():
-        raise FileNotFoundError(f"{path}: expected a data store (a folder with card.json), found none")
+        raise FileNotFoundError(
+            f"{path}: expected a data store (a folder with card.json), found none"
+        )
     with explained(f"{path}/card.json is damaged", ValueError, remedy=REMEDY):
         card = json.loads((path / "card.json").read_text())
     if card.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}")
+        raise ValueError(
+            f"{path}: expected store format {FORMAT}, got {card.get('format')}; {REMEDY}"
+        )
     arrays: dict[str, Any] = {}
     for name, (dtype, shape) in card["arrays"].items():
-        with explained(f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY):
+        with explained(
+            f"{path}/{name}.npy is damaged or missing", ValueError, OSError, EOFError, remedy=REMEDY
+        ):
             found = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         if [str(found.dtype), list(found.shape)] != [dtype, shape]:
-            raise ValueError(f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}; {REMEDY}")
+            raise ValueError(
+                f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}; {REMEDY}"
+            )
         arrays[name] = found
     spec = Spec.of(card["spec"])
-    known = {"info": card["info"], "facts": card.get("facts", {}), "fingerprint": card["fingerprint"]}
+    known = {
+        "info": card["info"],
+        "facts": card.get("facts", {}),
+        "fingerprint": card["fingerprint"],
+    }
     return Store(path=path, spec=spec, tasks=tuple(card["tasks"]), **known, **arrays)
 
 
 def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
-    """Read every byte of a store: whole episodes and their rows, about `size` rows at a time, whose observations have just been read.
+    """Read every byte of a store: whole episodes and their rows, about `size` rows at a time, whose
+    observations have just been read.
 
     Raises:
         ValueError: its content is not what was written.
     """
-    digest, card = hashlib.blake2b(digest_size=16), (asdict(store.spec), list(store.tasks), columns_of(store))
+    digest, card = (
+        hashlib.blake2b(digest_size=16),
+        (asdict(store.spec), list(store.tasks), columns_of(store)),
+    )
     yield from _hashed(digest, *card, blocks(store, size))
     if (found := digest.hexdigest()) != store.fingerprint:
-        raise ValueError(f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}")
+        raise ValueError(
+            f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}"
+        )
 
 
 def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
@@ -296,7 +343,11 @@ def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
 
 def columns_of(store: Store) -> dict[str, np.ndarray]:
     """The arrays of a store by name."""
-    return {name: x for name, x in vars(store).items() if name in (*STEP_FIELDS, *EPISODE_FIELDS, "offsets") and x is not None}
+    return {
+        name: x
+        for name, x in vars(store).items()
+        if name in (*STEP_FIELDS, *EPISODE_FIELDS, "offsets") and x is not None
+    }
 
 
 def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any]) -> str:
@@ -306,8 +357,16 @@ def _fingerprint(spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any])
     return digest.hexdigest()
 
 
-def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[str, Any], parts: Iterable[Any]) -> Iterator[Any]:
-    """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are read."""
+def _hashed(
+    digest: Any,
+    spec: dict[str, Any],
+    tasks: list[str],
+    arrays: dict[str, Any],
+    parts: Iterable[Any],
+) -> Iterator[Any]:
+    """Update a hash with all of a store; the parts (episodes, rows) of its observations as they are
+    read.
+    """
     spaces = {key: value for key, value in spec.items() if value or key != "entity_schema"}
     digest.update(json.dumps([spaces, tasks], sort_keys=True).encode())
     for name in sorted(arrays):
@@ -320,13 +379,17 @@ def _hashed(digest: Any, spec: dict[str, Any], tasks: list[str], arrays: dict[st
             yield part
 
 
-def prepare(dataset: dict[str, Any], cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM) -> Store:
-    """The store of a dataset as a transform changes it, with the texts of the dataset's option `text`.
+def prepare(
+    dataset: dict[str, Any], cache_dir: str | Path, transform: Mapping[str, Any] = NO_TRANSFORM
+) -> Store:
+    """The store of a dataset as a transform changes it, with the texts of the dataset's option
+    `text`.
 
     Args:
         dataset, cache_dir: see `kept`.
-        transform: a config node; what it names takes a Store and returns a Source. Its store is kept beside that of the dataset
-            itself, and made again where the number VERSION of its module has changed.
+        transform: a config node; what it names takes a Store and returns a Source. Its store is
+            kept beside that of the dataset itself, and made again where the number VERSION of its
+            module has changed.
 
     Raises:
         ValueError: an option cannot be.
@@ -347,20 +410,29 @@ def _key(content: Any) -> str:
 
 
 def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
-    """The store of a dataset with canonical texts, made on first use and found again by the hash of the options of its data.
+    """The store of a dataset with canonical texts, made on first use and found again by the hash of
+    the options of its data.
 
     Args:
-        dataset: a config node, see registry.choice. Where its reader has a function `files`, the sizes and times of these files are
-            hashed too, so that a new or replaced file is read; and where it has a number VERSION, so is this number, so that
-            stores of an older reader are made again. Where it has a function of the reader's name with
+        dataset: a config node, see registry.choice. Where its reader has a function `files`, the
+            sizes and times of these files are hashed too, so that a new or replaced file is read;
+            and where it has a number VERSION, so is this number, so that stores of an older reader
+            are made again. Where it has a function of the reader's name with
             `_from_stores`, this takes the episodes from other stores.
-        cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the first one.
+        cache_dir: the store is in cache_dir/stores. A second process that prepares it waits for the
+            first one.
     """
     dataset = data_node(dataset)
     module = dataset["_target_"].rpartition(".")[0]
-    stamps: list[Any] = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)]
+    stamps: list[Any] = [
+        [str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)
+    ]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
-    path = Path(cache_dir).expanduser() / "stores" / f"{module.rpartition('.')[2]}-{_key([FORMAT, dataset, stamps])}"
+    path = (
+        Path(cache_dir).expanduser()
+        / "stores"
+        / f"{module.rpartition('.')[2]}-{_key([FORMAT, dataset, stamps])}"
+    )
     if (path / "card.json").is_file():
         return open_store(path)
     reader = dataset["_target_"].rpartition(".")[2]
@@ -380,11 +452,15 @@ def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def worded(store: Store, dataset: dict[str, Any]) -> Store:
-    """A store with canonical texts -> the same data with the texts that the option `text` of the dataset asks for."""
+    """A store with canonical texts -> the same data with the texts that the option `text` of the
+    dataset asks for.
+    """
     found = retold(store, dataset)
     if found.tasks == store.tasks and np.array_equal(found.task, store.task):
         return found
-    return replace(found, fingerprint=_fingerprint(asdict(found.spec), list(found.tasks), columns_of(found)))
+    return replace(
+        found, fingerprint=_fingerprint(asdict(found.spec), list(found.tasks), columns_of(found))
+    )
 
 
 def retold(store: Store, dataset: dict[str, Any]) -> Store:
@@ -393,14 +469,18 @@ def retold(store: Store, dataset: dict[str, Any]) -> Store:
     return store if wording is None else wording(store, **_options(dataset))
 
 
-def with_texts(store: Store, text: str, texts: Sequence[str], wordings: Mapping[str, Any] | None = None) -> Store:
-    """A store with these texts of its episodes (E,); with text=paraphrased their facts are `info["wordings"]`.
+def with_texts(
+    store: Store, text: str, texts: Sequence[str], wordings: Mapping[str, Any] | None = None
+) -> Store:
+    """A store with these texts of its episodes (E,); with text=paraphrased their facts are
+    `info["wordings"]`.
 
     Args:
         store: with canonical texts.
         text: the option.
         texts: of each episode, in their order.
-        wordings: facts of those that have many wordings; None: of all with text=paraphrased, else of none.
+        wordings: facts of those that have many wordings; None: of all with text=paraphrased, else
+            of none.
     """
     info = {key: value for key, value in store.info.items() if key != "wordings"} | {"text": text}
     if wordings is None and text == "paraphrased":
@@ -420,17 +500,24 @@ def facts_of(store: Store) -> list[dict[str, Any]]:
 
 def _beside(dataset: dict[str, Any], name: str) -> Callable[..., Any] | None:
     """The function of this name in the module of a dataset's reader, or None."""
-    found: Callable[..., Any] | None = vars(import_module(dataset["_target_"].rpartition(".")[0])).get(name)
+    found: Callable[..., Any] | None = vars(
+        import_module(dataset["_target_"].rpartition(".")[0])
+    ).get(name)
     return found
 
 
 def _options(dataset: dict[str, Any]) -> dict[str, Any]:
     """The options of a config node; one that still refers to another option has its default."""
-    return {key: value for key, value in dataset.items() if key != "_target_" and not is_reference(value)}
+    return {
+        key: value
+        for key, value in dataset.items()
+        if key != "_target_" and not is_reference(value)
+    }
 
 
 def keep(path: Path, source: Source) -> Store:
-    """The store at cache_dir/stores/NAME: opened, or written by the first of the processes that ask for it.
+    """The store at cache_dir/stores/NAME: opened, or written by the first of the processes that ask
+    for it.
 
     Args:
         path: of the store.
@@ -440,37 +527,65 @@ def keep(path: Path, source: Source) -> Store:
     with FileLock(locks / path.name):
         if (path / "card.json").is_file():  # made while this process waited
             return open_store(path)
-        for left in path.parent.glob(f".partial-*-{path.name}"):  # of a killed process, since this one has the lock
+        # of a killed process, since this one has the lock
+        for left in path.parent.glob(f".partial-*-{path.name}"):
             shutil.rmtree(left)
         return write(path, source)
 
 
 def files(dataset: dict[str, Any]) -> list[Path]:
     """The files that the reader of a dataset reads, a config node."""
-    name_files = vars(import_module(dataset["_target_"].rpartition(".")[0])).get("files", lambda **options: [])
-    return [Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})]
+    name_files = vars(import_module(dataset["_target_"].rpartition(".")[0])).get(
+        "files", lambda **options: []
+    )
+    return [
+        Path(file) for file in name_files(**{k: v for k, v in dataset.items() if k != "_target_"})
+    ]
 
 
 def _check(name: str, episode: Episode, spec: Spec) -> None:
     """Raise a ValueError for an episode that does not fit the spec."""
-    taken, masks, C, steps = episode.actions, episode.action_masks, spec.num_actions, np.arange(len(episode.rewards))
-    there = np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
+    taken, masks, C, steps = (
+        episode.actions,
+        episode.action_masks,
+        spec.num_actions,
+        np.arange(len(episode.rewards)),
+    )
+    there = (
+        np.ones(len(steps), bool) if episode.action_weight is None else episode.action_weight > 0
+    )
     found = episode.observations.shape[1], taken.shape[1]
     if found != (spec.observation_dim, spec.action_dim):
-        expected = f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
+        expected = (
+            f"observations of {spec.observation_dim} and actions of {spec.action_dim} numbers"
+        )
         raise ValueError(f"{name}: expected {expected}, got {found[0]} and {found[1]}")
     if len(steps) > spec.horizon:
         most = f"{spec.horizon} steps (the horizon)"
-        raise ValueError(f"{name}: expected at most {most}, got {len(steps)}; cut the log or raise the horizon")
+        raise ValueError(
+            f"{name}: expected at most {most}, got {len(steps)}; cut the log or raise the horizon"
+        )
     if C:
         wrong, space = (taken != np.rint(taken)) | (taken < 0) | (taken >= C), f"an index below {C}"
     else:
         slack = 1e-4 * np.subtract(spec.high, spec.low)
         wrong = (taken < np.subtract(spec.low, slack)) | (taken > np.add(spec.high, slack))
         space = f"within {list(spec.low)} .. {list(spec.high)}"
-    refuse(f"{name}, step ", wrong.any(1) & there, f"{{}}: expected an action {space}, got {{}}", steps, taken)
+    refuse(
+        f"{name}, step ",
+        wrong.any(1) & there,
+        f"{{}}: expected an action {space}, got {{}}",
+        steps,
+        taken,
+    )
     if C and masks is not None:
         if masks.shape[1] != C:
             raise ValueError(f"{name}: expected action masks of {C} actions, got {masks.shape[1]}")
         forbidden = ~np.take_along_axis(masks, taken.astype(int), 1)[:, 0] & there
-        refuse(f"{name}, step ", forbidden, "{}: the mask forbids the recorded action {:.0f}", steps, taken[:, 0])
+        refuse(
+            f"{name}, step ",
+            forbidden,
+            "{}: the mask forbids the recorded action {:.0f}",
+            steps,
+            taken[:, 0],
+        )

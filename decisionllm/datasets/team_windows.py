@@ -1,4 +1,6 @@
-"""Windows of whole teams: the episodes of a group over the same steps of their world, one row an agent."""
+"""Windows of whole teams: the episodes of a group over the same steps of their world, one row an
+agent.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -14,9 +16,11 @@ from decisionllm.tokenizers.text import of_team
 
 
 class TeamSampler(Sampler):
-    """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at any step of any chosen agent.
+    """Training windows of T world steps, drawn as a pure function of (seed, step): they begin at
+    any step of any chosen agent.
 
-    Rows come team by team, the members in an order and with identities that are drawn for each window. Members that are not among the chosen episodes are observed and no training targets.
+    Rows come team by team, the members in an order and with identities that are drawn for each
+    window. Members that are not among the chosen episodes are observed and no training targets.
 
     Args:
         steps: of the store, see `windows.of_store`.
@@ -33,35 +37,62 @@ class TeamSampler(Sampler):
     """
 
     def __init__(
-        self, steps: Steps, store: Store, episodes: np.ndarray, *, T: int, batch_size: int, seed: int, alone: float = 0.0,
-        weights: np.ndarray | None = None, discount: float | np.ndarray = 1.0,
-    ) -> None:  # fmt: skip
-        super().__init__(steps, episodes, T=T, batch_size=batch_size, seed=seed, weights=weights, discount=discount)
+        self,
+        steps: Steps,
+        store: Store,
+        episodes: np.ndarray,
+        *,
+        T: int,
+        batch_size: int,
+        seed: int,
+        alone: float = 0.0,
+        weights: np.ndarray | None = None,
+        discount: float | np.ndarray = 1.0,
+    ) -> None:
+        super().__init__(
+            steps,
+            episodes,
+            T=T,
+            batch_size=batch_size,
+            seed=seed,
+            weights=weights,
+            discount=discount,
+        )
         self.alone = alone
         self.length = steps.end - steps.first
         E = len(self.length)
         self.start = np.zeros(E, np.int64) if store.start is None else store.start.astype(np.int64)
         self.agent = np.arange(E) if store.agent is None else store.agent
         self.chosen = np.isin(np.arange(E), episodes)
-        groups, self.group, self.count = np.unique(store.group, return_inverse=True, return_counts=True)
-        self.members = np.lexsort((self.agent, self.group))  # an agent that came back has several episodes
+        groups, self.group, self.count = np.unique(
+            store.group, return_inverse=True, return_counts=True
+        )
+        # an agent that came back has several episodes
+        self.members = np.lexsort((self.agent, self.group))
         self.first = np.cumsum(self.count) - self.count
         nth = np.cumsum(differs(self.group[self.members], self.agent[self.members]))
         self.number = np.empty(E, np.int64)  # of its agent in its group
         self.number[self.members] = nth - np.repeat(nth[self.first], self.count)
         team = cache(lambda kinds: of_team(store.tasks[i] for i in kinds))
-        texts = [team(frozenset(kinds.tolist())) for kinds in np.split(store.task[self.members], self.first[1:])]
+        texts = [
+            team(frozenset(kinds.tolist()))
+            for kinds in np.split(store.task[self.members], self.first[1:])
+        ]
         self.tasks = [*store.tasks, *sorted(set(texts) - set(store.tasks))]
         index = {task: i for i, task in enumerate(self.tasks)}
         self.task, self.team_text = store.task, np.array([index[text] for text in texts])
         if self.number.max() >= POOL:
             e = int(self.number.argmax())
             wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
-            raise ValueError(f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent")
+            raise ValueError(
+                f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent"
+            )
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
             wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
-            raise ValueError(f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has {self.length[e]}")
+            raise ValueError(
+                f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has {self.length[e]}"
+            )
 
     def __call__(self, step: int) -> Window:
         """The batch of a step: windows of up to T steps, one row a member."""
@@ -70,11 +101,14 @@ class TeamSampler(Sampler):
         begin, group = self.start[episodes] + within, self.group[episodes]
 
         window = np.repeat(np.arange(B), self.count[group])  # one row for each member of the group
-        nth = np.arange(len(window)) - np.repeat(np.cumsum(self.count[group]) - self.count[group], self.count[group])
+        nth = np.arange(len(window)) - np.repeat(
+            np.cumsum(self.count[group]) - self.count[group], self.count[group]
+        )
         member = self.members[self.first[group][window] + nth]
         offset = begin[window] - self.start[member]
         present = (offset < self.length[member]) & (offset > -self.T)
-        rng.random(len(member))  # used no more; without it, a seed would draw other orders than in earlier versions
+        # used no more; without it, a seed would draw other orders than in earlier versions
+        rng.random(len(member))
         window, member, offset = window[present], member[present], offset[present]
 
         rows = np.lexsort((rng.random(len(member)), window))
@@ -84,7 +118,10 @@ class TeamSampler(Sampler):
         split = window < round(self.alone * B)
         made = cut(self.steps, member, offset, self.T)
         return replace(
-            made, timesteps=(made.timesteps + self.start[member, None]) * made.mask, loss_mask=made.loss_mask & self.chosen[member, None],
-            team=np.cumsum(new | split) - 1, identity=pool[window, self.number[member]],
+            made,
+            timesteps=(made.timesteps + self.start[member, None]) * made.mask,
+            loss_mask=made.loss_mask & self.chosen[member, None],
+            team=np.cumsum(new | split) - 1,
+            identity=pool[window, self.number[member]],
             text_index=np.where(split, self.task[member], self.team_text[self.group[member]]),
-        )  # fmt: skip
+        )

@@ -7,11 +7,12 @@ import numpy as np
 
 from decisionllm.datasets.spaces import VECTOR
 
+# values of the option `text` of Minari data and Gymnasium environments
 TEXTS = (
     "none",
     "constant",
     "template",
-)  # values of the option `text` of Minari data and Gymnasium environments
+)
 NAME = re.compile(r"\{([^{}]*)\}")  # str.format would read the dot of a nested name as an attribute
 
 

@@ -1,4 +1,7 @@
-"""Episodes -> windows of up to T steps, padded on the right -> batches. Training, evaluation and the server all use this slicer."""
+"""Episodes -> windows of up to T steps, padded on the right -> batches.
+
+Training, evaluation and the server all use this slicer.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,15 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
 
     Args:
         rewards: (n,) rewards of all episodes, end to end, in raw reward units.
-        totals: (E,) return of each episode (training) or its target return (rollout), raw reward units.
+        totals: (E,) return of each episode (training) or its target return (rollout), raw reward
+            units.
         offsets: (E+1,) row of the first step of each episode, and n.
 
     Returns:
         (n,) float64. Rewards [1, 2, 3] with total 6 give [6, 5, 3].
     """
-    received = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])  # (n+1,) before each row, over all episodes
+    # (n+1,) before each row, over all episodes
+    received = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
     at_first_steps = np.asarray(totals, np.float64) + received[offsets[:-1]]  # (E,)
     each = np.repeat(at_first_steps, np.diff(offsets)) - received[:-1]
     return np.asarray(each)
@@ -36,7 +41,9 @@ def returns_to_go(rewards: np.ndarray, totals: np.ndarray, offsets: np.ndarray) 
 
 @dataclass(frozen=True)
 class Steps(StepColumns[np.ndarray]):
-    """Episodes end to end, as the slicer reads them: of a log, views of files; of a rollout, up to the current step."""
+    """Episodes end to end, as the slicer reads them: of a log, views of files; of a rollout, up to
+    the current step.
+    """
 
     returns_to_go: np.ndarray = shaped("n")
     first: np.ndarray = shaped("E")  # row of each episode's first step
@@ -45,7 +52,8 @@ class Steps(StepColumns[np.ndarray]):
     def blocks(self, episodes: np.ndarray, size: int = BLOCK) -> Iterator[np.ndarray]:
         """The rows of these episodes, end to end, at most `size` at a time."""
         first = self.first[episodes]
-        before = np.concatenate([[0], np.cumsum(self.end[episodes] - first)])  # steps before each of them
+        # steps before each of them
+        before = np.concatenate([[0], np.cumsum(self.end[episodes] - first)])
         count = before[-1]
         for start in range(0, count, size):
             step = np.arange(start, min(start + size, count))
@@ -58,8 +66,9 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
 
     Args:
         store: of the log.
-        return_horizon: a return counts the rewards of this many next steps; 0: to the end of the episode. The last steps of a
-            truncated episode are then left out, since the rewards that would have followed are unknown.
+        return_horizon: a return counts the rewards of this many next steps; 0: to the end of the
+            episode. The last steps of a truncated episode are then left out, since the rewards that
+            would have followed are unknown.
     """
     togo: np.ndarray = np.empty(len(store.rewards), np.float32)
     for episodes, rows in blocks(store, BLOCK):
@@ -76,11 +85,19 @@ def of_store(store: Store, *, return_horizon: int = 0) -> Steps:
     if store.action_weight is not None:
         recorded = store.action_weight > 0
         optional["loss_mask"] = recorded & optional.get("loss_mask", True)
-    return Steps(observations=store.observations, actions=store.actions, returns_to_go=togo, first=first, end=end, **optional)
+    return Steps(
+        observations=store.observations,
+        actions=store.actions,
+        returns_to_go=togo,
+        first=first,
+        end=end,
+        **optional,
+    )
 
 
 def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.ndarray:
-    """Returns-to-go (n,) less what is received after this many steps: the return of the next steps alone (n,).
+    """Returns-to-go (n,) less what is received after this many steps: the return of the next steps
+    alone (n,).
 
     Args:
         togo: (n,) to the end of each episode.
@@ -96,17 +113,24 @@ def within_horizon(togo: np.ndarray, offsets: np.ndarray, horizon: int) -> np.nd
 def rollout_returns_to_go(
     rewards: np.ndarray, target_returns: np.ndarray, offsets: np.ndarray, *, return_horizon: int = 0
 ) -> np.ndarray:
-    """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets (E,), offsets (E+1,) -> (n,).
+    """Return-to-go that a policy conditions on at each step of a rollout: rewards (n,), targets
+    (E,), offsets (E+1,) -> (n,).
 
-    With a return_horizon it is the target at every step, since a return of the next steps does not shrink by what was received.
+    With a return_horizon it is the target at every step, since a return of the next steps does not
+    shrink by what was received.
     """
     if return_horizon:
         return np.repeat(np.asarray(target_returns, np.float64), np.diff(offsets))
     return returns_to_go(rewards, target_returns, offsets)
 
 
-def of_histories(histories: Sequence[History], target_returns: Any, *, return_horizon: int = 0) -> Steps:
-    """The steps of N histories with these target returns (N,). The next action is a zero, which no prediction depends on."""
+def of_histories(
+    histories: Sequence[History], target_returns: Any, *, return_horizon: int = 0
+) -> Steps:
+    """The steps of N histories with these target returns (N,).
+
+    The next action is a zero, which no prediction depends on.
+    """
     offsets = np.concatenate([[0], np.cumsum([len(h.observations) for h in histories])])
     next_action = np.zeros((1, histories[0].actions.shape[1]), np.float32)
     actions = []
@@ -114,7 +138,9 @@ def of_histories(histories: Sequence[History], target_returns: Any, *, return_ho
     for history in histories:
         actions += [history.actions, next_action]
         rewards += [history.rewards, np.zeros(1)]
-    togo = rollout_returns_to_go(np.concatenate(rewards), target_returns, offsets, return_horizon=return_horizon)
+    togo = rollout_returns_to_go(
+        np.concatenate(rewards), target_returns, offsets, return_horizon=return_horizon
+    )
     return Steps(
         observations=np.concatenate([h.observations for h in histories]).astype(np.float32),
         actions=np.concatenate(actions).astype(np.float32),
@@ -126,7 +152,9 @@ def of_histories(histories: Sequence[History], target_returns: Any, *, return_ho
 
 
 def _masks_of(histories: Sequence[History]) -> np.ndarray | None:
-    """Which actions are allowed at each observation of these histories, end to end, (n, C); None if no history says so."""
+    """Which actions are allowed at each observation of these histories, end to end, (n, C); None if
+    no history says so.
+    """
     known = [h.action_masks for h in histories if h.action_masks is not None]
     if not known:
         return None
@@ -141,17 +169,24 @@ def _masks_of(histories: Sequence[History]) -> np.ndarray | None:
 
 
 def cut(steps: Steps, episodes: np.ndarray, starts: np.ndarray, T: int) -> Window:
-    """Windows of T steps that begin at these steps (B,) of these episodes (B,), padded where they leave the episode."""
+    """Windows of T steps that begin at these steps (B,) of these episodes (B,), padded where they
+    leave the episode.
+    """
     first = steps.first[episodes]
     length = steps.end[episodes] - first
     timesteps = starts[:, None] + np.arange(T)  # (B, T)
     mask = (timesteps >= 0) & (timesteps < length[:, None])
     padding = np.nonzero(~mask)
-    columns = {"observations": steps.observations, "actions": steps.actions, "returns_to_go": steps.returns_to_go}
+    columns = {
+        "observations": steps.observations,
+        "actions": steps.actions,
+        "returns_to_go": steps.returns_to_go,
+    }
     windows: dict[str, Any] = {}
     for name, column in (columns | _optional(steps)).items():
         windows[name] = copy_windows(column, first + starts, T)
-        windows[name][padding] = name == "action_masks"  # padding is zero; every action is allowed there
+        # padding is zero; every action is allowed there
+        windows[name][padding] = name == "action_masks"
     timesteps[padding] = 0
     return Window(**windows, timesteps=timesteps, mask=mask, episodes=episodes)
 
@@ -165,12 +200,14 @@ def copy_windows(column: np.ndarray, begin: np.ndarray, T: int) -> np.ndarray:
     rows = begin[:, None] + np.arange(T)  # (B, T)
     if T == 1 or n < T or not column.flags.c_contiguous:
         return np.asarray(column.take(rows, 0, mode="clip"))
-    # All windows of the column as elements of T rows each, which overlap in memory. To copy twenty rows of 80 bytes as one
-    # element of 1,600 is three times as fast as to copy them one by one.
+    # All windows of the column as elements of T rows each, which overlap in memory. To copy twenty
+    # rows of 80 bytes as one element of 1,600 is three times as fast as to copy them one by one.
     row = column.nbytes // n
     all_windows = np.ndarray(n - T + 1, f"V{T * row}", column, strides=row)
     inside = np.clip(begin, 0, n - T)
-    windows: np.ndarray = all_windows[inside].view(column.dtype).reshape(len(begin), T, *column.shape[1:])
+    windows: np.ndarray = (
+        all_windows[inside].view(column.dtype).reshape(len(begin), T, *column.shape[1:])
+    )
     outside = np.flatnonzero(inside != begin)
     if len(outside):
         windows[outside] = column.take(rows[outside], 0, mode="clip")
@@ -221,9 +258,9 @@ def _optional(columns: StepColumns[np.ndarray]) -> dict[str, Any]:
 def window_start(now: np.ndarray | int, T: int, stride: int) -> np.ndarray:
     """The step where the window of a decision at step `now` begins.
 
-    The window grows to T steps and then drops the oldest `stride` at once, so that cached keys and values stay valid in between.
-    Its length, within T - stride + 1 .. T once the episode is longer, is one that training has seen. stride = 1 is the plain
-    sliding window.
+    The window grows to T steps and then drops the oldest `stride` at once, so that cached keys and
+    values stay valid in between. Its length, within T - stride + 1 .. T once the episode is longer,
+    is one that training has seen. stride = 1 is the plain sliding window.
 
     Args:
         now: (N,) steps.

@@ -1,4 +1,6 @@
-"""One language model for several spaces of observations and actions: a normaliser, tokenizer and head for each, one backbone for all."""
+"""One language model for several spaces of observations and actions: a normaliser, tokenizer and
+head for each, one backbone for all.
+"""
 
 from collections.abc import Mapping
 
@@ -9,7 +11,8 @@ from decisionllm.schema import Batch
 
 
 class Generalist(nn.Module):
-    """Models of several embodiments on one backbone, which is trained by all of them and saved once.
+    """Models of several embodiments on one backbone, which is trained by all of them and saved
+    once.
 
     Args:
         models: {name of the embodiment: its model}, all of one backbone.
@@ -17,7 +20,8 @@ class Generalist(nn.Module):
 
     def __init__(self, models: Mapping[str, SequenceModel]) -> None:
         super().__init__()
-        self.backbone = next(iter(models.values())).backbone  # the first of its names, by which it is trained and saved
+        # the first of its names, by which it is trained and saved
+        self.backbone = next(iter(models.values())).backbone
         self.models = nn.ModuleDict(models)
 
     def forward(self, batch: Batch, embodiment: str) -> dict[str, Tensor]:

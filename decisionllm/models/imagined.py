@@ -1,9 +1,12 @@
-"""A value learned inside a learned model: what holding an action for some steps brings, and what can follow.
+"""A value learned inside a learned model: what holding an action for some steps brings, and what
+can follow.
 
-The members of an ensemble predict the change of the observation; an imagined sequence is not used where they disagree about its end,
-or where its end is unlike the data. Fitted value iteration over real and imagined observations, V(x) = max over the candidate actions of the
-discounted rewards while it is held + discount^k V(end), then needs no more data. Observation and actions are in the model's units,
-rewards within 0 .. 1 between the least and the largest of the data, values multiplied by 1 - discount, so that they are within 0 .. 1 too.
+The members of an ensemble predict the change of the observation; an imagined sequence is not used
+where they disagree about its end, or where its end is unlike the data. Fitted value iteration over
+real and imagined observations, V(x) = max over the candidate actions of the discounted rewards
+while it is held + discount^k V(end), then needs no more data. Observation and actions are in the
+model's units, rewards within 0 .. 1 between the least and the largest of the data, values
+multiplied by 1 - discount, so that they are within 0 .. 1 too.
 """
 
 import hashlib
@@ -25,21 +28,31 @@ from decisionllm.tokenizers.trajectory import numbers
 
 MEMBERS = 2  # of the ensemble
 BATCH = 4096  # rows of a training step
-TOLERANCE = 0.2  # by which members may differ about an end for each imagined step, in standard deviations of a step's change
-HARD = 0.1  # share of the transitions, those with the largest errors, that half of each batch is drawn from
+# by which members may differ about an end for each imagined step, in standard deviations of a
+# step's change
+TOLERANCE = 0.2
+# share of the transitions, those with the largest errors, that half of each batch is drawn from
+HARD = 0.1
 LEAST = 1e-3  # smallest value that is distinguished from 0
 BINS = 50  # of each number of an observation, from its least to its largest value in the data
-CODE, TEXTS = 64, 512  # numbers that stand for a task text, and how many texts a value can tell apart
+# numbers that stand for a task text, and how many texts a value can tell apart
+CODE, TEXTS = 64, 512
 
 
 def candidate_actions(spec: Spec) -> Tensor:
-    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at a bound or in the middle."""
+    """Actions to plan with, in the model's units (C, A): every discrete one; else each dimension at
+    a bound or in the middle.
+    """
     if spec.num_actions:
         return torch.arange(spec.num_actions, dtype=torch.float32)[:, None]
     if spec.action_dim > 2:
         wanted = "at most two action dimensions, or discrete actions"
-        raise ValueError(f"planner=value: expected {wanted}, got {spec.action_dim}; take planner=none")
-    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(-1, spec.action_dim)
+        raise ValueError(
+            f"planner=value: expected {wanted}, got {spec.action_dim}; take planner=none"
+        )
+    return torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * spec.action_dim).view(
+        -1, spec.action_dim
+    )
 
 
 @lru_cache(TEXTS)
@@ -55,12 +68,16 @@ def codes(texts: Sequence[str]) -> Tensor:
 
 
 class FourierMLP(nn.Module):
-    """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to one that resolves a step's change.
+    """An MLP of inputs and of sines and cosines of the first S of them, each at frequencies up to
+    one that resolves a step's change.
 
-    With a code, the numbers after the first S, each hidden number of the last layers is multiplied by a number of its own for each code.
+    With a code, the numbers after the first S, each hidden number of the last layers is multiplied
+    by a number of its own for each code.
     """
 
-    def __init__(self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12, code: int = 0) -> None:
+    def __init__(
+        self, S: int, inputs: int, outputs: int, *, inner: int = 256, count: int = 12, code: int = 0
+    ) -> None:
         super().__init__()
         self.gate = nn.Linear(code, inner) if code else None
         self.frequencies = nn.Buffer(torch.ones(count, S))
@@ -68,16 +85,22 @@ class FourierMLP(nn.Module):
         self.middle = nn.Linear(inner, inner)
 
     def set_frequencies(self, change: Tensor) -> None:
-        """Draw them log-uniformly between 1 and 1 / change. change: (S,) deviation of a step's change, in the model's units."""
+        """Draw them log-uniformly between 1 and 1 / change. change: (S,) deviation of a step's
+        change, in the model's units.
+        """
         count = len(self.frequencies)
-        share = (torch.arange(count, device=change.device)[:, None] + torch.rand_like(self.frequencies)) / count
+        share = (
+            torch.arange(count, device=change.device)[:, None] + torch.rand_like(self.frequencies)
+        ) / count
         self.frequencies.copy_((1 / change).clamp(min=2.0) ** share)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs); under autocast only the middle has less precision."""
         waves = x[..., None, : self.frequencies.shape[1]] * self.frequencies
         with torch.autocast(x.device.type, enabled=False):
-            hidden = F.silu(self.first(torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1)))
+            hidden = F.silu(
+                self.first(torch.cat([x, waves.sin().flatten(-2), waves.cos().flatten(-2)], -1))
+            )
         hidden = F.silu(self.middle(hidden))
         with torch.autocast(x.device.type, enabled=False):
             if self.gate is not None:
@@ -106,11 +129,13 @@ class Transitions:
 
 @register("planner", "value")
 class ImaginedValue(nn.Module):
-    """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit` alone.
+    """Members of a dynamics model, models of the rewards, and values; weights are fitted by `fit`
+    alone.
 
-    The observation holds what matters: the value reads no history. With `reads_text` it tells the task texts of its data apart, by a code
-    that follows the observation; the dynamics are those of all texts. Below, a state is an observation with its code, (..., S + CODE), or
-    an observation alone.
+    The observation holds what matters: the value reads no history. With `reads_text` it tells the
+    task texts of its data apart, by a code that follows the observation; the dynamics are those of
+    all texts. Below, a state is an observation with its code, (..., S + CODE), or an observation
+    alone.
 
     Args:
         spec: of the data.
@@ -118,7 +143,8 @@ class ImaginedValue(nn.Module):
         horizon: steps to imagine before each action, for which a candidate action is held.
         least_value: where the best plan has less value, of 0 .. 1, the policy acts without a plan.
         reads_text: whether it tells the task texts of the data apart.
-        steps: of training of each member, BATCH transitions each; the values have an iteration of steps / 25 batches for each 50.
+        steps: of training of each member, BATCH transitions each; the values have an iteration of
+            steps / 25 batches for each 50.
     """
 
     members: Any  # (M,) FourierMLP
@@ -139,7 +165,9 @@ class ImaginedValue(nn.Module):
         if not 0 < discount < 1:
             raise ValueError(f"planner.discount: expected within 0 .. 1, got {discount}")
         if horizon < 1 or steps < 1:
-            raise ValueError(f"planner.horizon, planner.steps: expected 1 or more, got {horizon} and {steps}")
+            raise ValueError(
+                f"planner.horizon, planner.steps: expected 1 or more, got {horizon} and {steps}"
+            )
         self.horizon = horizon
         self.least_value = least_value
         self.reads_text = reads_text
@@ -149,11 +177,15 @@ class ImaginedValue(nn.Module):
         inputs, code = S + self.code, self.code
         self.members = nn.ModuleList(FourierMLP(S, S + A, S) for _ in range(MEMBERS))
         # reward, and whether the episode ends
-        self.rewards = nn.ModuleList(FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3))
+        self.rewards = nn.ModuleList(
+            FourierMLP(S, inputs + A, 2, inner=128, code=code) for _ in range(3)
+        )
         self.values = nn.ModuleList(FourierMLP(S, inputs, 1, code=code) for _ in range(2))
         if reads_text:
             self.known = nn.Buffer(torch.zeros(TEXTS, CODE))
-        self.pairs = nn.Buffer(torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long))
+        self.pairs = nn.Buffer(
+            torch.combinations(torch.arange(S)) if S > 1 else torch.zeros(1, 2, dtype=torch.long)
+        )
         self.together = nn.Buffer(torch.ones(len(self.pairs), BINS, BINS, dtype=torch.bool))
         self.change_mean, self.change_scale = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
         self.low, self.bin_width = nn.Buffer(torch.zeros(S)), nn.Buffer(torch.ones(S))
@@ -171,8 +203,10 @@ class ImaginedValue(nn.Module):
             return observations
         for text in dict.fromkeys(texts):
             if not (code_of(text).to(self.known) == self.known).all(-1).any():
-                raise ValueError(f"planner.reads_text: expected a task text that the value was fitted to, got {text!r}; "
-                                 "act.planning_horizon=0 acts without the value")  # fmt: skip
+                raise ValueError(
+                    f"planner.reads_text: expected a task text that the value was fitted to, got {text!r}; "
+                    "act.planning_horizon=0 acts without the value"
+                )
         return torch.cat([observations, codes(texts).to(observations)], -1)
 
     def encode(self, states: Tensor, actions: Tensor) -> Tensor:
@@ -185,29 +219,38 @@ class ImaginedValue(nn.Module):
         return states + F.pad(self.change_mean + self.change_scale * change, (0, self.code))
 
     def agreed(self, ends: Tensor, steps: int | Tensor) -> Tensor:
-        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree in every number and their mean is
-        like the data: (...) bool."""
+        """Whether the members' ends (M, ..., S) after so many steps, one number or (..., 1), agree
+        in every number and their mean is like the data: (...) bool."""
         ends = ends[..., : self.spec.observation_dim]
         mean = ends.mean(0)
-        return ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(-1) & self.supported(mean)
+        return ((ends - mean).abs().amax(0) < TOLERANCE * steps * self.change_scale).all(
+            -1
+        ) & self.supported(mean)
 
     def bins(self, observations: Tensor) -> Tensor:
         """The bin of each number, (..., S) int; below 0 or from BINS on beyond the data's range."""
         return ((observations - self.low) / self.bin_width).floor().long()
 
     def supported(self, observations: Tensor) -> Tensor:
-        """Whether any two numbers of an observation (..., S) are in bins that they are in together somewhere in the data: (...) bool.
+        """Whether any two numbers of an observation (..., S) are in bins that they are in together
+        somewhere in the data: (...) bool.
 
-        A place within a wall is not, however smoothly the members cross it. All numbers together would need more data.
+        A place within a wall is not, however smoothly the members cross it. All numbers together
+        would need more data.
         """
         bins = self.bins(observations)
-        inside = ((bins >= -1) & (bins <= BINS)).all(-1)  # a bin more at the ends, where an observation may rest
+        # a bin more at the ends, where an observation may rest
+        inside = ((bins >= -1) & (bins <= BINS)).all(-1)
         first, second = bins.clamp(0, BINS - 1)[..., self.pairs].unbind(-1)  # (..., pairs)
-        known: Tensor = self.together[torch.arange(len(self.pairs), device=bins.device), first, second]
+        known: Tensor = self.together[
+            torch.arange(len(self.pairs), device=bins.device), first, second
+        ]
         return inside & known.all(-1)
 
     def value(self, states: Tensor) -> Tensor:
-        """The lesser of both values (...), within 0 .. 1: the best of many actions is more often one whose value is too high."""
+        """The lesser of both values (...), within 0 .. 1: the best of many actions is more often
+        one whose value is too high.
+        """
         return torch.cat([value(states) for value in self.values], -1).amin(-1).sigmoid()
 
     @property
@@ -218,7 +261,8 @@ class ImaginedValue(nn.Module):
     def pay(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards within 0 .. 1, and the probability that the task ends the episode: two (...).
 
-        Of several models of the rewards the least: each finds some in a few places unlike the data, where a plan would stay.
+        Of several models of the rewards the least: each finds some in a few places unlike the data,
+        where a plan would stay.
         """
         x = self.encode(states, actions)
         paid, over = torch.stack([reward(x) for reward in self.rewards]).sigmoid().unbind(-1)
@@ -226,12 +270,17 @@ class ImaginedValue(nn.Module):
 
     @torch.no_grad()
     def advance(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One imagined step of each row: the next observations (N, S), rewards in raw units (N,), whether the task ended the episode,
-        and whether the members agree, (N,) bool."""
+        """One imagined step of each row: the next observations (N, S), rewards in raw units (N,),
+        whether the task ended the episode, and whether the members agree, (N,) bool."""
         ends = torch.stack([self.step(member, states, actions) for member in self.members])
         paid, over = self.pay(states, actions)
         reward = self.reward_low + paid * self.reward_span
-        return ends.mean(0)[:, : self.spec.observation_dim], reward, over > 0.5, self.agreed(ends, 1)
+        return (
+            ends.mean(0)[:, : self.spec.observation_dim],
+            reward,
+            over > 0.5,
+            self.agreed(ends, 1),
+        )
 
     @torch.no_grad()
     def imagine(self, states: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -242,8 +291,9 @@ class ImaginedValue(nn.Module):
             steps: k.
 
         Returns:
-            End states (N, C, S + CODE), the discounted rewards times 1 - discount until then (N, C), the probability that the episode goes
-            on (N, C), and whether the members agree about the end (N, C).
+            End states (N, C, S + CODE), the discounted rewards times 1 - discount until then (N,
+            C), the probability that the episode goes on (N, C), and whether the members agree about
+            the end (N, C).
         """
         N, C = len(states), len(self.candidates)
         actions, ends = self.candidates.repeat(N, 1), []
@@ -261,14 +311,18 @@ class ImaginedValue(nn.Module):
         return every.mean(0), shares[0].view(N, C), shares[1].view(N, C), self.agreed(every, steps)
 
     def ahead(self, imagined: tuple[Tensor, ...], steps: int) -> Tensor:
-        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see `agreed`."""
+        """Value of each imagined sequence (N, C), within 0 .. 1; -1 where it is not used, see
+        `agreed`.
+        """
         ends, gains, alive, known = imagined
         after = alive * self.value(ends) + (1 - alive) * self.zero
         return torch.where(known, gains + self.discount**steps * after, -1.0)
 
     @torch.no_grad()
     def plan(self, states: Tensor, steps: int) -> Tensor:
-        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. states: (N, S + CODE)."""
+        """Values (N, C) of holding each candidate action for so many steps, see `ahead`. states:
+        (N, S + CODE).
+        """
         return self.ahead(self.imagine(states, steps), steps)
 
     def fit(self, data: Transitions, units: Normalizer, *, seed: int) -> None:
@@ -298,14 +352,18 @@ class ImaginedValue(nn.Module):
             self._fit_values(states, horizon, rounds=max(1, steps // 50), each=max(1, steps // 25))
 
     def _count(self, x: Tensor) -> None:
-        """Note which bins any two numbers of the observations (n, S) are in together, and the bins around them."""
+        """Note which bins any two numbers of the observations (n, S) are in together, and the bins
+        around them.
+        """
         self.low.copy_(x.amin(0))
         self.bin_width.copy_(((x.amax(0) - self.low) / (BINS - 1e-3)).clamp(min=1e-6))
         self.together.zero_()
         bins = self.bins(x).clamp(0, BINS - 1)
         for known, (i, j) in zip(self.together, self.pairs.tolist(), strict=True):
             known[bins[:, i], bins[:, j]] = True
-        self.together.copy_(F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)[:, 0] > 0)
+        self.together.copy_(
+            F.max_pool2d(self.together[:, None].float(), 3, stride=1, padding=1)[:, 0] > 0
+        )
 
     def _fit_member(self, member: nn.Module, data: Transitions, steps: int) -> None:
         """Fit a member to transitions, more to those that it predicts badly."""
@@ -313,7 +371,9 @@ class ImaginedValue(nn.Module):
 
         def errors(rows: Tensor) -> Tensor:
             change = (x[rows + 1] - x[rows] - self.change_mean) / self.change_scale
-            return F.mse_loss(member(self.encode(x[rows], a[rows])), change, reduction="none").mean(-1)
+            return F.mse_loss(member(self.encode(x[rows], a[rows])), change, reduction="none").mean(
+                -1
+            )
 
         hard = pairs
 
@@ -324,7 +384,9 @@ class ImaginedValue(nn.Module):
                 with torch.no_grad():
                     found = torch.cat([errors(rows) for rows in some.split(BATCH)])
                 hard = some[found.topk(int(HARD * len(some))).indices]
-            rows = torch.cat([each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)])
+            rows = torch.cat(
+                [each[torch.randint(len(each), (BATCH // 2,))] for each in (pairs, hard)]
+            )
             return errors(rows).mean()
 
         fitted(member, loss, steps, "value: dynamics")
@@ -339,7 +401,8 @@ class ImaginedValue(nn.Module):
         for reward in self.rewards:
 
             def loss(step: int, reward: nn.Module = reward) -> Tensor:
-                rows = torch.randint(len(targets), (BATCH,))  # rare rewards drawn more often would look likely elsewhere
+                # rare rewards drawn more often would look likely elsewhere
+                rows = torch.randint(len(targets), (BATCH,))
                 logits = reward(self.encode(data.states(rows), data.actions[rows]))
                 return F.binary_cross_entropy_with_logits(logits, targets[rows])
 
@@ -347,7 +410,9 @@ class ImaginedValue(nn.Module):
 
     @torch.no_grad()
     def _states(self, data: Transitions, count: int, longest: int) -> Tensor:
-        """States (n, S + CODE): half of the data, half one or two imagined sequences of up to `longest` steps away from it."""
+        """States (n, S + CODE): half of the data, half one or two imagined sequences of up to
+        `longest` steps away from it.
+        """
         x = data.states(torch.randint(len(data.observations), (count,)))
         found, x = [x[: count // 2]], x[count // 2 :]
         for _ in range(2):
@@ -364,7 +429,10 @@ class ImaginedValue(nn.Module):
         return torch.cat([*found, x])
 
     def _fit_values(self, states: Tensor, steps: int, *, rounds: int, each: int) -> None:
-        """Fitted value iteration. The loss is one of logits, so that values near 0, far from any reward, differ too."""
+        """Fitted value iteration.
+
+        The loss is one of logits, so that values near 0, far from any reward, differ too.
+        """
         parts = [self.imagine(part, steps) for part in states.split(512)]
         for value in self.values:
             nn.init.zeros_(value.last.weight)
@@ -376,7 +444,11 @@ class ImaginedValue(nn.Module):
                 group["lr"] = 1e-3 * (1.0 if i < 0.7 * rounds else 0.3 if i < 0.9 * rounds else 0.1)
             with torch.no_grad():
                 best = torch.cat([self.ahead(part, steps).amax(-1) for part in parts])
-            targets = best.clamp(0, 1 - self.discount ** (steps * (i + 1))).clamp(LEAST, 1 - LEAST).logit()
+            targets = (
+                best.clamp(0, 1 - self.discount ** (steps * (i + 1)))
+                .clamp(LEAST, 1 - LEAST)
+                .logit()
+            )
             for _ in range(each):
                 optimizer.zero_grad()
                 for value in self.values:
@@ -390,7 +462,9 @@ def fitted(net: nn.Module, loss: Callable[[int], Tensor], steps: int, what: str)
     """Train a network by this loss of a step; `what` is the title of the progress bar."""
     net.requires_grad_(True)
     optimizer = torch.optim.Adam(net.parameters(), 2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 2e-3, steps, pct_start=0.05, cycle_momentum=False
+    )
     for step in track(range(steps), what):
         optimizer.zero_grad()
         loss(step).backward()

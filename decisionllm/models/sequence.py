@@ -1,4 +1,6 @@
-"""Normalizer, tokenizer, backbone and head put together: a Batch in, a distribution over actions (B, T) out."""
+"""Normalizer, tokenizer, backbone and head put together: a Batch in, a distribution over actions
+(B, T) out.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +18,16 @@ from decisionllm.tokenizers.trajectory import TrajectoryTokenizer
 
 
 class SequenceModel(nn.Module):
-    """A language model that reads a task text and a trajectory, and predicts the action at each observation.
+    """A language model that reads a task text and a trajectory, and predicts the action at each
+    observation.
 
     Args:
         spec: of the data.
         backbone: the language model.
         head: config node of a head, see `protocols.Head`.
         options: `config.ModelOptions`.
-        objective: config node of what is minimised, see `protocols.Objective`. Default: the likelihood of the actions.
+        objective: config node of what is minimised, see `protocols.Objective`. Default: the
+            likelihood of the actions.
         planner: config node of a value to plan with, see `ImaginedValue`. Default: none.
 
     Raises:
@@ -47,7 +51,9 @@ class SequenceModel(nn.Module):
         self.spec = spec
         self.backbone = backbone
         backbone.checkpoint_gradients(options.gradient_checkpointing)
-        made: Objective = build(objective or choice("objective", "likelihood"), backbone.width, spec)
+        made: Objective = build(
+            objective or choice("objective", "likelihood"), backbone.width, spec
+        )
         if made.condition_on not in (None, options.condition_on):
             raise ValueError(
                 f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got {options.condition_on}"
@@ -66,7 +72,9 @@ class SequenceModel(nn.Module):
         )
         self.head: Head = build(head, backbone.width, spec)
         if not isinstance(self.head, Head):
-            raise ValueError(f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head")
+            raise ValueError(
+                f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head"
+            )
         self.planner: ImaginedValue | None = None
         if planner and planner["_target_"] != "none":
             self.planner = build(planner, spec)
@@ -87,14 +95,19 @@ class SequenceModel(nn.Module):
 
         Args:
             batch: raw units.
-            return_given: (B,) bool; False: the null return token in place of the row's returns. None: all True.
+            return_given: (B,) bool; False: the null return token in place of the row's returns.
+                None: all True.
 
         Returns:
             (B, T, D).
         """
         tokens = self.tokens(batch, return_given)[:, :-1]  # no position attends to the last action
         hidden: Tensor = self.backbone(
-            tokens, batch.text_ids, batch.text_mask, batch.text_index, output_positions=self.tokenizer.output_positions
+            tokens,
+            batch.text_ids,
+            batch.text_mask,
+            batch.text_index,
+            output_positions=self.tokenizer.output_positions,
         )
         return hidden.float()
 
@@ -107,9 +120,16 @@ class SequenceModel(nn.Module):
         """Returns-to-go, observations and actions in the model's units, and timesteps."""
         units = self.normalizer
         returns_to_go = units.returns_to_go(batch.returns_to_go)
-        return returns_to_go, units.observations(batch.observations), units.actions(batch.actions), batch.timesteps
+        return (
+            returns_to_go,
+            units.observations(batch.observations),
+            units.actions(batch.actions),
+            batch.timesteps,
+        )
 
-    def distribution(self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None) -> Distribution:
+    def distribution(
+        self, hidden: Tensor, action_masks: Tensor | None, observations: Tensor | None
+    ) -> Distribution:
         """Distribution over the next action.
 
         Args:
@@ -138,7 +158,8 @@ class SequenceModel(nn.Module):
             hidden: (N, D) at the current observation.
             action_masks: (N, C) bool or None.
             observations: (N, S), see `distribution`.
-            decode: `mode`, `mean` or `sample` of the distribution; `unclipped`, see `heads.Gaussian`.
+            decode: `mode`, `mean` or `sample` of the distribution; `unclipped`, see
+                `heads.Gaussian`.
             generator: of samples.
 
         Returns:
@@ -164,5 +185,7 @@ class SequenceModel(nn.Module):
         return self.objective.predicts_return
 
     def predict_return(self, hidden: Tensor) -> Tensor:
-        """Hidden states of rows with the null return token (..., D) -> predicted return-to-go (...), raw units."""
+        """Hidden states of rows with the null return token (..., D) -> predicted return-to-go
+        (...), raw units.
+        """
         return self.normalizer.raw_returns_to_go(self.objective.predicted(hidden))

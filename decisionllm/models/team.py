@@ -1,4 +1,6 @@
-"""A model that reads all members of a team as one list of tokens, each conditioned on the actions of those before it."""
+"""A model that reads all members of a team as one list of tokens, each conditioned on the actions
+of those before it.
+"""
 
 import torch
 from torch import Tensor
@@ -20,14 +22,19 @@ class TeamSequenceModel(SequenceModel):
 
     def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer:
         if self.objective.predicts_return:
-            raise ValueError(f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or both")
+            raise ValueError(
+                f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or both"
+            )
         return TeamTokenizer(self.spec, self.backbone.width, hide_actions=options.hide_actions)
 
     def read(self, batch: Batch, return_given: Tensor | None = None) -> Tensor:
-        """Hidden states where each row's action is predicted in its team's list (B, T, D), see `SequenceModel.read`."""
+        """Hidden states where each row's action is predicted in its team's list (B, T, D), see
+        `SequenceModel.read`.
+        """
         tokens, places, team = self.team_tokens(batch)
         device = team.device
-        first_row = torch.searchsorted(team, torch.arange(len(tokens), device=device))  # (W,) of each team
+        # (W,) of each team
+        first_row = torch.searchsorted(team, torch.arange(len(tokens), device=device))
         alone = torch.bincount(team) == 1  # (W,)
         hidden, order = [], []
         # The short lists of teams of one are not padded to the length of the others.
@@ -47,7 +54,8 @@ class TeamSequenceModel(SequenceModel):
         """Tokens of the W teams of a batch.
 
         Returns:
-            Tokens (W, L, D), where each row's action is predicted in its team's list (B, T), and the team of each row (B,).
+            Tokens (W, L, D), where each row's action is predicted in its team's list (B, T), and
+            the team of each row (B,).
         """
         rows = torch.arange(len(batch.mask), device=batch.mask.device)
         if batch.team is None:
@@ -55,5 +63,7 @@ class TeamSequenceModel(SequenceModel):
         else:
             assert batch.identity is not None, "the members of a team have identities"
             team, identity = batch.team, batch.identity
-        tokens, places = self.team(self.tokenizer, *self._columns(batch), batch.mask, batch.loss_mask, team, identity)
+        tokens, places = self.team(
+            self.tokenizer, *self._columns(batch), batch.mask, batch.loss_mask, team, identity
+        )
         return tokens, places, team

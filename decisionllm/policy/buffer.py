@@ -1,4 +1,7 @@
-"""Episodes under way: observations, actions and rewards so far. An exported policy uses this without torch."""
+"""Episodes under way: observations, actions and rewards so far.
+
+An exported policy uses this without torch.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,7 +47,10 @@ class EpisodeBuffer(Player):
         self.active: Rows = ALL  # the episodes that continue
 
     def act(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None
+        self,
+        observations: np.ndarray,
+        rewards: np.ndarray | None = None,
+        action_masks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Choose the next actions (M, A) of the episodes that continue, see `Player.act`.
 
@@ -61,14 +67,24 @@ class EpisodeBuffer(Player):
         raise NotImplementedError
 
     def observe(
-        self, observations: np.ndarray, rewards: np.ndarray | None = None, action_masks: np.ndarray | None = None,
+        self,
+        observations: np.ndarray,
+        rewards: np.ndarray | None = None,
+        action_masks: np.ndarray | None = None,
         rows: Rows = ALL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
         now, each = self.now[rows], np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
-            raise ValueError(f"session: expected at most {self.horizon} steps (the horizon), got one more")
-        refuse("observations", ~np.isfinite(observations), ": expected finite numbers, got {}", observations)
+            raise ValueError(
+                f"session: expected at most {self.horizon} steps (the horizon), got one more"
+            )
+        refuse(
+            "observations",
+            ~np.isfinite(observations),
+            ": expected finite numbers, got {}",
+            observations,
+        )
         self.observations[each, now] = observations
         if rewards is not None:
             self.rewards[each, np.maximum(now - 1, 0)] = np.where(now > 0, rewards, 0)
@@ -76,10 +92,14 @@ class EpisodeBuffer(Player):
             self.masks[each, now] = action_masks
 
     def returns_to_go(self, rows: Rows = ALL) -> np.ndarray:
-        """Return-to-go at each step of these rows (M, H) float32, raw reward units; NaN where it is to be predicted."""
+        """Return-to-go at each step of these rows (M, H) float32, raw reward units; NaN where it is
+        to be predicted.
+        """
         rewards, targets = self.rewards[rows], self.targets[rows]
         offsets = np.arange(len(rewards) + 1) * rewards.shape[1]
-        togo = rollout_returns_to_go(rewards.ravel(), targets, offsets, return_horizon=self.policy.return_horizon)
+        togo = rollout_returns_to_go(
+            rewards.ravel(), targets, offsets, return_horizon=self.policy.return_horizon
+        )
         return togo.reshape(rewards.shape).astype(np.float32)
 
     def record_action(self, actions: np.ndarray, rows: Rows = ALL) -> None:
@@ -90,14 +110,21 @@ class EpisodeBuffer(Player):
     def restore_row(self, row: int, history: History) -> None:
         """Give a row the past of an episode that has begun; the last observation is not used."""
         self.now[row] = t = len(history.actions)
-        self.observations[row, :t], self.actions[row, :t] = history.observations[:t], history.actions
+        self.observations[row, :t], self.actions[row, :t] = (
+            history.observations[:t],
+            history.actions,
+        )
         self.rewards[row, :t] = history.rewards
         if history.action_masks is not None and self.masks is not None:
             self.masks[row, :t] = history.action_masks[:t]
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
-        self.observations, self.actions, self.rewards = self.observations[rows], self.actions[rows], self.rewards[rows]
+        self.observations, self.actions, self.rewards = (
+            self.observations[rows],
+            self.actions[rows],
+            self.rewards[rows],
+        )
         self.masks = None if self.masks is None else self.masks[rows]
         self.targets, self.now = self.targets[rows], self.now[rows]
 
@@ -105,4 +132,8 @@ class EpisodeBuffer(Player):
         """Which actions are allowed at the current step of these rows, (M, C) or None."""
         from torch import from_numpy
 
-        return None if self.masks is None else from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
+        return (
+            None
+            if self.masks is None
+            else from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
+        )

@@ -1,15 +1,17 @@
-"""A run directory in and out. A checkpoint is a folder of safetensors and JSON; only frozen weights are not in it.
+"""A run directory in and out. A checkpoint is a folder of safetensors and JSON; only frozen weights
+are not in it.
 
 runs/x/
   config.yaml         every option, resolved
-  run.json            spec and fingerprint of the data, target returns, versions, a hash of the frozen weights
-  metrics.jsonl       one line a log interval
+  run.json            spec and fingerprint of the data, target returns, versions, a hash of the
+  frozen weights metrics.jsonl       one line a log interval
   checkpoint/         model.safetensors: trained weights but adapters, and the normaliser
-                      adapter/: LoRA, as peft saves it, by the names on AutoModel and on AutoModelForCausalLM
-                      trainer.safetensors, trainer.json: the optimiser's moments, the step
-                      digests.json: of these files, which therefore belong together
-  best/checkpoint/    the same at the lowest held-out loss, with log.keep_best; then this one is loaded
-  digests.json        of config.yaml and run.json
+                      adapter/: LoRA, as peft saves it, by the names on AutoModel and on
+                      AutoModelForCausalLM trainer.safetensors, trainer.json: the optimiser's
+                      moments, the step digests.json: of these files, which therefore belong
+                      together
+  best/checkpoint/    the same at the lowest held-out loss, with log.keep_best; then this one is
+  loaded digests.json        of config.yaml and run.json
 """
 
 import json
@@ -47,33 +49,50 @@ from decisionllm.schema import Spec
 FORMAT = 2  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
-MAY_DIFFER = ("run", "device", "cache_dir", "fresh", "model.gradient_checkpointing", "log.tracker", "log.every",
-              "log.save_every")  # fmt: skip  # when a run is continued
-BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")  # what our own commands leave in a folder before there is a run in it
+# options that may differ when a run is continued
+MAY_DIFFER = (
+    "run",
+    "device",
+    "cache_dir",
+    "fresh",
+    "model.gradient_checkpointing",
+    "log.tracker",
+    "log.every",
+    "log.save_every",
+)
+# what our own commands leave in a folder before there is a run in it
+BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")
 MOST_TASKS = 64  # task texts that run.json names
 PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
 
 
 def versions() -> dict[str, str | None]:
-    """What a result says about the code: package versions, and the commit where the code is a checkout."""
+    """What a result says about the code: package versions, and the commit where the code is a
+    checkout.
+    """
     found = {name: metadata.version(name) for name in PACKAGES}
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists() or not shutil.which("git"):
         return found | {"commit": None}
     git = subprocess.run(
-        ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+        ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
     )
     return found | {"commit": git.stdout.strip() or None}
 
 
 def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
-    """The model that a config describes, for data of this spec; new parts and random weights are drawn from the seed.
+    """The model that a config describes, for data of this spec; new parts and random weights are
+    drawn from the seed.
 
     Returns:
         A `SequenceModel`; a `Generalist` where `spec` holds those of several embodiments by name.
     """
     # First, since the options of a backbone of an earlier version may be others too.
-    with explained("the options of this run are not those of this version", TypeError, KeyError, remedy=UPGRADE):
+    with explained(
+        "the options of this run are not those of this version", TypeError, KeyError, remedy=UPGRADE
+    ):
         options, team = ModelOptions(**config["model"]), TeamOptions(**config["team"])
         parts = config["objective"], config["planner"]
     backbone = build(config["backbone"], config["seed"])
@@ -84,8 +103,13 @@ def make_model(config: dict[str, Any], spec: Spec | Mapping[str, Spec]) -> Any:
         if isinstance(spec, Spec):
             model: Any = kind(spec, backbone, config["head"], options, *parts)
         else:
-            heads = {name: part.get("head", config["head"]) for name, part in of_embodiments(config["dataset"]).items()}
-            model = Generalist({name: kind(s, backbone, heads[name], options, *parts) for name, s in spec.items()})
+            heads = {
+                name: part.get("head", config["head"])
+                for name, part in of_embodiments(config["dataset"]).items()
+            }
+            model = Generalist(
+                {name: kind(s, backbone, heads[name], options, *parts) for name, s in spec.items()}
+            )
         attach(backbone, config)
     return model
 
@@ -111,12 +135,22 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
         known: further keys of run.json.
     """
     each = {
-        name: {"spec": asdict(store.spec), "dataset": {key: value for key, value in store.info.items() if key != "parts"},
-               "fingerprint": store.fingerprint, "episodes": len(store.lengths)}
-              | ({"tasks": store.tasks} if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info else {})
+        name: {
+            "spec": asdict(store.spec),
+            "dataset": {key: value for key, value in store.info.items() if key != "parts"},
+            "fingerprint": store.fingerprint,
+            "episodes": len(store.lengths),
+        }
+        | (
+            {"tasks": store.tasks}
+            if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info
+            else {}
+        )
         for name, store in stores.items()
-    }  # fmt: skip
-    data = {"format": FORMAT} | (each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)})
+    }
+    data = {"format": FORMAT} | (
+        each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)}
+    )
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         path.mkdir(parents=True, exist_ok=True)
         for folder in ("checkpoint", "checkpoint.old", "best"):
@@ -129,17 +163,29 @@ def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **
 
 
 def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
-    """The run_info of a run that was begun with this config and this data; a ValueError if it was not."""
+    """The run_info of a run that was begun with this config and this data; a ValueError if it was
+    not.
+    """
     before, info = read(path)
     was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
-    different = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key not in MAY_DIFFER}
+    different = {
+        key: (was.get(key), now[key])
+        for key in now
+        if was.get(key) != now[key] and key not in MAY_DIFFER
+    }
     if different:
         if different.keys() <= {"steps", "minutes"}:
             raise ValueError(longer(path, **different))
-        changes = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items())
-        raise ValueError(f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again")
+        changes = "; ".join(
+            f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()
+        )
+        raise ValueError(
+            f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again"
+        )
     if info["fingerprint"] != (data := fingerprint_of(stores)):
-        raise ValueError(f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true")
+        raise ValueError(
+            f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true"
+        )
     return info
 
 
@@ -147,18 +193,26 @@ def longer(path: Path, **different: tuple[Any, Any]) -> str:
     """How to train for longer than a run was begun for, as a message."""
     was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
     now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
-    # The cosine of the learning rate ends at the last step: with another end, each step would have had another rate.
+    # The cosine of the learning rate ends at the last step: with another end, each step would have
+    # had another rate.
     schedule = "the schedule of its learning rate ends there, so that it can't be moved"
     another = f"begin another run with its weights, by init_from={path} run=..., or with new weights, by fresh=true"
     return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
 
 
 def refuse_foreign(path: str | Path) -> None:
-    """Raise a ValueError if a run directory holds files that are not of a run. A start that was killed may have left files of its own."""
+    """Raise a ValueError if a run directory holds files that are not of a run.
+
+    A start that was killed may have left files of its own.
+    """
     path = Path(path)
     if not path.is_dir() or (path / "run.json").is_file():
         return
-    foreign = sorted(file.name for file in path.iterdir() if file.name not in BEFORE_A_RUN and not _is_config(file))
+    foreign = sorted(
+        file.name
+        for file in path.iterdir()
+        if file.name not in BEFORE_A_RUN and not _is_config(file)
+    )
     if foreign:
         shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
         raise ValueError(
@@ -178,7 +232,8 @@ def _is_config(file: Path) -> bool:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Hold a run directory for one training, until the end of the block or of the process; it is removed if nothing came into it.
+    """Hold a run directory for one training, until the end of the block or of the process; it is
+    removed if nothing came into it.
 
     Raises:
         ValueError: another training holds it.
@@ -188,7 +243,9 @@ def locked(path: str | Path) -> Iterator[None]:
     with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         wait = "wait for it, or choose another run=..."
-        with explained(f"{path}: another training is running in this directory", Timeout, remedy=wait):
+        with explained(
+            f"{path}: another training is running in this directory", Timeout, remedy=wait
+        ):
             lock = FileLock(file).acquire(blocking=False)
     with lock:
         try:
@@ -211,26 +268,43 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
     config, info = content(path / "config.yaml"), content(path / "run.json")
     if info.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; {UPGRADE}")
+        raise ValueError(
+            f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; {UPGRADE}"
+        )
     return config, info
 
 
 def save(
-    path: Path, model: SequenceModel | Generalist, trainer_tensors: dict[str, Tensor], trainer_state: dict[str, Any], *,
+    path: Path,
+    model: SequenceModel | Generalist,
+    trainer_tensors: dict[str, Tensor],
+    trainer_state: dict[str, Any],
+    *,
     write: bool = True,
-) -> None:  # fmt: skip
-    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one is complete.
+) -> None:
+    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one
+    is complete.
 
     Of sharded weights every process calls this, and one of them has `write`.
     """
     folder, own = path / "checkpoint", _own_state(model)
-    adapters = {name: whole(weight) for name, weight in model.backbone.model.named_parameters() if "lora_" in name}
+    adapters = {
+        name: whole(weight)
+        for name, weight in model.backbone.model.named_parameters()
+        if "lora_" in name
+    }
     if not write:
         return
     for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
         shutil.rmtree(partial, ignore_errors=True)
     kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
-    errors = explained(f"{folder}: could not be written", OSError, SafetensorError, remedy=f"{kept}; {ROOM}", raised=OSError)
+    errors = explained(
+        f"{folder}: could not be written",
+        OSError,
+        SafetensorError,
+        remedy=f"{kept}; {ROOM}",
+        raised=OSError,
+    )
     with errors, sealed(folder) as partial:
         save_file(own, partial / "model.safetensors")
         if adapters:
@@ -240,15 +314,27 @@ def save(
 
 
 def find(path: str | Path) -> Path | None:
-    """The checkpoint folder of a run, or None. A save that was cut off between its two renames left the old one."""
-    return next((folder for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old") if folder.is_dir()), None)
+    """The checkpoint folder of a run, or None.
+
+    A save that was cut off between its two renames left the old one.
+    """
+    return next(
+        (
+            folder
+            for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old")
+            if folder.is_dir()
+        ),
+        None,
+    )
 
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The checkpoint folder of a run; a FileNotFoundError if there is none."""
     folder = find(path)
     if folder is None:
-        raise FileNotFoundError(f"{path}: expected a run with a checkpoint, found none; train it first")
+        raise FileNotFoundError(
+            f"{path}: expected a run with a checkpoint, found none; train it first"
+        )
     return folder
 
 
@@ -259,12 +345,16 @@ def trained_steps(path: str | Path) -> int:
 
 
 def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
-    """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the last step."""
+    """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the
+    last step.
+    """
     return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
 
 
 def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str, Any]) -> None:
-    """Load a checkpoint's weights into a model made from the same config; a ValueError if anything does not fit."""
+    """Load a checkpoint's weights into a model made from the same config; a ValueError if anything
+    does not fit.
+    """
     folder = checkpoint_folder(path)
     expected, own, adapter = _own_state(model), content(folder / "model.safetensors"), {}
     if model.backbone.tune == "lora":
@@ -278,33 +368,44 @@ def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str,
         trained = "the config names another backbone, head or embedding than was trained"
         raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
     if info["frozen"] != fingerprint(model.backbone):
-        raise ValueError(f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on")
+        raise ValueError(
+            f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on"
+        )
     if adapter:
         set_peft_model_state_dict(model.backbone.model, adapter)
     model.load_state_dict(own, strict=False)
 
 
-def load_model(path: str | Path, config: dict[str, Any], info: dict[str, Any]) -> SequenceModel | Generalist:
-    """The model of a run with the weights that act; see `restore` for errors. config, info: of `read`."""
+def load_model(
+    path: str | Path, config: dict[str, Any], info: dict[str, Any]
+) -> SequenceModel | Generalist:
+    """The model of a run with the weights that act; see `restore` for errors. config, info: of
+    `read`.
+    """
     model: SequenceModel | Generalist = make_model(config, specs(info))
     restore(weights_folder(path, config), model, info)
     return model
 
 
-def start_from(path: str | Path, model: SequenceModel | Generalist, config: dict[str, Any]) -> set[str]:
-    """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of its space, with its units.
+def start_from(
+    path: str | Path, model: SequenceModel | Generalist, config: dict[str, Any]
+) -> set[str]:
+    """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of
+    its space, with its units.
 
     Args:
         path: of the run.
         model: of a new run.
-        config: of the new run. Where its backbone is read from this run (backbone.folder), the backbone stays as it is.
+        config: of the new run. Where its backbone is read from this run (backbone.folder), the
+            backbone stays as it is.
 
     Returns:
         The embodiments that were given weights; the others are new.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
-        ValueError: the run has another backbone, head or embedding, or none of its spaces is the data's.
+        ValueError: the run has another backbone, head or embedding, or none of its spaces is the
+            data's.
     """
     before, info = read(path)
     if "policy" in before:
@@ -317,9 +418,14 @@ def start_from(path: str | Path, model: SequenceModel | Generalist, config: dict
     for name, member in members(model).items():
         similar = [other for other, one in known.items() if same_space(one.spec, member.spec)]
         if not similar and (name in known or not name):
-            found = spaces({"the data": member.spec} | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()})
-            raise ValueError(f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
-                             f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}")  # fmt: skip
+            found = spaces(
+                {"the data": member.spec}
+                | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()}
+            )
+            raise ValueError(
+                f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
+                f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}"
+            )
         if similar:
             _copy(path, "model", known[name if name in similar else similar[0]], member)
             started.add(name)
@@ -327,20 +433,30 @@ def start_from(path: str | Path, model: SequenceModel | Generalist, config: dict
 
 
 def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
-    """Load the weights and buffers of one module into another, but for a model's backbone; a ValueError if they differ in more."""
-    given, own = ({k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")} for m in (source, model))
+    """Load the weights and buffers of one module into another, but for a model's backbone; a
+    ValueError if they differ in more.
+    """
+    given, own = (
+        {k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")}
+        for m in (source, model)
+    )
     why = _differences(given, own)
     if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
-        wanted = "a run of the same backbone, head, embedding and, with model.timesteps=learned, horizon"
+        wanted = (
+            "a run of the same backbone, head, embedding and, with model.timesteps=learned, horizon"
+        )
         why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
         raise ValueError(f"init_from={path}: expected {wanted}; {why}")
     model.load_state_dict(given, strict=False)
 
 
 def content(path: Path) -> dict[str, Any]:
-    """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it is damaged or missing."""
+    """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it
+    is damaged or missing.
+    """
     errors = OSError, ValueError, SafetensorError, yaml.YAMLError
-    folder = path.parents[1] if path.parent.name == "adapter" else path.parent  # an adapter is a part of its checkpoint
+    # an adapter is a part of its checkpoint
+    folder = path.parents[1] if path.parent.name == "adapter" else path.parent
     with explained(f"{path} is damaged or missing", *errors, remedy=_remedy(folder)):
         check_bytes(folder, path.relative_to(folder).as_posix())
         if path.suffix == ".safetensors":
@@ -365,7 +481,9 @@ def usable(device: str) -> str:
     """auto, cpu or cuda -> cpu or cuda; a ValueError if torch cannot use it."""
     one_of("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch")
+        raise ValueError(
+            "device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch"
+        )
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -376,11 +494,15 @@ def precision(device: str, choice: str) -> str:
         return choice
     if usable(device) == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
-    supported = (vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile"))
+    supported = (
+        vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile")
+    )
     return "bf16" if any(known() for known in supported) else "no"
 
 
-def load(path: str | Path, *, part: str | None = None, **acting: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def load(
+    path: str | Path, *, part: str | None = None, **acting: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Load a run, or one part of a run on a mixture, see `load_parts`."""
     return load_parts(path, [] if part is None else [part], **acting)[-1]
 
@@ -394,12 +516,14 @@ def load_parts(
         path: the run directory.
         parts: labels of parts of a mixture; none: the run as a whole.
         device: auto, cpu or cuda.
-        acting: target_return in raw reward units, None: the headline target of the run or the part; and other fields of `Policy`,
-            such as decode or planning_horizon, None: as the run's config says.
+        acting: target_return in raw reward units, None: the headline target of the run or the part;
+            and other fields of `Policy`, such as decode or planning_horizon, None: as the run's
+            config says.
 
     Returns:
-        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The policy is a `Policy`, or what the
-        config names under `policy` makes of (the checkpoint's tensors by name, device), which has its `begin`.
+        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The
+        policy is a `Policy`, or what the config names under `policy` makes of (the checkpoint's
+        tensors by name, device), which has its `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
@@ -407,23 +531,44 @@ def load_parts(
     """
     (config, info), device = read(path), usable(device)
     if "policy" in config:
-        return [(build(config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device), config, info)]
+        return [
+            (
+                build(
+                    config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device
+                ),
+                config,
+                info,
+            )
+        ]
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
-        raise ValueError(f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}")
+        raise ValueError(
+            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}"
+        )
     if "embodiments" in info and not parts:
-        raise ValueError(f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}")
+        raise ValueError(
+            f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
+        )
     model = load_model(path, config, info)
-    views = [("", config, info)] if not parts else [
-        (name := known[part]["embodiment"], of_part(config, part, known[part]),
-         info | info.get("embodiments", {}).get(name, {}) | known[part]) for part in parts
-    ]  # fmt: skip
+    views = (
+        [("", config, info)]
+        if not parts
+        else [
+            (
+                name := known[part]["embodiment"],
+                of_part(config, part, known[part]),
+                info | info.get("embodiments", {}).get(name, {}) | known[part],
+            )
+            for part in parts
+        ]
+    )
     each = members(model.to(device))
     return [(_policy(each[name], c, i, acting | {"device": device}), c, i) for name, c, i in views]
 
 
 def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run as that of one of its parts: its env, its window, and its text, which another env takes too.
+    """The config of a run as that of one of its parts: its env, its window, and its text, which
+    another env takes too.
 
     Args:
         config: of the run.
@@ -435,34 +580,48 @@ def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[st
     return config | {"env": known["env"], "text": text, "window": window, "part": part}
 
 
-def _policy(model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]) -> Policy:
+def _policy(
+    model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]
+) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
-    act, team, given = config["act"], config["team"], {key: value for key, value in acting.items() if value is not None}
+    act, team, given = (
+        config["act"],
+        config["team"],
+        {key: value for key, value in acting.items() if value is not None},
+    )
     options: dict[str, Any] = {"stride": act["stride"], "decode": act["decode"]}
     if model.planner is not None:
-        options |= {"planning_horizon": model.planner.horizon, "planning_value": model.planner.least_value}
+        options |= {
+            "planning_horizon": model.planner.horizon,
+            "planning_value": model.planner.least_value,
+        }
     options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
     options |= {"target_return": None} | given
     options["stride"] = options["stride"] or max(config["window"] // 2, 1)
     if options["target_return"] is None and not model.predicts_return:
         options["target_return"] = target(info, act["target_quantile"])
     return_horizon = config["model"]["return_horizon"]
-    return Policy(model, config["window"], return_horizon=return_horizon, config=config, info=info, **options)
+    return Policy(
+        model, config["window"], return_horizon=return_horizon, config=config, info=info, **options
+    )
 
 
-def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any) -> Any:
+def load_policy(
+    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any
+) -> Any:
     """Load the policy of a run, public as `decisionllm.load`.
 
     Args:
         run: the run directory.
         part: label of a part, of a run on a mixture: acts with its targets.
         device: auto, cpu or cuda.
-        acting: target_return in raw reward units, and fields of `Policy` such as decode or planning_horizon, in place of the
-            run's own.
+        acting: target_return in raw reward units, and fields of `Policy` such as decode or
+            planning_horizon, in place of the run's own.
 
     Returns:
-        A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is `policy.config`, and run.json
-        is `policy.info`. A run of `decisionllm baseline` gives a baseline with the same `begin`.
+        A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is
+        `policy.config`, and run.json is `policy.info`. A run of `decisionllm baseline` gives a
+        baseline with the same `begin`.
 
     Raises:
         FileNotFoundError: there is no run, or no checkpoint.
@@ -472,26 +631,57 @@ def load_policy(run: str | Path, *, part: str | None = None, device: str = "cpu"
 
 
 def target(info: dict[str, Any], quantile: float) -> float:
-    """The return at this quantile of the training returns, raw reward units; a ValueError if the run did not record it."""
+    """The return at this quantile of the training returns, raw reward units; a ValueError if the
+    run did not record it.
+    """
     if str(float(quantile)) not in info["targets"]:
         known = ", ".join(info["targets"])
-        raise ValueError(f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] takes any return")
+        raise ValueError(
+            f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] takes any return"
+        )
     return float(info["targets"][str(float(quantile))])
 
 
 def _own_state(model: SequenceModel | Generalist) -> dict[str, Tensor]:
-    """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and what was fitted before."""
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name}
+    """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and
+    what was fitted before.
+    """
+    trained = {
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and "lora_" not in name
+    }
     return {
-        name: whole(tensor) for name, tensor in model.state_dict().items()
-        if name in trained or "normalizer." in name or "planner." in name or "objective." in name or name.startswith("backbone.features.")
-    }  # fmt: skip
+        name: whole(tensor)
+        for name, tensor in model.state_dict().items()
+        if name in trained
+        or "normalizer." in name
+        or "planner." in name
+        or "objective." in name
+        or name.startswith("backbone.features.")
+    }
 
 
 def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """How named tensors differ from the expected ones in names and sizes, in words; empty if they do not."""
-    shapes = {name: (tuple(given[name].shape), tuple(expected[name].shape)) for name in given.keys() & expected.keys()}
-    sizes = [f"{name} is {got}, expected {wanted}" for name, (got, wanted) in shapes.items() if got != wanted]
-    kinds = {"missing": expected.keys() - given.keys(), "unknown": given.keys() - expected.keys(), "sizes": sizes}
-    listed = {kind: ", ".join(sorted(found)[:4]) + " ..." * (len(found) > 4) for kind, found in kinds.items()}
+    """How named tensors differ from the expected ones in names and sizes, in words; empty if they
+    do not.
+    """
+    shapes = {
+        name: (tuple(given[name].shape), tuple(expected[name].shape))
+        for name in given.keys() & expected.keys()
+    }
+    sizes = [
+        f"{name} is {got}, expected {wanted}"
+        for name, (got, wanted) in shapes.items()
+        if got != wanted
+    ]
+    kinds = {
+        "missing": expected.keys() - given.keys(),
+        "unknown": given.keys() - expected.keys(),
+        "sizes": sizes,
+    }
+    listed = {
+        kind: ", ".join(sorted(found)[:4]) + " ..." * (len(found) > 4)
+        for kind, found in kinds.items()
+    }
     return "".join(f"{kind}: {names}; " for kind, names in listed.items() if names)

@@ -40,8 +40,8 @@ class Direct(Decider):
 class ValuePlan(Decider):
     """Takes the candidate action whose imagined rewards and value after them are highest.
 
-    Where no plan has the least value, or its end is unlike the data, another decider acts: far from any reward a value is less
-    certain than what a policy has learned.
+    Where no plan has the least value, or its end is unlike the data, another decider acts: far from
+    any reward a value is less certain than what a policy has learned.
 
     Args:
         otherwise: decides without a plan.
@@ -56,7 +56,8 @@ class ValuePlan(Decider):
         self.planner = otherwise.model.planner
         self.horizon = horizon
         self.least_value = least_value
-        self.candidates = self.model.normalizer.raw_actions(self.planner.candidates).cpu().numpy()  # (C, A)
+        # (C, A)
+        self.candidates = self.model.normalizer.raw_actions(self.planner.candidates).cpu().numpy()
 
     def act(
         self,

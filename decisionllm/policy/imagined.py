@@ -1,5 +1,5 @@
-"""The dataset of episodes that a trained run imagines: its planner acts in its own learned model, so that a plain model can be trained
-on what it does and act without planning."""
+"""The dataset of episodes that a trained run imagines: its planner acts in its own learned model,
+so that a plain model can be trained on what it does and act without planning."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,20 +17,31 @@ from decisionllm.registry import register
 from decisionllm.schema import Episode
 
 VERSION = 1  # of how episodes are made
-OUTSIDE = 0.1  # share of the imagined steps outside of the support, beyond which they are a fault of the dataset
+# share of the imagined steps outside of the support, beyond which they are a fault of the dataset
+OUTSIDE = 0.1
 
 
 @register("dataset", "imagined", text="${text}")
-def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120, noise: float = 0.0, seed: int = 0) -> Source:
-    """Episodes from observations of a run's data on. One ends, truncated, before the first step about which the members of the model disagree.
+def load(
+    *,
+    run: str,
+    text: str = "none",
+    episodes: int = 1200,
+    steps: int = 120,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Source:
+    """Episodes from observations of a run's data on. One ends, truncated, before the first step
+    about which the members of the model disagree.
 
     Args:
         run: directory of a run that was trained with planner=value.
-        text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the wordings of their facts, where the
-            run's dataset has both. Empty: that of the run.
+        text: that of the run, whose task texts the episodes have, or `paraphrased`: these in the
+            wordings of their facts, where the run's dataset has both. Empty: that of the run.
         episodes: how many.
         steps: of each, unless the task ends it.
-        noise: standard deviation of the noise on continuous actions, in half ranges; the stored action is the one without noise.
+        noise: standard deviation of the noise on continuous actions, in half ranges; the stored
+            action is the one without noise.
         seed: of the first observations and the noise.
 
     Raises:
@@ -41,34 +52,52 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     if not isinstance(policy, Policy) or policy.model.planner is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
     imagined = policy.model.planner
-    store, rng = prepare(config["dataset"], config["cache_dir"], config["transform"]), np.random.default_rng(seed)
+    store, rng = (
+        prepare(config["dataset"], config["cache_dir"], config["transform"]),
+        np.random.default_rng(seed),
+    )
     first = rng.integers(len(store.rewards), size=episodes)
     tasks = [store.tasks[i] for i in store.task[np.searchsorted(store.offsets, first, "right") - 1]]
-    session, units, observations = policy.begin(tasks, steps), policy.model.normalizer, store.observations[first]
+    session, units, observations = (
+        policy.begin(tasks, steps),
+        policy.model.normalizer,
+        store.observations[first],
+    )
     columns, rewards = [], None
     for _ in range(steps):
         actions = session.act(observations, rewards)
         shaken = units.actions(torch.from_numpy(actions))
         if not store.spec.num_actions:
-            shaken = (shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()).clamp(-1, 1)
+            shaken = (
+                shaken + noise * torch.from_numpy(rng.normal(size=shaken.shape)).float()
+            ).clamp(-1, 1)
         states = imagined.states(units.observations(torch.from_numpy(observations)), tasks)
         after, paid, over, agreed = imagined.advance(states, shaken)
         rewards = paid.numpy()
         columns.append((observations, actions, rewards, over.numpy(), agreed.numpy()))
         observations = (after * units.observation_scale + units.observation_mean).numpy()
-    seen, taken, received, ended, supported = (np.stack(column, 1) for column in zip(*columns, strict=True))  # (E, steps, ...)
+    # (E, steps, ...)
+    seen, taken, received, ended, supported = (
+        np.stack(column, 1) for column in zip(*columns, strict=True)
+    )
     seen, taken, received = (x.astype(np.float32) for x in (seen, taken, received))
-    whole = np.where(ended.any(1), ended.argmax(1) + 1, steps)  # (E,) steps until the task ends an episode
+    # (E,) steps until the task ends an episode
+    whole = np.where(ended.any(1), ended.argmax(1) + 1, steps)
     agreed_steps = np.logical_and.accumulate(supported, 1).sum(1)
     lengths = np.minimum(whole, agreed_steps)
     made = [
         Episode(
-            seen[i, :n], taken[i, :n], received[i, :n], task=tasks[i], group=i, terminated=bool(ended[i, n - 1]),
+            seen[i, :n],
+            taken[i, :n],
+            received[i, :n],
+            task=tasks[i],
+            group=i,
+            terminated=bool(ended[i, n - 1]),
             truncated=not ended[i, n - 1],
         )
         for i, n in enumerate(lengths.tolist())
         if n
-    ]  # fmt: skip
+    ]
     if not made:
         raise ValueError(
             f"dataset.run={run}: expected a model whose members agree about some first step, got none; train it for longer"
@@ -76,9 +105,15 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
     outside = round(1 - float(lengths.sum() / whole.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
     given = {
-        "name": name, "env": "imagined", "run": run, "text": text or own, "noise": noise, "outside_support": outside, "seed": seed,
+        "name": name,
+        "env": "imagined",
+        "run": run,
+        "text": text or own,
+        "noise": noise,
+        "outside_support": outside,
+        "seed": seed,
         "faults": support_faults(outside),
-    }  # fmt: skip
+    }
     facts = {task: store.facts[task] for task in dict.fromkeys(tasks) if task in store.facts}
     if text == "paraphrased":
         given["wordings"] = facts
@@ -86,7 +121,11 @@ def load(*, run: str, text: str = "none", episodes: int = 1200, steps: int = 120
 
 
 def data_options(*, run: str, text: str = "none", **options: Any) -> dict[str, Any]:
-    """See `datasets.store`. The texts of the data are those of the run; a ValueError for a `text` that can't be made of them."""
+    """See `datasets.store`.
+
+    The texts of the data are those of the run; a ValueError for a `text` that can't be made of
+    them.
+    """
     check_text(run, text, checkpoint.read(run)[0])
     return {"run": run, "text": "", **options}
 
@@ -105,8 +144,8 @@ def check_text(run: str, text: str, config: Mapping[str, Any]) -> str:
         config: of the run.
 
     Raises:
-        ValueError: `text` is neither what the run reads nor that in other wordings. Its environment would have other texts than the
-            episodes.
+        ValueError: `text` is neither what the run reads nor that in other wordings. Its environment
+            would have other texts than the episodes.
     """
     read: str = config["dataset"].get("text", config["text"])
     known = [read]
@@ -115,12 +154,16 @@ def check_text(run: str, text: str, config: Mapping[str, Any]) -> str:
         known.append("paraphrased")
     if text and text not in known:
         wanted = f"{run} reads text={read}, and so must what imitates it"
-        raise ValueError(f"dataset.text={text}: {wanted}; give {' or '.join(f'text={each}' for each in known)}")
+        raise ValueError(
+            f"dataset.text={text}: {wanted}; give {' or '.join(f'text={each}' for each in known)}"
+        )
     return read
 
 
 def support_faults(outside: float) -> list[str]:
-    """What the card and the training say of this share of steps outside of the support: a sentence, or nothing."""
+    """What the card and the training say of this share of steps outside of the support: a sentence,
+    or nothing.
+    """
     if outside <= OUTSIDE:
         return []
     what = f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's data and were left out"

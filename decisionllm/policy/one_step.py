@@ -1,4 +1,6 @@
-"""One step without a text, decided by a recorded list of operations: the same kernels and bits, without Python between them."""
+"""One step without a text, decided by a recorded list of operations: the same kernels and bits,
+without Python between them.
+"""
 
 import logging
 import warnings
@@ -16,13 +18,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.schema import Batch
 
-COLUMNS = "returns_to_go", "observations", "actions", "timesteps"  # of a batch: what differs between steps
+# of a batch: what differs between steps
+COLUMNS = "returns_to_go", "observations", "actions", "timesteps"
 RUNS = 4  # torch optimises the list in its first runs
 Decide = Callable[..., tuple[Tensor, Tensor]]  # of `columns`
 
 
-def decided(model: SequenceModel, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The action (1, A) of one row of one step, and the return-to-go that it is conditioned on (1,), both in raw units.
+def decided(
+    model: SequenceModel, batch: Batch, null: Tensor | None, decode: str, *numbers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The action (1, A) of one row of one step, and the return-to-go that it is conditioned on
+    (1,), both in raw units.
 
     null: one False; the return-to-go is then the predicted maximum. None: it is given.
     numbers: of `COLUMNS`, in place of the batch's.
@@ -45,28 +51,47 @@ def recorded(model: SequenceModel, batch: Batch, decode: str) -> dict[bool, Deci
         batch: one row of one step, without a text.
         decode: of the action, see `SequenceModel.choose`; a drawn one cannot be recorded.
     """
-    fixed = model.team is None and not model.spec.entity_schema and model.backbone.layout is not None
-    if not fixed or decode == "sample" or batch.action_masks is not None or batch.observations.is_cuda:
+    fixed = (
+        model.team is None and not model.spec.entity_schema and model.backbone.layout is not None
+    )
+    if (
+        not fixed
+        or decode == "sample"
+        or batch.action_masks is not None
+        or batch.observations.is_cuda
+    ):
         return {}
-    memo: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()}
+    memo: dict[int, Any] = {
+        id(x): nn.Parameter(x.detach(), requires_grad=False) for x in model.parameters()
+    }
     memo[id(model.backbone.tokenizer)] = model.backbone.tokenizer
     frozen = deepcopy(model, memo)  # of the same memory, without gradients
     found: dict[bool, Decide] = {}
     for given in (True, False) if model.predicts_return else (True,):
         null = None if given else torch.zeros(1, dtype=torch.bool)
-        drawn = [replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)]
+        drawn = [
+            replace(batch, observations=torch.randn_like(batch.observations)) for _ in range(RUNS)
+        ]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch prefers compilers, which change the bits
-                shapes_fixed = make_fx(partial(decided, frozen, batch, null, decode))(*columns(batch))
+                shapes_fixed = make_fx(partial(decided, frozen, batch, null, decode))(
+                    *columns(batch)
+                )
                 listed = torch.jit.trace(shapes_fixed.eval(), columns(batch), check_trace=False)
                 found[given] = torch.jit.freeze(listed)
             for other in drawn:
-                pairs = zip(found[given](*columns(other)), decided(model, other, null, decode, *columns(other)), strict=True)
+                pairs = zip(
+                    found[given](*columns(other)),
+                    decided(model, other, null, decode, *columns(other)),
+                    strict=True,
+                )
                 if not all(torch.equal(got, wanted) for got, wanted in pairs):
                     return {}
         except Exception as error:  # whatever a tracer can raise
-            logging.getLogger(__name__).warning("one step is read without a recorded list of operations: %s", error)
+            logging.getLogger(__name__).warning(
+                "one step is read without a recorded list of operations: %s", error
+            )
             return {}
     return found
 

@@ -1,7 +1,8 @@
 """Histories -> actions, for N episodes at once: what evaluation and the server call.
 
-`Policy.act` reads every window afresh and is the reference; `Policy.begin` returns a session that keeps keys and values between
-decisions and returns the same actions. Both use the windows that `window_start` defines.
+`Policy.act` reads every window afresh and is the reference; `Policy.begin` returns a session that
+keeps keys and values between decisions and returns the same actions. Both use the windows that
+`window_start` defines.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,17 @@ class Policy:
         model: the trained model; it is put in evaluation mode.
         window: T, the most steps it reads.
         stride: old steps that leave a full window at once, 1 .. window.
-        target_return: unless a history has its own, raw reward units; None: the predicted maximum return.
-        return_horizon: the target is the return of this many next steps and stays constant; 0: it is the return of the whole
-            episode, and received rewards are subtracted.
-        decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian head, whose deviation is then that of noise
-            which was added to the log's actions before they were clipped to their limits: the actions before.
+        target_return: unless a history has its own, raw reward units; None: the predicted maximum
+            return.
+        return_horizon: the target is the return of this many next steps and stays constant; 0: it
+            is the return of the whole episode, and received rewards are subtracted.
+        decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian
+            head, whose deviation is then that of noise which was added to the log's actions before
+            they were clipped to their limits: the actions before.
         planning_horizon: steps to imagine before each action, see `ValuePlan`; 0: no planning.
         planning_value: the least of a plan that is followed, see `ValuePlan`.
-        execution: `joint`, the agents of a group decide in turn, in random order, each conditioned on the actions of those before it; `per_agent`.
+        execution: `joint`, the agents of a group decide in turn, in random order, each conditioned
+            on the actions of those before it; `per_agent`.
         device: of the model.
         generator: of samples and orders.
         config: of the run that the policy was loaded from.
@@ -62,24 +66,33 @@ class Policy:
     planning_value: float = 0.0
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
-    recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)  # see `warm_up`
+    # see `warm_up`
+    recorded: dict[bool, Decide] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         model = self.model
         one_of("decode", self.decode, ("mode", "mean", "sample", "unclipped"))
         one_of("team.execution", self.execution, ("per_agent", "joint"))
         if self.decode == "unclipped" and not isinstance(model.head, GaussianHead):
-            raise ValueError(f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}")
+            raise ValueError(
+                f"decode: unclipped needs head=gaussian, got {type(model.head).__name__}"
+            )
         if not 1 <= self.stride <= self.window:
             raise ValueError(f"stride: expected 1 .. {self.window} (the window), got {self.stride}")
         if self.execution == "joint" and model.team is None:
-            raise ValueError("team.execution=joint: needs a model trained with team.execution=joint or both")
+            raise ValueError(
+                "team.execution=joint: needs a model trained with team.execution=joint or both"
+            )
         if self.planning_horizon and model.team is not None:
-            raise ValueError(f"act.planning_horizon: expected 0 with a model of teams, got {self.planning_horizon}")
+            raise ValueError(
+                f"act.planning_horizon: expected 0 with a model of teams, got {self.planning_horizon}"
+            )
         if self.planning_horizon and model.planner is None:
             raise ValueError("act.planning_horizon: needs a model trained with planner=value")
         if self.target_return is None and self.return_conditioned and not model.predicts_return:
-            raise ValueError("target_return: expected a number, the model was trained without objective=max_return")
+            raise ValueError(
+                "target_return: expected a number, the model was trained without objective=max_return"
+            )
         model.eval()
         model.backbone.pack()
         direct = Direct(model, self.decode, self.device)
@@ -113,7 +126,9 @@ class Policy:
 
     @torch.inference_mode()
     def act_with_returns(self, histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray]:
-        """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see `act`."""
+        """Actions (N, A), and the return-to-go that each is conditioned on (N,), raw units; see
+        `act`.
+        """
         if self.recorded and len(histories) == 1 and not histories[0].task:
             batch, _, predicted = self.windows(histories)
             if (decide := self.recorded.get(not predicted.any())) is not None:
@@ -126,7 +141,9 @@ class Policy:
         return self.decider.act(hidden, masks, observations, tasks, self.generator), returns
 
     def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
-        """Hidden states at the last observations (N, D), and the return-to-go that each is conditioned on (N,)."""
+        """Hidden states at the last observations (N, D), and the return-to-go that each is
+        conditioned on (N,).
+        """
         batch, last = self.batch(histories)
         each = torch.arange(len(histories))
         return self.model.read(batch)[each, last], batch.returns_to_go[each, last].cpu().numpy()
@@ -136,48 +153,68 @@ class Policy:
         masks = [h.action_masks for h in histories]
         if all(mask is None for mask in masks):
             return None
-        each = np.stack([np.ones(self.spec.num_actions, bool) if mask is None else mask[-1] for mask in masks])
+        each = np.stack(
+            [np.ones(self.spec.num_actions, bool) if mask is None else mask[-1] for mask in masks]
+        )
         return torch.from_numpy(each).to(self.device)
 
     def warm_up(self) -> None:
-        """Make one decision, and let a policy of window 1 decide single steps without a text by a recorded list of operations from
-        now on: the same bits in less time. The model must not be trained any more."""
-        observations, actions = np.zeros((1, self.spec.observation_dim), np.float32), np.zeros((0, self.spec.action_dim))
+        """Make one decision, and let a policy of window 1 decide single steps without a text by a
+        recorded list of operations from now on: the same bits in less time. The model must not be
+        trained any more."""
+        observations, actions = (
+            np.zeros((1, self.spec.observation_dim), np.float32),
+            np.zeros((0, self.spec.action_dim)),
+        )
         first = History(observations, actions, np.zeros(0))
         self.act([first])
         if self.window == 1 and not self.planning_horizon:
             self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
 
     def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
-        """The windows of N histories as a batch, and the place of the last observation in each (N,)."""
+        """The windows of N histories as a batch, and the place of the last observation in each
+        (N,).
+        """
         batch, last, predicted = self.windows(histories)
         if predicted.any():
             returns = self.model.predict_return(self.model.read(batch, torch.zeros_like(predicted)))
-            batch = replace(batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go))
+            batch = replace(
+                batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go)
+            )
         return batch, last
 
     def windows(self, histories: Sequence[History]) -> tuple[Batch, Tensor, Tensor]:
-        """The windows of N histories, the place of the last observation in each (N,), and (N,) bool: whether the return-to-go is
-        to be predicted, and 0 in the windows."""
+        """The windows of N histories, the place of the last observation in each (N,), and (N,)
+        bool: whether the return-to-go is to be predicted, and 0 in the windows."""
         wanted = self.spec.observation_dim, self.spec.action_dim
         for i, h in enumerate(histories):
             if (got := (h.observations.shape[1], h.actions.shape[1])) != wanted:
                 sizes = "observations of {} and actions of {} numbers".format
-                raise ValueError(f"history {i}: expected {sizes(*wanted)}, as in training, got {sizes(*got)}")
+                raise ValueError(
+                    f"history {i}: expected {sizes(*wanted)}, as in training, got {sizes(*got)}"
+                )
         self.check_horizon(max(len(h.observations) for h in histories))
         targets = self.resolve_targets([h.target_return for h in histories])
-        steps = of_histories(histories, np.where(np.isnan(targets), 0, targets), return_horizon=self.return_horizon)
+        steps = of_histories(
+            histories, np.where(np.isnan(targets), 0, targets), return_horizon=self.return_horizon
+        )
         now = steps.end - steps.first - 1
         start = window_start(now, self.window, self.stride)
         tasks = sorted({h.task for h in histories})
         texts = self.model.backbone.encode(tasks)
         window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
-        batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(self.device)
+        batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(
+            self.device
+        )
         predicted = torch.from_numpy(np.isnan(targets)).to(self.device)
         return batch, torch.from_numpy(now - start), predicted
 
     def begin(
-        self, tasks: Sequence[str], horizon: int, target_returns: Any = None, groups: np.ndarray | None = None
+        self,
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any = None,
+        groups: np.ndarray | None = None,
     ) -> Session | TeamSession:
         """Begin N episodes in which `act` of the session takes one step at a time.
 
@@ -194,14 +231,24 @@ class Policy:
             ValueError: the model cannot read that many steps, or joint execution has no groups.
         """
         if self.execution == "joint" and groups is None:
-            raise ValueError("team.execution=joint: the env names no groups of agents; take team.execution=per_agent")
+            raise ValueError(
+                "team.execution=joint: the env names no groups of agents; take team.execution=per_agent"
+            )
         if self.model.team is not None:
-            return TeamSession(self, tasks, horizon, target_returns, groups if self.execution == "joint" else None)
+            return TeamSession(
+                self, tasks, horizon, target_returns, groups if self.execution == "joint" else None
+            )
         return Session(self, tasks, horizon, target_returns)
 
     def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Target returns (N,) float64; None is the policy's own, and NaN in the result the predicted maximum return."""
-        own = (np.nan if self.return_conditioned else 0.0) if self.target_return is None else self.target_return
+        """Target returns (N,) float64; None is the policy's own, and NaN in the result the
+        predicted maximum return.
+        """
+        own = (
+            (np.nan if self.return_conditioned else 0.0)
+            if self.target_return is None
+            else self.target_return
+        )
         return np.array([own if target is None else target for target in targets], np.float64)
 
     def check_horizon(self, horizon: int) -> None:
@@ -209,4 +256,6 @@ class Policy:
         longest = self.model.spec.horizon
         if self.model.tokenizer.timesteps is not None and horizon > longest:
             remedy = "train with model.timesteps=none to go beyond"
-            raise ValueError(f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; {remedy}")
+            raise ValueError(
+                f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; {remedy}"
+            )

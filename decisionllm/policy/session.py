@@ -15,14 +15,15 @@ from decisionllm.schema import History
 if TYPE_CHECKING:
     from decisionllm.policy.policy import Policy
 
-NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)  # ids and mask, where only steps are read
+# ids and mask, where only steps are read
+NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
 
 
 class Session(EpisodeBuffer):
     """N episodes with a KV cache: of each distinct text once, and of the steps of each episode.
 
-    Methods with `rows`, (M,) int, act on these episodes alone, so that episodes need not be in lock-step. A row can be given to
-    another episode, see `restore`.
+    Methods with `rows`, (M,) int, act on these episodes alone, so that episodes need not be in
+    lock-step. A row can be given to another episode, see `restore`.
 
     Args:
         policy: that acts.
@@ -35,23 +36,37 @@ class Session(EpisodeBuffer):
     policy: "Policy"
 
     def __init__(
-        self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None, *, text_room: int = 0
+        self,
+        policy: "Policy",
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any = None,
+        *,
+        text_room: int = 0,
     ) -> None:
         super().__init__(policy, len(tasks), horizon, target_returns)
         self.tasks = list(tasks)
-        self.predicted_returns = np.zeros(self.rewards.shape, np.float32)  # maximum return-to-go at each step, where predicted
-        self.conditioned_on = np.zeros(len(tasks), np.float32)  # the return of each row's last decision
-        self.text_room = max(text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1])  # tokens
-        self.start = np.full(len(tasks), -1)  # where the cached window begins; -1: nothing is cached, not even the text
+        # maximum return-to-go at each step, where predicted
+        self.predicted_returns = np.zeros(self.rewards.shape, np.float32)
+        # the return of each row's last decision
+        self.conditioned_on = np.zeros(len(tasks), np.float32)
+        # tokens
+        self.text_room = max(
+            text_room, policy.model.backbone.encode(sorted(set(self.tasks)))[0].shape[1]
+        )
+        # where the cached window begins; -1: nothing is cached, not even the text
+        self.start = np.full(len(tasks), -1)
         self.last_read = np.full(len(tasks), -1)  # the last step that is cached
-        self.caches: dict[bool, SessionCache] = {}  # of tokens with returns given, and with the null return
+        # of tokens with returns given, and with the null return
+        self.caches: dict[bool, SessionCache] = {}
 
     def restore(self, histories: Sequence[History], rows: Sequence[int] | None = None) -> Self:
         """Take over episodes that have begun; `observe` is next.
 
         Args:
             histories: their pasts; the last observation is not used.
-            rows: replace these episodes, with other texts and target returns; None: the episodes that the session began with.
+            rows: replace these episodes, with other texts and target returns; None: the episodes
+                that the session began with.
 
         Returns:
             The session.
@@ -99,7 +114,9 @@ class Session(EpisodeBuffer):
         hidden = self.read(rows)
         current = self.observations[each, self.now[each]]
         tasks = [self.tasks[i] for i in each]
-        return self.policy.decider.act(hidden, self.allowed(each), current, tasks, self.policy.generator)
+        return self.policy.decider.act(
+            hidden, self.allowed(each), current, tasks, self.policy.generator
+        )
 
     @torch.inference_mode()
     def read(self, rows: Rows = ALL) -> Tensor:
@@ -112,7 +129,8 @@ class Session(EpisodeBuffer):
         now = self.now[each]
         start = window_start(now, policy.window, policy.stride)
         steps = self._steps(rows)
-        # A window is read as a whole where it begins, where it moves on, and after steps without a decision.
+        # A window is read as a whole where it begins, where it moves on, and after steps without a
+        # decision.
         whole = (start == now) | (start != self.start[each]) | (self.last_read[each] < now - 1)
         hidden = torch.empty(len(each), policy.model.backbone.width, device=policy.device)
         for again in (True, False):
@@ -122,14 +140,18 @@ class Session(EpisodeBuffer):
             if len(predicted):
                 self._predict_returns(steps, predicted, each[predicted], start[predicted], again)
             if len(part):
-                hidden[torch.from_numpy(part)] = self._extend(steps, part, each[part], start[part], again)
+                hidden[torch.from_numpy(part)] = self._extend(
+                    steps, part, each[part], start[part], again
+                )
         self.start[each] = start
         self.last_read[each] = now
         self.conditioned_on[each] = steps.returns_to_go[steps.first + now]
         return hidden
 
     def _steps(self, rows: Rows) -> Steps:
-        """The steps of these rows up to the current one, as the slicer reads them; views where all rows are meant."""
+        """The steps of these rows up to the current one, as the slicer reads them; views where all
+        rows are meant.
+        """
         now = self.now[rows]
         M, H = len(now), self.rewards.shape[1]
         first = np.arange(M) * H
@@ -142,8 +164,12 @@ class Session(EpisodeBuffer):
             action_masks=None if self.masks is None else self.masks[rows].reshape(M * H, -1),
         )
 
-    def _predict_returns(self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool) -> None:
-        """Put the predicted maximum return in place of the return-to-go, at each step that is about to be read."""
+    def _predict_returns(
+        self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool
+    ) -> None:
+        """Put the predicted maximum return in place of the return-to-go, at each step that is about
+        to be read.
+        """
         hidden = self._extend(steps, part, rows, start, again, return_given=False)
         predicted = self.policy.model.predict_return(hidden).cpu().numpy()  # (rows, n)
         now = self.now[rows, None]
@@ -155,7 +181,13 @@ class Session(EpisodeBuffer):
         of_rows[part] = self.predicted_returns[rows]
 
     def _extend(
-        self, steps: Steps, part: np.ndarray, rows: np.ndarray, start: np.ndarray, again: bool, return_given: bool = True
+        self,
+        steps: Steps,
+        part: np.ndarray,
+        rows: np.ndarray,
+        start: np.ndarray,
+        again: bool,
+        return_given: bool = True,
     ) -> Tensor:
         """Read rows into the cache.
 
@@ -164,18 +196,22 @@ class Session(EpisodeBuffer):
             part: (m,) which of them are read.
             rows: (m,) their rows in the session.
             start: (m,) the step where the window of each begins.
-            again: read the whole window, not only the last action, the current return and the current observation.
+            again: read the whole window, not only the last action, the current return and the
+                current observation.
             return_given: whether the returns are read, or the null return.
 
         Returns:
-            Hidden states of the current step (m, D); with the null return, of every step read (m, n, D).
+            Hidden states of the current step (m, D); with the null return, of every step read (m,
+            n, D).
         """
         model, device = self.policy.model, self.policy.device
         k = model.tokenizer.tokens
         self._read_texts(rows[self.start[rows] < 0], return_given)
         begin = start if again else self.now[rows] - 1
         counts = self.now[rows] - begin + 1
-        batch = collate(cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)).to(device)
+        batch = collate(
+            cut(steps, part, begin, int(counts.max())), NO_TEXT, np.zeros(len(rows), int)
+        ).to(device)
         null = None if return_given else torch.zeros(len(rows), dtype=torch.bool, device=device)
         tokens = model.tokens(batch, null)[:, :-1]  # the last action is not yet chosen
         cached = np.zeros(len(rows), int)  # tokens that the cache holds
@@ -202,7 +238,9 @@ class Session(EpisodeBuffer):
             self.caches[return_given] = self._empty_cache()
         if len(rows):
             index = torch.from_numpy(rows).to(self.policy.device)
-            self.caches[return_given].set_texts(index, [self.tasks[i] for i in rows], self._read_distinct)
+            self.caches[return_given].set_texts(
+                index, [self.tasks[i] for i in rows], self._read_distinct
+            )
 
     def _read_distinct(self, tasks: Sequence[str]) -> KVCache:
         """Keys and values of these texts."""
@@ -220,7 +258,10 @@ class Session(EpisodeBuffer):
 
     @torch.inference_mode()
     def allocate(self) -> Self:
-        """Allocate the caches now, not at the first decision, with place for a text of each row. Returns the session."""
+        """Allocate the caches now, not at the first decision, with place for a text of each row.
+
+        Returns the session.
+        """
         if self.policy.model.backbone.layout is not None:
             for return_given in (True, False) if self.policy.model.predicts_return else (True,):
                 self._read_texts(np.zeros(0, int), return_given)
@@ -238,7 +279,12 @@ class Session(EpisodeBuffer):
         rows = np.arange(len(self.now))[rows]
         super().select(rows)
         self.tasks = [self.tasks[i] for i in rows]
-        self.predicted_returns, self.conditioned_on = self.predicted_returns[rows], self.conditioned_on[rows]
+        self.predicted_returns, self.conditioned_on = (
+            self.predicted_returns[rows],
+            self.conditioned_on[rows],
+        )
         self.start, self.last_read = self.start[rows], self.last_read[rows]
         index = torch.from_numpy(rows).to(self.policy.device)
-        self.caches = {return_given: cache.rows(index) for return_given, cache in self.caches.items()}
+        self.caches = {
+            return_given: cache.rows(index) for return_given, cache in self.caches.items()
+        }

@@ -1,4 +1,6 @@
-"""A run before its first step: its model, the units and the value fitted to its data, the weights that it starts from."""
+"""A run before its first step: its model, the units and the value fitted to its data, the weights
+that it starts from.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +22,9 @@ MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
 
 
-def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool) -> Any:
+def new_model(
+    c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data], *, begun: bool
+) -> Any:
     """Build the model of a run and fit its units, value and text reader to the training data.
 
     A new run with init_from begins with the weights of that run.
@@ -46,7 +50,9 @@ def new_model(c: TrainConfig, options: dict[str, Any], data: Mapping[str, Data],
 
 
 def check_horizons(stores: Iterable[Store]) -> None:
-    """Raise a ValueError if a learned table of time steps, one vector for each step of the horizon, would be larger than any use."""
+    """Raise a ValueError if a learned table of time steps, one vector for each step of the horizon,
+    would be larger than any use.
+    """
     for store in stores:
         horizon = store.spec.horizon
         if horizon > MOST_TIMESTEPS:
@@ -72,11 +78,14 @@ def restore_or_describe(
         checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
         return
     if main:
-        checkpoint.describe(run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone))
+        checkpoint.describe(
+            run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone)
+        )
 
 
 def fit_normalizer(model: Any, data: Data, *, changes: bool, started: bool = False) -> None:
-    """Fit the model's units to the training steps; a model started from a run keeps the units of its weights.
+    """Fit the model's units to the training steps; a model started from a run keeps the units of
+    its weights.
 
     changes: also those of the change of an observation in a step.
     """
@@ -121,23 +130,38 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
     )
     over, following, which = map(torch.from_numpy, ((last & ended).astype(np.float32), pairs, text))
     read = codes([store.tasks[i] for i in task]) if planner.reads_text else torch.zeros(1, 0)
-    shown = Transitions(units.observations(observations), units.actions(actions), rewards, over, following, which, read)
+    shown = Transitions(
+        units.observations(observations),
+        units.actions(actions),
+        rewards,
+        over,
+        following,
+        which,
+        read,
+    )
     low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
         planner.fit(shown, units, seed=c.seed)
 
 
 def targets(c: TrainConfig, data: Mapping[str, Data]) -> dict[str, Any]:
-    """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}}, and the parts with theirs."""
+    """Quantiles of the returns that were trained on, raw reward units: {"targets": {"0.9": ...}},
+    and the parts with theirs.
+    """
     quantiles = sorted({0.5, 0.9, 0.99, 1.0, float(c.act.target_quantile)})
 
     def of(d: Data, label: str) -> dict[str, float]:
         steps, episodes = d.steps, np.intersect1d(d.store.parts.get(label, d.episodes), d.episodes)
         togo = (steps.returns_to_go[rows] for rows in steps.blocks(episodes))
-        returns = np.concatenate(list(togo)) if c.model.return_horizon else d.store.returns[episodes]
+        returns = (
+            np.concatenate(list(togo)) if c.model.return_horizon else d.store.returns[episodes]
+        )
         return {str(q): float(np.quantile(returns, q)) for q in quantiles}
 
     parts = mixture.evaluated(c.dataset, {name: d.store for name, d in data.items()})
-    parts = {label: part | {"targets": of(data[part["embodiment"]], label)} for label, part in parts.items()}
+    parts = {
+        label: part | {"targets": of(data[part["embodiment"]], label)}
+        for label, part in parts.items()
+    }
     whole = {"targets": of(data[""], "")} if "" in data else {}
     return whole | ({"parts": parts} if parts else {})

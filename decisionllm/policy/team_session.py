@@ -1,4 +1,6 @@
-"""Teams under way: the members of a group decide in turn, each conditioned on the actions of those before it."""
+"""Teams under way: the members of a group decide in turn, each conditioned on the actions of those
+before it.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,15 +24,16 @@ if TYPE_CHECKING:
 class TeamSession(EpisodeBuffer):
     """N agents of several teams, in lock-step, with one KV cache per team.
 
-    An agent that has ended decides no more; its past stays in the windows that contain it. The members of a team share one
-    text, see `text.of_team`.
+    An agent that has ended decides no more; its past stays in the windows that contain it. The
+    members of a team share one text, see `text.of_team`.
 
     Args:
         policy: that acts.
         tasks: N task texts.
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
-        groups: (N,) the team of each agent; None: every agent is a team of one, which is execution per agent.
+        groups: (N,) the team of each agent; None: every agent is a team of one, which is execution
+            per agent.
         cached: False reads every window afresh for every agent, as a reference.
 
     Raises:
@@ -40,22 +43,34 @@ class TeamSession(EpisodeBuffer):
     policy: "Policy"
 
     def __init__(
-        self, policy: "Policy", tasks: Sequence[str], horizon: int, target_returns: Any = None,
-        groups: np.ndarray | None = None, *, cached: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        policy: "Policy",
+        tasks: Sequence[str],
+        horizon: int,
+        target_returns: Any = None,
+        groups: np.ndarray | None = None,
+        *,
+        cached: bool = True,
+    ) -> None:
         N, model = len(tasks), policy.model
         super().__init__(policy, N, horizon, target_returns)
-        _, team, sizes = np.unique(np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True)
+        _, team, sizes = np.unique(
+            np.arange(N) if groups is None else groups, return_inverse=True, return_counts=True
+        )
         if sizes.max() > POOL:
-            raise ValueError(f"groups: expected teams of at most {POOL}, got {sizes.max()}; take team.execution=per_agent")
+            raise ValueError(
+                f"groups: expected teams of at most {POOL}, got {sizes.max()}; take team.execution=per_agent"
+            )
         given = ranks(team)  # the number of each in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)
 
         def draw(*shape: int) -> np.ndarray:
             return torch.rand(*shape, generator=generator, device=policy.device).cpu().numpy()
 
-        rows = np.lexsort((draw(N), team))  # from here on, agents stand team by team in the order in which they decide
-        self.active: np.ndarray = np.argsort(rows)  # rows of those that continue, in the caller's order
+        # from here on, agents stand team by team in the order in which they decide
+        rows = np.lexsort((draw(N), team))
+        # rows of those that continue, in the caller's order
+        self.active: np.ndarray = np.argsort(rows)
         self.team, self.targets = team[rows], self.targets[rows]
         self.identity = draw(len(sizes), POOL).argsort(1)[team, given][rows]
         self.cached = cached and model.backbone.layout is not None
@@ -81,26 +96,42 @@ class TeamSession(EpisodeBuffer):
         turn = ranks(self.team[active])
         for t in range(turn.max() + 1):
             each = active[turn == t]  # at most one of each team
-            hidden = self._extend(each, t, now, afresh and t == 0) if self.cached else self._read(each, now)
+            hidden = (
+                self._extend(each, t, now, afresh and t == 0)
+                if self.cached
+                else self._read(each, now)
+            )
             current = self.observations[each, now]
             no_texts = [""] * len(each)  # only plans read them, which teams do not make
-            chosen = policy.decider.act(hidden, self.allowed(each), current, no_texts, policy.generator)
+            chosen = policy.decider.act(
+                hidden, self.allowed(each), current, no_texts, policy.generator
+            )
             self.actions[each, now] = chosen
         return np.asarray(self.actions[self.active, now])
 
     def select(self, rows: Rows) -> None:
-        """Continue with these agents alone, counted among those that continued: (M,) int or (N,) bool."""
+        """Continue with these agents alone, counted among those that continued: (M,) int or (N,)
+        bool.
+        """
         self.active = self.active[rows]
 
     def _batch(self, rows: np.ndarray, begin: int, now: int) -> tuple[Batch, np.ndarray]:
         """Steps from `begin` on of the teams of these rows: a Batch, and its rows."""
-        members = np.flatnonzero(np.isin(self.team, self.team[rows]) & self.present[:, begin : now + 1].any(1))
+        members = np.flatnonzero(
+            np.isin(self.team, self.team[rows]) & self.present[:, begin : now + 1].any(1)
+        )
         span = slice(begin, now + 1)
         present, togo = self.present[members, span], self.returns_to_go()
         window = Window(
-            self.observations[members, span], self.actions[members, span], togo[members, span],
-            np.arange(begin, now + 1) * present, present, members, team=self.team[members], identity=self.identity[members],
-        )  # fmt: skip
+            self.observations[members, span],
+            self.actions[members, span],
+            togo[members, span],
+            np.arange(begin, now + 1) * present,
+            present,
+            members,
+            team=self.team[members],
+            identity=self.identity[members],
+        )
         return collate(window, self.texts, self.text_index[members]).to(self.policy.device), members
 
     def _read(self, rows: np.ndarray, now: int) -> Tensor:
@@ -109,16 +140,27 @@ class TeamSession(EpisodeBuffer):
         return self.policy.model.read(batch)[np.searchsorted(members, rows), -1]
 
     def _extend(self, rows: np.ndarray, t: int, now: int, afresh: bool) -> Tensor:
-        """The same from the cache: the first turn reads the step, or the window, the others one token each."""
-        model, device, with_returns = self.policy.model, self.policy.device, self.policy.return_conditioned
-        begin = self.start if afresh else max(now - 1, self.start)  # one step more, for the actions taken there
+        """The same from the cache: the first turn reads the step, or the window, the others one
+        token each.
+        """
+        model, device, with_returns = (
+            self.policy.model,
+            self.policy.device,
+            self.policy.return_conditioned,
+        )
+        # one step more, for the actions taken there
+        begin = self.start if afresh else max(now - 1, self.start)
         batch, members = self._batch(rows, begin, now)
         assert isinstance(model, TeamSequenceModel)
         tokens, places, team = model.team_tokens(batch)
         teams, first = self.team[rows], np.searchsorted(self.team, np.arange(self.team[-1] + 1))
         count = np.add.reduceat(self.present, first, dtype=int)[teams]  # members at each step
         size = 2 * count + (count > 0) * with_returns  # tokens
-        known = np.zeros_like(teams) if afresh else size[:, begin:now].sum(1) + (t > 0) * (size[:, now] - count[:, now] + t)
+        known = (
+            np.zeros_like(teams)
+            if afresh
+            else size[:, begin:now].sum(1) + (t > 0) * (size[:, now] - count[:, now] + t)
+        )
         filled = size[:, self.start : begin].sum(1) + known
         if self.cache is None:
             texts = model.backbone.read_text(self.texts[0].to(device), self.texts[1].to(device))

@@ -25,12 +25,16 @@ CAPTIONS = {
         "Score against compute, one colour for each size. Black: the most that a run of so much "
         "compute reaches, means over seeds."
     ),
-    "score": ("Score against loss, one colour for each size, with the fitted logistic where there is a trend."),
+    "score": (
+        "Score against loss, one colour for each size, with the fitted logistic where there is a trend."
+    ),
     "crossover": (
         "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the best size depends on the data."
     ),
     "quality": ("Score (or loss) by quality of the data at full volume, one colour for each size."),
-    "shares": ("Shares that the evaluations measured, on all data: mean over runs, least and largest."),
+    "shares": (
+        "Shares that the evaluations measured, on all data: mean over runs, least and largest."
+    ),
     "curves": "Held-out loss during training, one line for each run. Dashed: not all data.",
 }
 LOSS = "held-out loss above the head's floor\nnats an action"

@@ -32,12 +32,13 @@ RULES = {  # the keys that each rule reads
     "lr": {"fixed": (), "sweep": ("values",)},
 }
 FOLLOWS = re.compile(r"\$\{(seed|steps|data\.fraction|optim\.lr)\}")  # options that the grid sets
+# keys of a config that a result does not depend on
 NOT_THE_RUNS = (
     "run",
     "cache_dir",
     "device",
     "fresh",
-)  # keys of a config that a result does not depend on
+)
 
 Job = dict[str, Any]
 

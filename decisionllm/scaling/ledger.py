@@ -38,7 +38,9 @@ ATTEMPTS = 3  # a run whose workers were killed so often is failed
 CANNOT_WRITE, NO_LOCKS = 3, 4  # exit codes of workers
 REMEDY = "delete the folder to make the run again"
 WHY = {
-    CANNOT_WRITE: ("a worker could not write there (disk full?); make room, then the same command goes on"),
+    CANNOT_WRITE: (
+        "a worker could not write there (disk full?); make room, then the same command goes on"
+    ),
     NO_LOCKS: (
         "a worker does not see the locks of this machine; the file system must share them (NFS: "
         "without local_lock; Lustre: with flock)"

@@ -1,4 +1,6 @@
-"""HTTP routes of a policy and its campaigns: requests are checked, passed to the service, and answered in JSON."""
+"""HTTP routes of a policy and its campaigns: requests are checked, passed to the service, and
+answered in JSON.
+"""
 
 import asyncio
 import contextlib
@@ -36,29 +38,58 @@ from decisionllm.serving.service import Service
 BID_EXPIRY_S = 60.0
 LISTED = 200  # most campaigns of a list
 STATIC = Path(__file__).parent / "static"
-PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+PAGE = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
 INTERNAL = "internal server error; see the server log"
 logger = logging.getLogger("decisionllm.serving")
 MEANING = {
-    400: "not JSON", 401: "missing or wrong token", 403: "sent by a page of another origin", 404: "no such campaign",
-    409: "out of order, ended, or answered otherwise", 413: "body too long", 415: "a content type other than application/json",
-    421: "without a token: the host is no name of this machine", 422: "a field is wrong", 503: "busy, late, or the journal failed",
-}  # fmt: skip
-Deadline = Annotated[int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")]
-Search = Annotated[str, Query(max_length=200, description="part of the name, or the beginning of the id or the key")]
-Before = Annotated[str | None, Query(max_length=64, description="id of a campaign; only those opened before it")]
+    400: "not JSON",
+    401: "missing or wrong token",
+    403: "sent by a page of another origin",
+    404: "no such campaign",
+    409: "out of order, ended, or answered otherwise",
+    413: "body too long",
+    415: "a content type other than application/json",
+    421: "without a token: the host is no name of this machine",
+    422: "a field is wrong",
+    503: "busy, late, or the journal failed",
+}
+Deadline = Annotated[
+    int | None, Header(ge=1, le=600_000, description="ms, if shorter than the server's own")
+]
+Search = Annotated[
+    str,
+    Query(max_length=200, description="part of the name, or the beginning of the id or the key"),
+]
+Before = Annotated[
+    str | None, Query(max_length=64, description="id of a campaign; only those opened before it")
+]
 
 
-def errors(*codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)) -> dict[int | str, dict[str, Any]]:
+def errors(
+    *codes: int, usual: tuple[int, ...] = (400, 401, 413, 415, 422, 503)
+) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route for the OpenAPI document: these codes and the usual ones."""
-    return {code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)}
+    return {
+        code: {"model": schemas.Error, "description": MEANING[code]} for code in (*usual, *codes)
+    }
 
 
 def create_app(
-    policy: Policy, model_info: dict[str, Any], observation: ObservationSpec | None = None, journal: Journal | None = None, *,
-    token: str | None = None, max_body_bytes: int = 8_000_000, campaigns: dict[str, Any] | None = None,
-    exchange: dict[str, Any] | None = None, **limits: Any,
-) -> FastAPI:  # fmt: skip
+    policy: Policy,
+    model_info: dict[str, Any],
+    observation: ObservationSpec | None = None,
+    journal: Journal | None = None,
+    *,
+    token: str | None = None,
+    max_body_bytes: int = 8_000_000,
+    campaigns: dict[str, Any] | None = None,
+    exchange: dict[str, Any] | None = None,
+    **limits: Any,
+) -> FastAPI:
     """The FastAPI app of a policy.
 
     Args:
@@ -67,7 +98,8 @@ def create_app(
         journal: by default one in memory.
         token: see RequestGuard, like `max_body_bytes`.
         campaigns: options of CampaignManager.
-        exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice counts as won.
+        exchange: options of openrtb.router, and bid_expiry_s, seconds until a bid without a notice
+            counts as won.
         limits: of Service.
     """
     manager = None
@@ -75,7 +107,9 @@ def create_app(
     exchange = dict(exchange or {})
     expiry = exchange.pop("bid_expiry_s", BID_EXPIRY_S)
     if observation is not None:
-        manager = CampaignManager(policy, observation, journal, name=model_info["model"], **campaigns or {})
+        manager = CampaignManager(
+            policy, observation, journal, name=model_info["model"], **campaigns or {}
+        )
         open_bids = openrtb.reservations(manager.journal, expiry)
     service = Service(policy, manager, on_batch=lambda n: metrics.batches.observe(n), **limits)
     metrics = Metrics(service, model_info)
@@ -83,7 +117,8 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with service.run():
-            await asyncio.to_thread(policy.warm_up)  # the first request does not wait for one-time work
+            # the first request does not wait for one-time work
+            await asyncio.to_thread(policy.warm_up)
             gc.freeze()  # what was loaded is not collected: a full collection would delay requests
             app.state.ready = True
             yield
@@ -92,29 +127,53 @@ def create_app(
             open_bids.close()
 
     app = FastAPI(
-        title="decisionllm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="decisionllm",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         description="A trained policy for bidders: campaigns with a journal, and stateless actions at /v1/act.",
         responses=errors(403, 421, usual=()),
-    )  # fmt: skip
+    )
     app.state.service, app.state.ready = service, False
     handle_errors(app)
-    routers: list[tuple[APIRouter, Any]] = [(policy_routes(app, policy, service, metrics, model_info), None)]
+    routers: list[tuple[APIRouter, Any]] = [
+        (policy_routes(app, policy, service, metrics, model_info), None)
+    ]
     if manager is not None and open_bids is not None:
         for path, (name, media_type) in PAGE.items():
-            page = lambda request, file=STATIC / name, media_type=media_type: FileResponse(file, media_type=media_type)  # noqa: E731
-            app.add_route(f"/{path}", page, include_in_schema=False)
+            app.add_route(
+                f"/{path}", static_page(STATIC / name, media_type), include_in_schema=False
+            )
         routers.append((campaign_routes(service, manager.journal), None))
-        routers.append((openrtb.router(manager.journal, open_bids, metrics.registry, **exchange), errors(404)))
+        routers.append(
+            (openrtb.router(manager.journal, open_bids, metrics.registry, **exchange), errors(404))
+        )
     for router, responses in routers:
         app.include_router(router, responses=responses)
-    direct = [route for router, _ in routers for route in router.routes if isinstance(route, APIRoute)]
+    direct = [
+        route for router, _ in routers for route in router.routes if isinstance(route, APIRoute)
+    ]
     app.add_middleware(DirectRoutes, routes=direct, handlers=app.exception_handlers)
-    app.add_middleware(RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response)
+    app.add_middleware(
+        RequestGuard, token=token, max_body_bytes=max_body_bytes, on_response=metrics.on_response
+    )
     return app
 
 
+def static_page(file: Path, media_type: str) -> Any:
+    """The function of a route that answers with a file."""
+
+    def page(request: Request) -> FileResponse:
+        return FileResponse(file, media_type=media_type)
+
+    return page
+
+
 def refused(error: RequestError, where: str) -> JSONResponse:
-    return error_response(error.status, [where, error.field], error.message, expected=error.expected)
+    return error_response(
+        error.status, [where, error.field], error.message, expected=error.expected
+    )
 
 
 def handle_errors(app: FastAPI) -> None:
@@ -126,28 +185,41 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def _(request: Request, error: RequestError) -> Response:
-        return refused(error, "path" if error.field == "id" else "server" if error.status == 503 else "body")
+        return refused(
+            error, "path" if error.field == "id" else "server" if error.status == 503 else "body"
+        )
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> Response:
-        faults = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()[:20]]
+        faults = [
+            {"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()[:20]
+        ]
         return JSONResponse({"detail": faults}, 422)
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> Response:
         where = {404: ["path"], 405: ["method"]}.get(error.status_code, ["body"])
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == 405 and "route" in request.scope:  # the router names the methods of one route, not of the path
-            methods = {method.upper() for method in app.openapi()["paths"][request.scope["route"].path]}
-            headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        # the router names the methods of one route, not of the path
+        if error.status_code == 405 and "route" in request.scope:
+            methods = {
+                method.upper() for method in app.openapi()["paths"][request.scope["route"].path]
+            }
+            headers["allow"] = ", ".join(
+                sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+            )
         return error_response(error.status_code, where, str(error.detail), headers=headers)
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(500, ["server"], INTERNAL, headers={"x-request-id": request.state.request_id})
+        return error_response(
+            500, ["server"], INTERNAL, headers={"x-request-id": request.state.request_id}
+        )
 
 
-def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]) -> APIRouter:
+def policy_routes(
+    app: FastAPI, policy: Policy, service: Service, metrics: Metrics, model_info: dict[str, Any]
+) -> APIRouter:
     """Routes that every policy has: its health, its metrics, its description and its actions."""
     routes = APIRouter()
 
@@ -156,7 +228,11 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
         """Whether the process is alive."""
         return {"status": "ok"}
 
-    @routes.get("/readyz", tags=["server"], responses={503: {"model": schemas.Error, "description": "not yet"}})
+    @routes.get(
+        "/readyz",
+        tags=["server"],
+        responses={503: {"model": schemas.Error, "description": "not yet"}},
+    )
     async def readyz() -> dict[str, str]:
         """Whether the model is loaded and has made a decision, and the journal can be written."""
         if not app.state.ready:
@@ -164,7 +240,10 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
         await service.check_journal()
         return {"status": "ready"}
 
-    prometheus: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}, 401: errors(401, usual=())[401]}
+    prometheus: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/plain": {}}},
+        401: errors(401, usual=())[401],
+    }
 
     @routes.get("/metrics", tags=["server"], responses=prometheus, response_class=Response)
     async def metrics_text() -> Response:
@@ -180,9 +259,13 @@ def policy_routes(app: FastAPI, policy: Policy, service: Service, metrics: Metri
     @routes.post("/v1/act", tags=["policy"], response_model=schemas.ActAnswer, responses=errors())
     async def act(request: schemas.ActRequest, x_deadline_ms: Deadline = None) -> Response:
         """An action for a history, without state: the reference for every other route."""
-        action, togo = await service.act(parse_history(policy, vars(request)), service.due(x_deadline_ms))
+        action, togo = await service.act(
+            parse_history(policy, vars(request)), service.due(x_deadline_ms)
+        )
         if not np.isfinite(action).all():
-            raise RequestError(422, "observations", "the policy has no finite action for these numbers")
+            raise RequestError(
+                422, "observations", "the policy has no finite action for these numbers"
+            )
         return json_text(to_json({"action": action.tolist(), "return_to_go": togo}))
 
     return routes
@@ -202,21 +285,35 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
             ticks = [tick | {"shadow": beside.get(tick["index"])} for tick in ticks]
         return with_status(known, ticks[-1] if ticks else None) | {"ticks": ticks}
 
-    @routes.post("/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409))
+    @routes.post(
+        "/v1/campaigns", status_code=201, response_model=schemas.Campaign, responses=errors(409)
+    )
     async def open_campaign(request: schemas.CampaignSettings) -> Response:
         """Open a campaign, or find the one that was opened with this key."""
         known = await service.open(request.model_dump(exclude={"key"}), request.key)
-        opened = await asyncio.to_thread(lambda: with_status(*journal.last(known["id"]) or (known, None)))
-        return Response(schemas.Campaign(**opened).model_dump_json(), 201, media_type="application/json")
+        opened = await asyncio.to_thread(
+            lambda: with_status(*journal.last(known["id"]) or (known, None))
+        )
+        return Response(
+            schemas.Campaign(**opened).model_dump_json(), 201, media_type="application/json"
+        )
 
-    @routes.get("/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=()))
+    @routes.get(
+        "/v1/campaigns", response_model=schemas.Campaigns, responses=errors(401, 422, 503, usual=())
+    )
     async def campaigns(search: Search = "", before: Before = None) -> dict[str, Any]:
         """The campaigns opened last, newest first."""
         found = await asyncio.to_thread(journal.latest, LISTED + 1, search=search, before=before)
-        listed, still_open = [with_status(*row) for row in found[:LISTED]], await asyncio.to_thread(journal.still_open)
+        listed, still_open = (
+            [with_status(*row) for row in found[:LISTED]],
+            await asyncio.to_thread(journal.still_open),
+        )
         return {"campaigns": listed, "more": len(found) > LISTED, "open": still_open}
 
-    whole: dict[str, Any] = {"response_model": schemas.CampaignWithTicks, "response_model_exclude_unset": True}
+    whole: dict[str, Any] = {
+        "response_model": schemas.CampaignWithTicks,
+        "response_model_exclude_unset": True,
+    }
 
     @routes.get("/v1/campaigns/{id}", responses=errors(404), **whole)
     async def campaign(id: str) -> dict[str, Any]:
@@ -229,12 +326,18 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
         await service.close(id)
         return await asyncio.to_thread(with_ticks, id)
 
-    @routes.post("/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409))
+    @routes.post(
+        "/v1/campaigns/{id}/tick", response_model=schemas.TickAnswer, responses=errors(404, 409)
+    )
     async def tick(id: str, request: schemas.Tick, x_deadline_ms: Deadline = None) -> Response:
         """What to bid in a step. A repeated request has the same answer, byte for byte."""
         return json_text(await service.tick(id, request.model_dump(), service.due(x_deadline_ms)))
 
-    @routes.post("/v1/ticks", response_model=dict[str, schemas.TickAnswer | schemas.Error], responses=errors())
+    @routes.post(
+        "/v1/ticks",
+        response_model=dict[str, schemas.TickAnswer | schemas.Error],
+        responses=errors(),
+    )
     async def ticks(request: schemas.Ticks, x_deadline_ms: Deadline = None) -> Response:
         """Ticks of many campaigns, decided together; each has its answer or its error."""
 
@@ -255,7 +358,9 @@ def campaign_routes(service: Service, journal: Journal) -> APIRouter:
 
         answers = await asyncio.gather(*(one(id, tick) for id, tick in request.ticks.items()))
         pairs = zip(request.ticks, answers, strict=True)
-        return json_text("{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}")
+        return json_text(
+            "{" + ", ".join(f"{json.dumps(id)}: {answer}" for id, answer in pairs) + "}"
+        )
 
     @routes.post("/v1/bid", response_model=schemas.BiddingAnswer, responses=errors(404, 409))
     async def bid(request: schemas.AuctionNetBidding, x_deadline_ms: Deadline = None) -> Response:
@@ -288,22 +393,35 @@ def parse_bidding(request: dict[str, Any]) -> dict[str, Any]:
             raise RequestError(422, empty[0], f"expected step {step - 1}, got no step")
         try:
             info, *rest = (request[name][-1] for name in HISTORIES)
-            result = summary(np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest)
+            result = summary(
+                np.array(info, np.float64).reshape(len(info), -1)[:, 0] if info else [], *rest
+            )
         except (ValueError, IndexError) as error:
             name = next((name for name in HISTORIES if name in str(error)), HISTORIES[0])
-            raise RequestError(422, name, "expected rows of numbers, one per opportunity of the last step") from error
+            raise RequestError(
+                422, name, "expected rows of numbers, one per opportunity of the last step"
+            ) from error
         result = checked_result({name: float(x) for name, x in result.items()})
     value, volume = offered(request["pValues"])
-    return {"index": step, "key": "bid", "result": result, "coming": {"value": float(value), "volume": float(volume)}}
+    return {
+        "index": step,
+        "key": "bid",
+        "result": result,
+        "coming": {"value": float(value), "volume": float(volume)},
+    }
 
 
 def checked_result(result: dict[str, float]) -> dict[str, float]:
-    """The result of a step that was summed from single opportunities, refused where the tick route would refuse it."""
+    """The result of a step that was summed from single opportunities, refused where the tick route
+    would refuse it.
+    """
     try:
         schemas.Result.model_validate(result)
     except ValidationError as error:
         fault = error.errors()[0]
-        raise RequestError(422, "historyImpressionResult", f"{fault['loc'][0]} of the step: {fault['msg']}") from error
+        raise RequestError(
+            422, "historyImpressionResult", f"{fault['loc'][0]} of the step: {fault['msg']}"
+        ) from error
     return result
 
 
@@ -312,21 +430,33 @@ def parse_history(policy: Policy, request: dict[str, Any]) -> History:
     spec, masks = policy.model.spec, request["action_masks"]
     t = len(request["observations"]) - 1
     fields: dict[str, tuple[type, tuple[int, ...]]] = {
-        "observations": (np.float32, (t + 1, spec.observation_dim)), "actions": (np.float32, (t, spec.action_dim)),
-        "rewards": (np.float64, (t,)), "action_masks": (bool, (t + 1, spec.num_actions)),
-    }  # fmt: skip
+        "observations": (np.float32, (t + 1, spec.observation_dim)),
+        "actions": (np.float32, (t, spec.action_dim)),
+        "rewards": (np.float64, (t,)),
+        "action_masks": (bool, (t + 1, spec.num_actions)),
+    }
     if t >= spec.horizon and policy.model.tokenizer.timesteps is not None:
-        raise RequestError(422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}")
+        raise RequestError(
+            422, "observations", f"expected at most {spec.horizon} steps, got {t + 1}"
+        )
     if masks is not None and not spec.num_actions:
-        raise RequestError(422, "action_masks", "expected none: this policy's actions are continuous")
+        raise RequestError(
+            422, "action_masks", "expected none: this policy's actions are continuous"
+        )
     arrays: dict[str, Any] = {}
-    for name, (dtype, shape) in ((name, field) for name, field in fields.items() if request[name] is not None):
+    for name, (dtype, shape) in (
+        (name, field) for name, field in fields.items() if request[name] is not None
+    ):
         try:
             arrays[name] = np.array(request[name] or np.zeros((0, *shape[1:])), dtype)
         except ValueError:  # rows of different lengths
             arrays[name] = np.zeros(())
         if arrays[name].shape != shape:
-            raise RequestError(422, name, f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations")
+            raise RequestError(
+                422,
+                name,
+                f"expected {' x '.join(map(str, shape))} numbers for {t + 1} observations",
+            )
     if masks is not None and not arrays["action_masks"].any(1).all():
         raise RequestError(422, "action_masks", "expected an allowed action in every step")
     return History(**arrays, target_return=request["target_return"], task=request["text"])

@@ -20,8 +20,8 @@ Arrays = list[np.ndarray]
 class BiddingStrategy:
     """AuctionNet's interface of a bidder; a subclass has `_bids(timeStepIndex, pValues, history)`.
 
-    budget, remaining_budget: currency, of the period; cpa: currency per conversion; category: of the advertiser. They may be
-    set before a period; the simulator lowers `remaining_budget`.
+    budget, remaining_budget: currency, of the period; cpa: currency per conversion; category: of
+    the advertiser. They may be set before a period; the simulator lowers `remaining_budget`.
     """
 
     remaining_budget: float
@@ -36,62 +36,102 @@ class BiddingStrategy:
         self.remaining_budget, self.campaign = self.budget, None
 
     def bidding(
-        self, timeStepIndex: int, pValues: np.ndarray, pValueSigmas: np.ndarray, historyPValueInfo: Arrays, historyBid: Arrays,
-        historyAuctionResult: Arrays, historyImpressionResult: Arrays, historyLeastWinningCost: Arrays,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        timeStepIndex: int,
+        pValues: np.ndarray,
+        pValueSigmas: np.ndarray,
+        historyPValueInfo: Arrays,
+        historyBid: Arrays,
+        historyAuctionResult: Arrays,
+        historyImpressionResult: Arrays,
+        historyLeastWinningCost: Arrays,
+    ) -> np.ndarray:
         """Bids (n,) in currency for the opportunities of a step.
 
         Args:
             pValues: (n,) predicted conversion probabilities.
             historyPValueInfo: (n, 2) values and deviations of each step before this one.
-            historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and market prices (n,), see
-                campaign.summary.
+            historyBid: (n,) bids of each; the other histories: slots (n, 3), impressions (n, 2) and
+                market prices (n,), see campaign.summary.
         """
-        given = historyPValueInfo, historyBid, historyAuctionResult, historyImpressionResult, historyLeastWinningCost
+        given = (
+            historyPValueInfo,
+            historyBid,
+            historyAuctionResult,
+            historyImpressionResult,
+            historyLeastWinningCost,
+        )
         return self._bids(timeStepIndex, pValues, dict(zip(HISTORIES, given, strict=True)))
 
-    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
+    def _bids(
+        self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]
+    ) -> np.ndarray:
         raise NotImplementedError
 
     def _settings(self) -> dict[str, Any]:
-        return {"budget": float(self.budget), "target_cpa": float(self.cpa), "category": int(self.category)}
+        return {
+            "budget": float(self.budget),
+            "target_cpa": float(self.cpa),
+            "category": int(self.category),
+        }
 
 
 class DecisionLLMBiddingStrategy(BiddingStrategy):
-    """Bids multiplier x value for one advertiser, one period after the other; `remaining_budget` overrides the results.
+    """Bids multiplier x value for one advertiser, one period after the other; `remaining_budget`
+    overrides the results.
 
     Args:
-        run: a run directory of an auction, the folder that `decisionllm export` wrote of one (then torch is not needed), or the
-            result of checkpoint.load; by default the directory in DECISIONLLM_RUN.
+        run: a run directory of an auction, the folder that `decisionllm export` wrote of one (then
+            torch is not needed), or the result of checkpoint.load; by default the directory in
+            DECISIONLLM_RUN.
         target_return: instead of the run's own, in raw reward units.
-        text: the task text; by default from the run's text template, which a run trained with text=served does not have.
+        text: the task text; by default from the run's text template, which a run trained with
+            text=served does not have.
 
     Raises:
         ValueError: no run, a run of another dataset, or no text for a run trained with text=served.
     """
 
     def __init__(
-        self, budget: float = 100, name: str = "DecisionLLM", cpa: float = 2, category: int = 1, *,
-        run: str | Path | tuple[Any, Any, Any] | None = None, target_return: float | None = None, text: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        budget: float = 100,
+        name: str = "DecisionLLM",
+        cpa: float = 2,
+        category: int = 1,
+        *,
+        run: str | Path | tuple[Any, Any, Any] | None = None,
+        target_return: float | None = None,
+        text: str | None = None,
+    ) -> None:
         super().__init__(budget, name, cpa, category)
         run = run or os.environ.get("DECISIONLLM_RUN")
         if not run:
-            raise ValueError("run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN")
+            raise ValueError(
+                "run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"
+            )
         self.policy, dataset = load(run)
         self.spec, self.target_return, self.text = ObservationSpec.of(dataset), target_return, text
         if text is None:
             self.spec.task(budget, cpa, category)  # raises if there is no template
 
-    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
+    def _bids(
+        self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]
+    ) -> np.ndarray:
         for name, steps in history.items():
             if len(steps) != timeStepIndex:
-                raise ValueError(f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got {len(steps)}")
+                raise ValueError(
+                    f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got {len(steps)}"
+                )
         if self.campaign is None or timeStepIndex < self.campaign.step:
-            settings = self._settings() | {"horizon": STEPS, "target_return": self.target_return, "text": self.text}
+            settings = self._settings() | {
+                "horizon": STEPS,
+                "target_return": self.target_return,
+                "text": self.text,
+            }
             self.campaign = Campaign.begin(settings, self.spec)
             self.session = self.policy.begin([self.campaign.task], STEPS, self.target_return)
-        for step in range(self.campaign.step, timeStepIndex):  # steps without a call: the bids that were made, as in a log
+        # steps without a call: the bids that were made, as in a log
+        for step in range(self.campaign.step, timeStepIndex):
             values = values_of(history, step)
             self._observe(step, values, history)
             self._record(np.sum(history["historyBid"][step]) / (np.sum(values) or 1))
@@ -101,13 +141,26 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         bidder = max(float(multiplier[0, 0]), 0.0) if self.campaign.can_bid else 0.0
         return np.asarray(pValues, np.float64) * bidder
 
-    def _observe(self, step: int, values: np.ndarray, history: dict[str, Arrays], remaining: float | None = None) -> None:
-        """Advance the campaign by the last result and the coming step, and the policy's session by reward and observation."""
+    def _observe(
+        self,
+        step: int,
+        values: np.ndarray,
+        history: dict[str, Arrays],
+        remaining: float | None = None,
+    ) -> None:
+        """Advance the campaign by the last result and the coming step, and the policy's session by
+        reward and observation.
+        """
         _, *results = history.values()
         last, (value, volume) = step - 1, offered(values)
-        result = summary(values_of(history, last), *(steps[last] for steps in results)) if step else None
+        result = (
+            summary(values_of(history, last), *(steps[last] for steps in results)) if step else None
+        )
         self.campaign = self.campaign.advance(result, {"value": value, "volume": volume}, remaining)
-        self.session.observe(self.campaign.observations[step : step + 1], self.campaign.rewards[max(last, 0) : max(step, 1)])
+        self.session.observe(
+            self.campaign.observations[step : step + 1],
+            self.campaign.rewards[max(last, 0) : max(step, 1)],
+        )
 
     def _record(self, multiplier: Any) -> None:
         self.session.record_action(multiplier)
@@ -132,9 +185,11 @@ def values_of(history: dict[str, Arrays], step: int) -> np.ndarray:
 
 
 class DecisionLLMRemoteStrategy(BiddingStrategy):
-    """The same bidder with its policy behind a server: one campaign per period, one request per step.
+    """The same bidder with its policy behind a server: one campaign per period, one request per
+    step.
 
-    Spend is taken from the results, since only they are sent. The simulator must call it in every step.
+    Spend is taken from the results, since only they are sent. The simulator must call it in every
+    step.
 
     Args:
         url: of the server, such as http://127.0.0.1:8080.
@@ -144,9 +199,17 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
     """
 
     def __init__(
-        self, budget: float = 100, name: str = "DecisionLLM", cpa: float = 2, category: int = 1, *, url: str,
-        token: str | None = None, timeout: float = 5.0, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        budget: float = 100,
+        name: str = "DecisionLLM",
+        cpa: float = 2,
+        category: int = 1,
+        *,
+        url: str,
+        token: str | None = None,
+        timeout: float = 5.0,
+        **more: Any,
+    ) -> None:
         import httpx  # pip install decisionllm[serve]
 
         super().__init__(budget, name, cpa, category)
@@ -154,11 +217,22 @@ class DecisionLLMRemoteStrategy(BiddingStrategy):
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
 
-    def _bids(self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]) -> np.ndarray:
+    def _bids(
+        self, timeStepIndex: int, pValues: np.ndarray, history: dict[str, Arrays]
+    ) -> np.ndarray:
         if self.campaign is None:
-            self.campaign = self._post("/v1/campaigns", self._settings() | {"name": self.name} | self.more)["id"]
-        last = {name: [np.asarray(step, np.float64).tolist() for step in steps[-1:]] for name, steps in history.items()}
-        step = {"campaign": self.campaign, "timeStepIndex": int(timeStepIndex), "pValues": np.asarray(pValues).tolist()}
+            self.campaign = self._post(
+                "/v1/campaigns", self._settings() | {"name": self.name} | self.more
+            )["id"]
+        last = {
+            name: [np.asarray(step, np.float64).tolist() for step in steps[-1:]]
+            for name, steps in history.items()
+        }
+        step = {
+            "campaign": self.campaign,
+            "timeStepIndex": int(timeStepIndex),
+            "pValues": np.asarray(pValues).tolist(),
+        }
         return np.array(self._post("/v1/bid", step | last)["bids"])
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Calls that come at about the same time, executed together by one thread, with a bounded queue and a bounded wait."""
+"""Calls that come at about the same time, executed together by one thread, with a bounded queue and
+a bounded wait.
+"""
 
 import asyncio
 import time
@@ -7,7 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
-QUIET = 8  # turns of the event loop without a new call after which a batch starts; a request on its way takes two or three
+# turns of the event loop without a new call after which a batch starts; a request on its way takes
+# two or three
+QUIET = 8
 
 
 class QueueFullError(Exception):
@@ -15,22 +19,36 @@ class QueueFullError(Exception):
 
 
 class Batcher:
-    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a resulting exception is raised.
+    """`await batcher(item)` returns `work([item, ...])[i]`, called in a thread of its own; a
+    resulting exception is raised.
 
     Args:
         work: list of items -> list of results or exceptions.
         size: most items of a batch.
         queue: most calls that wait; beyond it a call raises QueueFullError at once.
-        wait: most seconds that a batch waits for further calls; it starts sooner if none come. Cancelled calls are dropped.
+        wait: most seconds that a batch waits for further calls; it starts sooner if none come.
+            Cancelled calls are dropped.
         on_batch: called with the size of each batch.
     """
 
     def __init__(
-        self, work: Callable[[list[Any]], list[Any]], *, size: int, queue: int, wait: float = 0.0,
+        self,
+        work: Callable[[list[Any]], list[Any]],
+        *,
+        size: int,
+        queue: int,
+        wait: float = 0.0,
         on_batch: Callable[[int], object] = lambda n: None,
-    ) -> None:  # fmt: skip
-        self.work, self.size, self.queue, self.wait, self.on_batch = work, size, queue, wait, on_batch
-        self.waiting: deque[tuple[Any, asyncio.Future[Any], float]] = deque()  # with the time of the call
+    ) -> None:
+        self.work, self.size, self.queue, self.wait, self.on_batch = (
+            work,
+            size,
+            queue,
+            wait,
+            on_batch,
+        )
+        # with the time of the call
+        self.waiting: deque[tuple[Any, asyncio.Future[Any], float]] = deque()
         self.working: float | None = None  # time of the first call of the batch at work
         self.arrived, self.thread = asyncio.Event(), ThreadPoolExecutor(1)
 
@@ -45,7 +63,9 @@ class Batcher:
     @property
     def age(self) -> float:
         """Seconds since the oldest call that has no result."""
-        times = [self.working] if self.working else [called for *_, called in list(self.waiting)[:1]]
+        times = (
+            [self.working] if self.working else [called for *_, called in list(self.waiting)[:1]]
+        )
         return time.monotonic() - times[0] if times else 0.0
 
     async def run(self) -> NoReturn:
@@ -66,10 +86,14 @@ class Batcher:
             self.on_batch(len(taken))
             self.working = taken[0][2]
             try:
-                results = await loop.run_in_executor(self.thread, self.work, [item for item, *_ in taken])
+                results = await loop.run_in_executor(
+                    self.thread, self.work, [item for item, *_ in taken]
+                )
             except Exception as error:
                 results = [error] * len(taken)
             self.working = None
             for (_, future, _), result in zip(taken, results, strict=True):
                 if not future.done():
-                    (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
+                    (future.set_exception if isinstance(result, Exception) else future.set_result)(
+                        result
+                    )

@@ -1,7 +1,8 @@
-"""Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal of every tick.
+"""Campaigns of one policy: results -> features -> policy -> guard rails -> answer, with a journal
+of every tick.
 
-What takes time in a tick, a decision or a write, is awaited, so that service.py serves concurrent requests. A campaign that is not
-in memory is replayed from the journal.
+What takes time in a tick, a decision or a write, is awaited, so that service.py serves concurrent
+requests. A campaign that is not in memory is replayed from the journal.
 """
 
 import json
@@ -27,9 +28,13 @@ Write = Callable[[list[journals.Entry]], Awaitable[bool]]  # whether the first e
 
 
 class RequestError(ValueError):
-    """A request that cannot be served. status: of HTTP; field: the one at fault; expected: the tick index that is expected."""
+    """A request that cannot be served. status: of HTTP; field: the one at fault; expected: the tick
+    index that is expected.
+    """
 
-    def __init__(self, status: int, field: str, message: str, *, expected: int | None = None) -> None:
+    def __init__(
+        self, status: int, field: str, message: str, *, expected: int | None = None
+    ) -> None:
         super().__init__(f"{field}: {message}")
         self.status, self.field, self.message, self.expected = status, field, message, expected
 
@@ -60,8 +65,8 @@ class CampaignManager:
         observation: what the policy was trained to observe.
         journal: by default one in memory.
         name: of the model, part of every answer.
-        cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that answers equal Policy.act to
-            the last bit; otherwise within rounding.
+        cache_bytes: memory for keys and values; 0: every window is read in full and alone, so that
+            answers equal Policy.act to the last bit; otherwise within rounding.
         max_campaigns: in memory; others are replayed from the journal.
         horizon: most steps of a campaign; None: the policy's.
         pacing: see `guard_multiplier`.
@@ -71,25 +76,52 @@ class CampaignManager:
     """
 
     def __init__(
-        self, policy: Policy, observation: ObservationSpec, journal: journals.Journal | None = None, *, name: str = "",
-        cache_bytes: int = 0, max_campaigns: int = 10_000, horizon: int | None = None, pacing: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        observation: ObservationSpec,
+        journal: journals.Journal | None = None,
+        *,
+        name: str = "",
+        cache_bytes: int = 0,
+        max_campaigns: int = 10_000,
+        horizon: int | None = None,
+        pacing: float | None = None,
+    ) -> None:
         if policy.decode == "sample":
-            raise ValueError("decode: expected mode or mean, got sample: a sampled answer would be another one after a restart")
+            raise ValueError(
+                "decode: expected mode or mean, got sample: a sampled answer would be another one after a restart"
+            )
         model = policy.model
-        self.policy, self.observation, self.journal = policy, observation, journal or journals.Journal()
-        self.name, self.horizon, self.pacing, self.max_campaigns = name, horizon or model.spec.horizon, pacing, max_campaigns
+        self.policy, self.observation, self.journal = (
+            policy,
+            observation,
+            journal or journals.Journal(),
+        )
+        self.name, self.horizon, self.pacing, self.max_campaigns = (
+            name,
+            horizon or model.spec.horizon,
+            pacing,
+            max_campaigns,
+        )
         policy.check_horizon(self.horizon)
         uncached = not cache_bytes or model.team is not None or model.backbone.layout is None
-        self.cache = None if uncached else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
+        self.cache = (
+            None
+            if uncached
+            else Cache(policy, room=cache_bytes, rows=max_campaigns, horizon=self.horizon)
+        )
         self.decide = partial(decide, policy, self.cache)
         self.campaigns: OrderedDict[str, Campaign] = OrderedDict()  # least recently used first
-        self.counts: Counter[tuple[str, str]] = Counter()  # ("bid", ""), ("guard", name), ("fallback", reason), ...
-        self.spend = {"reported": 0.0, "even": 0.0}  # currency of the steps with a result: spent, an equal share of the budget
+        # ("bid", ""), ("guard", name), ("fallback", reason), ...
+        self.counts: Counter[tuple[str, str]] = Counter()
+        # currency of the steps with a result: spent, an equal share of the budget
+        self.spend = {"reported": 0.0, "even": 0.0}
 
     # -- requests, which wait for decisions and writes --
 
-    async def open_async(self, settings: dict[str, Any], key: str | None, write: Write) -> dict[str, Any]:
+    async def open_async(
+        self, settings: dict[str, Any], key: str | None, write: Write
+    ) -> dict[str, Any]:
         """Open a campaign, or find the one with this key. Returns what the journal has of it."""
         known = self.journal.keyed(key) if key else None
         if known is None:
@@ -98,23 +130,36 @@ class CampaignManager:
             new = await write([journals.opened(id, key, complete)])
             known = self.journal.campaign(id) if new else self.journal.keyed(key or "")
         assert known is not None, "it was just written"
-        if any(known[name] != value for name, value in settings.items() if name != "text" or value is not None):
-            raise RequestError(409, "key", f"campaign {known['id']} was opened with this key and other settings")
+        if any(
+            known[name] != value
+            for name, value in settings.items()
+            if name != "text" or value is not None
+        ):
+            raise RequestError(
+                409, "key", f"campaign {known['id']} was opened with this key and other settings"
+            )
         return known
 
-    async def tick_async(self, id: str, request: dict[str, Any], decide: Decide, write: Write) -> str:
+    async def tick_async(
+        self, id: str, request: dict[str, Any], decide: Decide, write: Write
+    ) -> str:
         """Answer a tick. Returns JSON."""
         while True:
             pending = self.admit(id, request)
             if pending.answer is not None:
                 self.counts["repeated", ""] += 1
                 return pending.answer
-            decision = await decide(DecisionRequest(id, pending.campaign.history())) if pending.needs_decision else None
+            decision = (
+                await decide(DecisionRequest(id, pending.campaign.history()))
+                if pending.needs_decision
+                else None
+            )
             answer = self.answer(pending, decision)
             if await write(self.entries(pending)):
                 self.commit(pending)
                 return answer
-            self.campaigns.pop(id, None)  # another process has answered this tick: replay it from the journal
+            # another process has answered this tick: replay it from the journal
+            self.campaigns.pop(id, None)
 
     async def close_async(self, id: str, write: Write) -> None:
         if self.journal.campaign(id) is None:
@@ -127,39 +172,78 @@ class CampaignManager:
     def check(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a new campaign. Returns all SETTINGS, None where not given."""
         settings = dict.fromkeys(SETTINGS) | settings
-        H, text, given = settings["horizon"], settings["text"], settings["target_return"] is not None
+        H, text, given = (
+            settings["horizon"],
+            settings["text"],
+            settings["target_return"] is not None,
+        )
         for field, wrong, expected in (
-            ("horizon", self.horizon < H, f"at most {self.horizon} steps, the most this policy supports, got {H}"),
-            ("text", text and self.observation.text == "none", "none: this policy was trained without task texts"),
-            ("text", text is None and self.observation.text == "served", "the task text of this campaign, got none"),
-            ("target_return", given and not self.policy.return_conditioned, "none: this policy conditions on no return"),
+            (
+                "horizon",
+                self.horizon < H,
+                f"at most {self.horizon} steps, the most this policy supports, got {H}",
+            ),
+            (
+                "text",
+                text and self.observation.text == "none",
+                "none: this policy was trained without task texts",
+            ),
+            (
+                "text",
+                text is None and self.observation.text == "served",
+                "the task text of this campaign, got none",
+            ),
+            (
+                "target_return",
+                given and not self.policy.return_conditioned,
+                "none: this policy conditions on no return",
+            ),
         ):
             if wrong:
                 raise RequestError(422, field, f"expected {expected}")
         return settings
 
     def admit(self, id: str, request: dict[str, Any]) -> PendingTick:
-        """Check a request: it is the next tick of its campaign, or one that was answered and is repeated."""
+        """Check a request: it is the next tick of its campaign, or one that was answered and is
+        repeated.
+        """
         index, text = request["index"], json.dumps(request, sort_keys=True)
         campaign = self.replay(id) if self.is_behind(id, index) else self.campaigns[id]
         if index < campaign.step:
             before = self.journal.tick(id, index)
             if before and before[0] == text:
                 return PendingTick(campaign, request, *before)
-            raise RequestError(409, "index", f"step {index} was answered to another request", expected=campaign.step)
+            raise RequestError(
+                409,
+                "index",
+                f"step {index} was answered to another request",
+                expected=campaign.step,
+            )
         if campaign.ended:
             raise RequestError(409, "id", "the campaign has ended")
         if index != campaign.step:
-            raise RequestError(409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step)
+            raise RequestError(
+                409, "index", f"expected {campaign.step}, got {index}", expected=campaign.step
+            )
         if (request["result"] is None) != (index == 0):
-            wanted = "none before the first step" if index == 0 else f"the result of step {index - 1}, got none"
+            wanted = (
+                "none before the first step"
+                if index == 0
+                else f"the result of step {index - 1}, got none"
+            )
             raise RequestError(422, "result", f"expected {wanted}")
         if request["coming"] is not None and index >= campaign.settings["horizon"]:
-            raise RequestError(422, "coming", f"expected none: the campaign has {campaign.settings['horizon']} steps")
+            raise RequestError(
+                422,
+                "coming",
+                f"expected none: the campaign has {campaign.settings['horizon']} steps",
+            )
         return PendingTick(campaign.advance(request["result"], request["coming"]), request, text)
 
     def is_behind(self, id: str, index: int) -> bool:
-        """Whether a campaign is not in memory, or not as far as the journal: another process answered its last ticks."""
+        """Whether a campaign is not in memory, or not as far as the journal: another process
+        answered its last ticks.
+        """
         campaign = self.campaigns.get(id)
         if campaign is None:
             return True
@@ -178,17 +262,30 @@ class CampaignManager:
                 fallback = "deadline" if isinstance(decision, TimeoutError) else "model"
         if coming is not None:
             multiplier, guards = guard_multiplier(multiplier, campaign, coming, self.pacing)
-        totals, caps = campaign.totals, [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None]
+        totals, caps = (
+            campaign.totals,
+            [x for x in (campaign.settings["bid_cap"], campaign.remaining) if x is not None],
+        )
         answer = {
-            "index": pending.request["index"], "multiplier": multiplier, "return_to_go": togo, "guards": guards,
-            "fallback": fallback, "remaining": campaign.remaining, "spend": float(totals.spend[0]),
-            "conversions": float(totals.conversions[0]), "max_bid": max(min(caps), 0.0), "model": self.name,
-        }  # fmt: skip
+            "index": pending.request["index"],
+            "multiplier": multiplier,
+            "return_to_go": togo,
+            "guards": guards,
+            "fallback": fallback,
+            "remaining": campaign.remaining,
+            "spend": float(totals.spend[0]),
+            "conversions": float(totals.conversions[0]),
+            "max_bid": max(min(caps), 0.0),
+            "model": self.name,
+        }
         pending.answer = json.dumps(answer)
         return pending.answer
 
     def entries(self, pending: PendingTick) -> list[journals.Entry]:
-        """What the journal must hold before the answer is sent. If its first entry is not new, another process was faster."""
+        """What the journal must hold before the answer is sent.
+
+        If its first entry is not new, another process was faster.
+        """
         id, answer = pending.campaign.id, pending.answer or ""
         tick = journals.ticked(id, pending.request["index"], pending.text, answer)
         return [tick, journals.ended(id, "over")] if pending.last else [tick]
@@ -199,7 +296,9 @@ class CampaignManager:
         self.counts.update([("guard", name) for name in answer["guards"]])
         if result := pending.request["result"]:
             self.spend["reported"] += result["spend"]
-            self.spend["even"] += pending.campaign.settings["budget"] / pending.campaign.settings["horizon"]
+            self.spend["even"] += (
+                pending.campaign.settings["budget"] / pending.campaign.settings["horizon"]
+            )
         if answer["fallback"]:
             self.counts["fallback", answer["fallback"]] += 1
         if pending.last:
@@ -216,11 +315,15 @@ class CampaignManager:
             self.campaigns.popitem(last=False)
 
     def load_open(self) -> None:
-        """Replay the campaigns that have not ended, the newest ones, at most max_campaigns: no tick then waits for a replay."""
+        """Replay the campaigns that have not ended, the newest ones, at most max_campaigns: no tick
+        then waits for a replay.
+        """
         for id in reversed(self.journal.open_ids(self.max_campaigns)):
             self.replay(id)
 
-    def replay(self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None) -> Campaign:
+    def replay(
+        self, id: str, changed: Mapping[str, Any] = {}, *, until: int | None = None
+    ) -> Campaign:
         """`replayed`, kept in memory while it is open."""
         campaign = self.replayed(id, self.campaigns.get(id), changed, until=until)
         if not campaign.ended:
@@ -228,13 +331,20 @@ class CampaignManager:
         return campaign
 
     def replayed(
-        self, id: str, campaign: Campaign | None = None, changed: Mapping[str, Any] = {}, *, until: int | None = None
+        self,
+        id: str,
+        campaign: Campaign | None = None,
+        changed: Mapping[str, Any] = {},
+        *,
+        until: int | None = None,
     ) -> Campaign:
-        """A campaign from its ticks in the journal. It changes nothing here and may run in any thread.
+        """A campaign from its ticks in the journal. It changes nothing here and may run in any
+        thread.
 
         Args:
             id: of the campaign.
-            campaign: its state in memory, from which the replay goes on; None: it begins with the first tick.
+            campaign: its state in memory, from which the replay goes on; None: it begins with the
+                first tick.
             changed: settings in place of the journal's.
             until: the step before which the replay ends; None: after the last tick.
 
@@ -262,14 +372,18 @@ def guard_multiplier(
 ) -> tuple[float, list[str]]:
     """The multiplier within its limits, and the names of the limits that lowered it.
 
-    Multiplier x mean value is at most the bid cap and the remaining budget. `pacing=20` also caps a step's worst-case spend at
-    20 x remaining budget / remaining steps.
+    Multiplier x mean value is at most the bid cap and the remaining budget. `pacing=20` also caps a
+    step's worst-case spend at 20 x remaining budget / remaining steps.
     """
     value, left = coming["value"], max(campaign.remaining, 0.0)
     even_share = left / (campaign.settings["horizon"] - campaign.step)
     paced = pacing and pacing * even_share / max(coming["volume"], 1)
     multiplier, guards = (0.0, ["negative"]) if multiplier < 0 else (multiplier, [])
-    for name, limit in (("bid cap", campaign.settings["bid_cap"]), ("remaining", left), ("pacing", paced)):
+    for name, limit in (
+        ("bid cap", campaign.settings["bid_cap"]),
+        ("remaining", left),
+        ("pacing", paced),
+    ):
         if limit is not None and multiplier * value > limit:
             multiplier = limit / value
             if multiplier * value > limit:
@@ -279,13 +393,16 @@ def guard_multiplier(
 
 
 def linear_pacing(campaign: Campaign) -> float:
-    """A multiplier without a policy: the last one, changed towards spending an equal share of the remaining budget in each
-    remaining step; target_cpa at the first step. Capped at target_cpa while the realised CPA exceeds it."""
+    """A multiplier without a policy: the last one, changed towards spending an equal share of the
+    remaining budget in each remaining step; target_cpa at the first step. Capped at target_cpa
+    while the realised CPA exceeds it."""
     limit, t = campaign.settings["target_cpa"], campaign.step
     if t == 0:
         return float(limit)
     even_share = campaign.remaining / (campaign.settings["horizon"] - t)
     low, high = PACE
-    pace = min(max(even_share / campaign.last_spend, low), high) if campaign.last_spend > 0 else high
+    pace = (
+        min(max(even_share / campaign.last_spend, low), high) if campaign.last_spend > 0 else high
+    )
     last = float(campaign.actions[t - 1, 0]) or limit
     return float(campaign.totals.guarded(np.array([last * pace]))[0])

@@ -1,7 +1,8 @@
-"""POST routes called straight from their declarations: FastAPI documents them, its routing and dependencies are not run.
+"""POST routes called straight from their declarations: FastAPI documents them, its routing and
+dependencies are not run.
 
-They take most of the time of a small request (benchmarks/load.py). A body is read once, by pydantic's own JSON parser, which is
-faster than Python's and refuses lone surrogates.
+They take most of the time of a small request (benchmarks/load.py). A body is read once, by
+pydantic's own JSON parser, which is faster than Python's and refuses lone surrogates.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,14 +21,19 @@ class DirectRoutes:
     """ASGI middleware that answers these routes; others are the app's.
 
     Args:
-        routes: with endpoints that return a Response. A parameter is the body (a model), the Request, one of the path, or a header.
+        routes: with endpoints that return a Response. A parameter is the body (a model), the
+            Request, one of the path, or a header.
         handlers: error -> answer, by the type of the error; others are raised.
     """
 
-    def __init__(self, app: ASGIApp, *, routes: Iterable[APIRoute], handlers: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, routes: Iterable[APIRoute], handlers: Mapping[Any, Any]
+    ) -> None:
         self.app, self.handlers = app, handlers
         known = [(route, readers(route)) for route in routes if "POST" in (route.methods or ())]
-        self.exact = {route.path: (route, found) for route, found in known if not route.param_convertors}
+        self.exact = {
+            route.path: (route, found) for route, found in known if not route.param_convertors
+        }
         self.others = [(route, found) for route, found in known if route.param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,11 +48,15 @@ class DirectRoutes:
         scope["route"], request = route, Request(scope)
         try:
             body = await read(receive)
-            response = await route.endpoint(**path, **{name: value(request, body) for name, value in reads.items()})
+            response = await route.endpoint(
+                **path, **{name: value(request, body) for name, value in reads.items()}
+            )
         except ClientDisconnect:
             return None
         except Exception as error:
-            kind = next(kind for kind in type(error).__mro__ if kind in self.handlers or kind is Exception)
+            kind = next(
+                kind for kind in type(error).__mro__ if kind in self.handlers or kind is Exception
+            )
             if kind is Exception:
                 raise
             response = await self.handlers[kind](request, error)
@@ -62,12 +72,21 @@ def readers(route: APIRoute) -> dict[str, Any]:
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             found[name] = partial(parsed, ["body"], TypeAdapter(annotation).validate_json)
         elif name not in ("return", *route.param_convertors):
-            found[name] = partial(header, name.replace("_", "-"), TypeAdapter(annotation).validate_python)
+            found[name] = partial(
+                header, name.replace("_", "-"), TypeAdapter(annotation).validate_python
+            )
     return found
 
 
 def header(name: str, validate: Any, request: Request, body: bytes) -> Any:
-    found = next((value.decode("latin-1") for key, value in request.scope["headers"] if key == name.encode()), None)
+    found = next(
+        (
+            value.decode("latin-1")
+            for key, value in request.scope["headers"]
+            if key == name.encode()
+        ),
+        None,
+    )
     return None if found is None else parsed(["header", name], validate, request, found)
 
 
@@ -76,7 +95,9 @@ def parsed(where: list[str], validate: Any, request: Request, value: Any) -> Any
         return validate(value)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise RequestValidationError([{**fault, "loc": (*where, *fault["loc"])} for fault in faults]) from error
+        raise RequestValidationError(
+            [{**fault, "loc": (*where, *fault["loc"])} for fault in faults]
+        ) from error
 
 
 async def read(receive: Receive) -> bytes:

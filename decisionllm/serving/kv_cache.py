@@ -1,6 +1,8 @@
-"""Decisions of many campaigns: each campaign keeps its keys and values in one row of a session, as long as there is room.
+"""Decisions of many campaigns: each campaign keeps its keys and values in one row of a session, as
+long as there is room.
 
-A row is used only if it holds exactly the past of the request, so that evicting or reusing rows changes no answer.
+A row is used only if it holds exactly the past of the request, so that evicting or reusing rows
+changes no answer.
 """
 
 import logging
@@ -15,12 +17,14 @@ from decisionllm.policy.session import Session
 from decisionllm.schema import History
 
 ROUND = 32  # tokens: text room grows in multiples of it
-Decision = tuple[np.ndarray, float | None]  # action (A,), and the return-to-go it was conditioned on
+# action (A,), and the return-to-go it was conditioned on
+Decision = tuple[np.ndarray, float | None]
 log = logging.getLogger(__name__)
 
 
 class DecisionRequest(NamedTuple):
-    key: str | None  # of the campaign whose keys and values may be cached; None: read the whole window alone
+    # of the campaign whose keys and values may be cached; None: read the whole window alone
+    key: str | None
     history: History
 
 
@@ -44,13 +48,22 @@ class Cache:
         self.rows = min(self.room // row_bytes, self.max_rows)
         self.session: Session | None = None
         if self.rows:
-            self.session = Session(self.policy, [""] * self.rows, self.horizon, text_room=text_room).allocate()
+            self.session = Session(
+                self.policy, [""] * self.rows, self.horizon, text_room=text_room
+            ).allocate()
         self.bytes, self.free = self.rows * row_bytes, list(range(self.rows))
-        self.taken: OrderedDict[Hashable, int] = OrderedDict()  # key -> row, least recently used first
+        # key -> row, least recently used first
+        self.taken: OrderedDict[Hashable, int] = OrderedDict()
 
-    def decide(self, keys: Sequence[Hashable], histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray]:
-        """Decide for N episodes, each key once. Returns actions (N, A) and the returns-to-go they were conditioned on (N,)."""
-        if self.policy.window == 1 and not any(h.task for h in histories):  # no decision continues another one
+    def decide(
+        self, keys: Sequence[Hashable], histories: Sequence[History]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Decide for N episodes, each key once.
+
+        Returns actions (N, A) and the returns-to-go they were conditioned on (N,).
+        """
+        # no decision continues another one
+        if self.policy.window == 1 and not any(h.task for h in histories):
             return self.policy.act_with_returns(histories)
         longest = self.policy.model.backbone.encode([h.task for h in histories])[0].shape[1]
         if self.session is not None and longest > self.session.text_room:
@@ -64,13 +77,18 @@ class Cache:
         actions, returns = zip(*parts, strict=True)
         return np.concatenate(actions), np.concatenate(returns)
 
-    def _decide(self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]) -> Sequence[np.ndarray]:
+    def _decide(
+        self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
+    ) -> Sequence[np.ndarray]:
         C = self.policy.model.spec.num_actions
         try:
             rows = self._rows(session, keys, histories)
             observations = np.stack([h.observations[-1] for h in histories])
             rewards = np.array([h.rewards[-1:].sum() for h in histories])
-            masks = [np.ones(C, bool) if h.action_masks is None else h.action_masks[-1] for h in histories]
+            masks = [
+                np.ones(C, bool) if h.action_masks is None else h.action_masks[-1]
+                for h in histories
+            ]
             session.observe(observations, rewards, np.stack(masks) if C else None, rows)
             return session.decide(rows), session.conditioned_on[rows]
         except BaseException:
@@ -78,12 +96,21 @@ class Cache:
                 self.forget(key)
             raise
 
-    def _rows(self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]) -> np.ndarray:
-        """(N,) rows that hold the pasts of these episodes: their own, or the least recently used ones, restored."""
-        hits = [key in self.taken and self._holds(session, self.taken[key], h) for key, h in zip(keys, histories, strict=True)]
+    def _rows(
+        self, session: Session, keys: Sequence[Hashable], histories: Sequence[History]
+    ) -> np.ndarray:
+        """(N,) rows that hold the pasts of these episodes: their own, or the least recently used
+        ones, restored.
+        """
+        hits = [
+            key in self.taken and self._holds(session, self.taken[key], h)
+            for key, h in zip(keys, histories, strict=True)
+        ]
         for key in (key for key, hit in zip(keys, hits, strict=True) if hit):
             self.taken.move_to_end(key)
-        for key, history in ((k, h) for k, h, hit in zip(keys, histories, hits, strict=True) if not hit):
+        for key, history in (
+            (k, h) for k, h, hit in zip(keys, histories, hits, strict=True) if not hit
+        ):
             self.forget(key)
             if not self.free:
                 self.forget(next(iter(self.taken)))
@@ -94,7 +121,8 @@ class Cache:
         self.counts["misses"] += len(hits) - sum(hits)
         rows = np.array([self.taken[key] for key in keys])
         for row, history in zip(rows, histories, strict=True):
-            if session.now[row] < len(history.actions):  # the action that was answered, after the guard rails
+            # the action that was answered, after the guard rails
+            if session.now[row] < len(history.actions):
                 session.record_action(history.actions[-1:], [row])
         return rows
 
@@ -107,7 +135,8 @@ class Cache:
             and n in (t - 1, t)
             and s.start[row] >= 0
             and s.tasks[row] == history.task
-            and (s.targets[row] == target or (np.isnan(target) and np.isnan(s.targets[row])))  # NaN: the predicted maximum
+            # NaN: the predicted maximum
+            and (s.targets[row] == target or (np.isnan(target) and np.isnan(s.targets[row])))
             and np.array_equal(s.observations[row, :t], history.observations[:t].astype(np.float32))
             and np.array_equal(s.actions[row, :n], history.actions[:n].astype(np.float32))
             and np.array_equal(s.rewards[row, : t - 1], history.rewards[: t - 1])
@@ -119,8 +148,11 @@ class Cache:
             self.free.append(self.taken.pop(key))
 
 
-def decide(policy: Policy, cache: Cache | None, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
-    """Decide for requests with a key in one cached batch, for others, and for those of a batch that failed, one by one.
+def decide(
+    policy: Policy, cache: Cache | None, requests: Sequence[DecisionRequest]
+) -> list[Decision | Exception]:
+    """Decide for requests with a key in one cached batch, for others, and for those of a batch that
+    failed, one by one.
 
     Returns the decision of each request, or the exception it raised.
     """
@@ -129,7 +161,9 @@ def decide(policy: Policy, cache: Cache | None, requests: Sequence[DecisionReque
     if cache is not None and cached:
         keys, histories = zip(*(requests[i] for i in cached), strict=True)
         try:
-            decided = dict(zip(cached, zip(*cache.decide(keys, histories), strict=True), strict=True))
+            decided = dict(
+                zip(cached, zip(*cache.decide(keys, histories), strict=True), strict=True)
+            )
         except Exception:
             log.exception("a batch of %d decisions failed; deciding them one by one", len(cached))
     for i, (_, history) in enumerate(requests):
@@ -141,4 +175,6 @@ def decide(policy: Policy, cache: Cache | None, requests: Sequence[DecisionReque
             log.exception("a decision failed")
             decided[i] = error
     togo = float if policy.return_conditioned else lambda _: None
-    return [x if isinstance(x, Exception) else (x[0], togo(x[1])) for _, x in sorted(decided.items())]
+    return [
+        x if isinstance(x, Exception) else (x[0], togo(x[1])) for _, x in sorted(decided.items())
+    ]

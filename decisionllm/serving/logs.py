@@ -1,7 +1,8 @@
-"""Request ids and structured logs: one line of JSON or text a request and a message, written by a thread of its own.
+"""Request ids and structured logs: one line of JSON or text a request and a message, written by a
+thread of its own.
 
-Every value is escaped by JSON, also in lines of text, so that no request can write a line. Bodies, headers and query strings are
-never logged.
+Every value is escaped by JSON, also in lines of text, so that no request can write a line. Bodies,
+headers and query strings are never logged.
 """
 
 import json
@@ -29,7 +30,10 @@ current: ContextVar[dict[str, Any]] = ContextVar("request")  # what is known of 
 
 
 def begin(given: bytes | None) -> str:
-    """Begin a request with the id in its header, or with a new one if that is not valid. Returns the id."""
+    """Begin a request with the id in its header, or with a new one if that is not valid.
+
+    Returns the id.
+    """
     id = given.decode() if given and VALID.fullmatch(given) else f"{random.getrandbits(64):016x}"
     current.set({"request_id": id})
     return id
@@ -45,12 +49,19 @@ def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
     """Log a request: its id, route, status and milliseconds, and its campaign where there is one."""
     for writer in writers:
         route = scope["route"].path if "route" in scope else None
-        known = {"method": scope["method"], "status": status, "route": route, "ms": round(seconds * 1000, 3)}
+        known = {
+            "method": scope["method"],
+            "status": status,
+            "route": route,
+            "ms": round(seconds * 1000, 3),
+        }
         writer.add(time.time(), "info", "request", known)
 
 
 class Writer(logging.Handler):
-    """Takes the records of all loggers, and requests, and writes them to a stream in a thread of its own."""
+    """Takes the records of all loggers, and requests, and writes them to a stream in a thread of
+    its own.
+    """
 
     def __init__(self, kind: str, stream: TextIO | None) -> None:
         super().__init__()
@@ -80,20 +91,34 @@ class Writer(logging.Handler):
     def write(self) -> None:
         lines = [self.line(*self.waiting.popleft()) for _ in range(len(self.waiting))]
         if self.dropped:
-            lines.append(self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None))
+            lines.append(
+                self.line(time.time(), "warning", f"{self.dropped} lines were dropped", {}, None)
+            )
             self.dropped = 0
         if self.stream is not None:
             self.stream.write("".join(lines))
         else:
             with suppress(OSError):  # there is no other place to report it
-                os.write(2, "".join(lines).encode())  # sys.stderr has a lock that a full pipe would hold at exit
+                # sys.stderr has a lock that a full pipe would hold at exit
+                os.write(2, "".join(lines).encode())
 
-    def line(self, when: float, level: str, message: str, known: dict[str, Any], request: dict[str, Any] | None) -> str:
+    def line(
+        self,
+        when: float,
+        level: str,
+        message: str,
+        known: dict[str, Any],
+        request: dict[str, Any] | None,
+    ) -> str:
         stamp = datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
         line = {"time": stamp, "level": level, "message": message, **known}
         if request:
             campaigns = request.get("campaigns", [])
-            named = dict(zip(["campaign"], campaigns, strict=False)) if len(campaigns) < 2 else {"campaigns": len(campaigns)}
+            named = (
+                dict(zip(["campaign"], campaigns, strict=False))
+                if len(campaigns) < 2
+                else {"campaigns": len(campaigns)}
+            )
             line |= {"request_id": request["request_id"], **named}
         if self.as_json:
             return json.dumps(line) + "\n"
@@ -105,7 +130,8 @@ writers: list[Writer] = []  # at work
 
 @contextmanager
 def written(kind: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Write the records of all loggers, and a line for each request, to standard error until the end of the block.
+    """Write the records of all loggers, and a line for each request, to standard error until the
+    end of the block.
 
     Args:
         kind: `json` or `text`; `none`: nothing more than loggers write by themselves.

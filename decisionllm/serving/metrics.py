@@ -15,26 +15,44 @@ from decisionllm.serving.service import Service
 
 
 class Metrics(Collector):
-    """The metrics of one app in a registry of its own; prometheus-fastapi-instrumentator would match every route twice."""
+    """The metrics of one app in a registry of its own; prometheus-fastapi-instrumentator would
+    match every route twice.
+    """
 
     def __init__(self, service: Service, model_info: Mapping[str, Any]) -> None:
         self.service, self.registry = service, CollectorRegistry()
-        self.requests = Counter("decisionllm_requests", "Requests.", ["route", "method", "status"], registry=self.registry)
+        self.requests = Counter(
+            "decisionllm_requests",
+            "Requests.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
-            "decisionllm_request_seconds", "Seconds from a request to its answer.", ["route"], registry=self.registry,
+            "decisionllm_request_seconds",
+            "Seconds from a request to its answer.",
+            ["route"],
+            registry=self.registry,
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
-        )  # fmt: skip
-        self.count_of, self.seconds_of = cache(self.requests.labels), cache(self.seconds.labels)  # few, and looked up once each
+        )
+        # few, and looked up once each
+        self.count_of, self.seconds_of = cache(self.requests.labels), cache(self.seconds.labels)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-        self.batches = Histogram("decisionllm_batch_size", "Decisions per forward.", registry=self.registry, buckets=sizes)
+        self.batches = Histogram(
+            "decisionllm_batch_size",
+            "Decisions per forward.",
+            registry=self.registry,
+            buckets=sizes,
+        )
         known = {name: str(model_info[name]) for name in ("run", "model", "dataset", "fingerprint")}
         Info("decisionllm_model", "The served model.", registry=self.registry).info(known)
         self.registry.register(self)
         if service.shadow is not None:
             service.shadow.on_difference = Histogram(
-                "decisionllm_shadow_difference", "Difference of the two multipliers as a share of the larger one.",
-                registry=self.registry, buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-            ).observe  # fmt: skip
+                "decisionllm_shadow_difference",
+                "Difference of the two multipliers as a share of the larger one.",
+                registry=self.registry,
+                buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+            ).observe
 
     def on_response(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         route = scope.get("route")
@@ -60,30 +78,63 @@ class Metrics(Collector):
             counts[kind][name] = value
         events = dict(service.counts) | {"repeated": counts["repeated"].get("", 0)}
         yield gauge("waiting", "Requests that wait for the model.", len(service.model.waiting))
-        yield gauge("queue_age_seconds", "Age of the oldest request without a decision.", service.model.age)
-        yield counter("events", "Requests refused (busy), repeated, or not saved (journal failed).", events, "event")
+        yield gauge(
+            "queue_age_seconds", "Age of the oldest request without a decision.", service.model.age
+        )
+        yield counter(
+            "events",
+            "Requests refused (busy), repeated, or not saved (journal failed).",
+            events,
+            "event",
+        )
         if manager is None:
             return
         yield counter("bids", "Ticks answered with a multiplier above 0.", counts["bid"] or {"": 0})
-        yield counter("no_bids", "Ticks answered with a multiplier of 0.", counts["no bid"] or {"": 0})
-        yield counter("rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0})
-        yield gauge("journal_lag_seconds", "Age of the oldest answer that is not yet on the disk.", service.journal_writer.age)
+        yield counter(
+            "no_bids", "Ticks answered with a multiplier of 0.", counts["no bid"] or {"": 0}
+        )
+        yield counter(
+            "rebuilt", "Campaigns replayed from the journal.", counts["rebuilt"] or {"": 0}
+        )
+        yield gauge(
+            "journal_lag_seconds",
+            "Age of the oldest answer that is not yet on the disk.",
+            service.journal_writer.age,
+        )
         spent = "Currency: reported by results, and an equal share of the budget for each of these steps (even)."
         yield counter("spend", spent, manager.spend, "kind")
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
         late = "Answers by linear pacing: the decision was late (deadline) or failed (model)."
         yield counter("fallbacks", late, counts["fallback"], "reason")
         with suppress(sqlite3.Error):  # the other metrics say that it is damaged
-            yield gauge("open_campaigns", "Campaigns that have not ended.", manager.journal.still_open())
-        yield gauge("journal_fault", "1 while the journal cannot be read or written.", bool(service.fault))
+            yield gauge(
+                "open_campaigns", "Campaigns that have not ended.", manager.journal.still_open()
+            )
+        yield gauge(
+            "journal_fault", "1 while the journal cannot be read or written.", bool(service.fault)
+        )
         yield gauge("campaigns_in_memory", "Campaigns in memory.", len(manager.campaigns))
         if manager.cache is not None:
-            yield counter("cache", "Prefix-cache hits, misses and evictions.", dict(manager.cache.counts), "event")
-            yield gauge("cache_bytes", "Bytes allocated for keys, values and histories.", manager.cache.bytes)
+            yield counter(
+                "cache",
+                "Prefix-cache hits, misses and evictions.",
+                dict(manager.cache.counts),
+                "event",
+            )
+            yield gauge(
+                "cache_bytes",
+                "Bytes allocated for keys, values and histories.",
+                manager.cache.bytes,
+            )
             yield gauge("cache_rows", "Campaigns in the prefix cache.", len(manager.cache.taken))
 
         if (shadow := service.shadow) is not None:
             ticks = "Ticks that the shadow policy decided, dropped since others waited for an answer, or failed at."
-            yield counter("shadow_ticks", ticks, {k: shadow.counts[k] for k in ("decided", "dropped", "failed")}, "outcome")
+            yield counter(
+                "shadow_ticks",
+                ticks,
+                {k: shadow.counts[k] for k in ("decided", "dropped", "failed")},
+                "outcome",
+            )
             higher = "Ticks at which the shadow policy would bid more than was answered."
             yield counter("shadow_higher", higher, {"": shadow.counts["higher"]})

@@ -1,4 +1,6 @@
-"""Request middleware: request id, host check, bearer token, body limit, security headers, request metrics and logs."""
+"""Request middleware: request id, host check, bearer token, body limit, security headers, request
+metrics and logs.
+"""
 
 import hmac
 import ipaddress
@@ -13,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decisionllm.serving import logs
 
-DISCONNECTED = 499  # in metrics and logs: the client left before its request was complete, as nginx counts it
+# in metrics and logs: the client left before its request was complete, as nginx counts it
+DISCONNECTED = 499
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -21,44 +24,69 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-PROTECTED = ("/v1/", "/openrtb/", "/metrics")  # paths that need the token; the page that prompts for it is readable without
+# paths that need the token; the page that prompts for it is readable without
+PROTECTED = ("/v1/", "/openrtb/", "/metrics")
 
 
 @lru_cache(256)
 def loopback(host: str) -> bool:
     """Whether a server at this address is reachable from this machine only."""
     try:
-        return host.lower().removesuffix(".") == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return (
+            host.lower().removesuffix(".") == "localhost"
+            or ipaddress.ip_address(host.strip("[]")).is_loopback
+        )
     except ValueError:
         return False
 
 
 def error_response(
-    status: int, where: list[str], message: str, *, expected: int | None = None, headers: dict[str, str] | None = None
+    status: int,
+    where: list[str],
+    message: str,
+    *,
+    expected: int | None = None,
+    headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """The answer to a refused request: the place of the fault and what was expected. expected: the tick index in order."""
+    """The answer to a refused request: the place of the fault and what was expected. expected: the
+    tick index in order.
+    """
     body: dict[str, Any] = {"detail": [{"loc": where, "msg": message, "type": "refused"}]}
     usual = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}.get(status, {})
-    return JSONResponse(body if expected is None else body | {"expected": expected}, status, usual | (headers or {}))
+    return JSONResponse(
+        body if expected is None else body | {"expected": expected}, status, usual | (headers or {})
+    )
 
 
 class RequestGuard:
     """ASGI middleware that checks a request before its body is read.
 
-    Starlette's TrustedHostMiddleware takes a list of names instead of all loopback addresses, and fastapi's HTTPBearer checks
-    after the body is read and leaves unknown paths open, so that both checks are made here.
+    Starlette's TrustedHostMiddleware takes a list of names instead of all loopback addresses, and
+    fastapi's HTTPBearer checks after the body is read and leaves unknown paths open, so that both
+    checks are made here.
 
     Args:
-        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None or empty: only requests to a loopback host
-            name are accepted, and none that a page of another origin sends, since a browser may be used to reach the server.
+        token: that `Authorization: Bearer ...` must hold on PROTECTED paths; None or empty: only
+            requests to a loopback host name are accepted, and none that a page of another origin
+            sends, since a browser may be used to reach the server.
         max_body_bytes: most bytes of a body, also of a chunked one.
         on_response: called with the scope, the status and the seconds of each request.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None = None, max_body_bytes: int, on_response: Callable[[Scope, int, float], object]
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None = None,
+        max_body_bytes: int,
+        on_response: Callable[[Scope, int, float], object],
     ) -> None:
-        self.app, self.token, self.max_body_bytes, self.on_response = app, token or None, max_body_bytes, on_response
+        self.app, self.token, self.max_body_bytes, self.on_response = (
+            app,
+            token or None,
+            max_body_bytes,
+            on_response,
+        )
         self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +95,8 @@ class RequestGuard:
         began = time.perf_counter()
         status = DISCONNECTED
         received = 0
-        scope.setdefault("state", {}).setdefault("arrived", time.monotonic())  # unless the protocol knows better
+        # unless the protocol knows better
+        scope.setdefault("state", {}).setdefault("arrived", time.monotonic())
         id = scope["state"]["request_id"] = logs.begin(dict(scope["headers"]).get(b"x-request-id"))
         if scope["method"] == "HEAD":  # answered as GET; the server leaves the body out
             scope = {**scope, "method": "GET"}
@@ -76,7 +105,11 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), *self.headers, (b"x-request-id", id.encode())]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    *self.headers,
+                    (b"x-request-id", id.encode()),
+                ]
             await send(message)
 
         async def receive_limited() -> Message:
@@ -104,19 +137,28 @@ class RequestGuard:
         if self.token is None:
             host = headers.get(b"host", b"").decode("latin-1")
             if not loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
-                return error_response(421, ["header", "host"], "expected a name of this machine", headers=close)
+                return error_response(
+                    421, ["header", "host"], "expected a name of this machine", headers=close
+                )
             origin = headers.get(b"origin")
             if origin is not None and origin.partition(b"://")[2] != headers[b"host"]:
-                return error_response(403, ["header", "origin"], "expected a page of this server", headers=close)
+                return error_response(
+                    403, ["header", "origin"], "expected a page of this server", headers=close
+                )
         elif scope["path"].startswith(PROTECTED):
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self.token.encode()):
                 message = "expected Bearer and the token of this server"
                 return error_response(401, ["header", "authorization"], message, headers=close)
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":  # a page elsewhere can send other types unasked
-            return error_response(415, ["header", "content-type"], "expected application/json", headers=close)
+        # a page elsewhere can send other types unasked
+        if scope["method"] == "POST" and kind != b"application/json":
+            return error_response(
+                415, ["header", "content-type"], "expected application/json", headers=close
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.max_body_bytes:
-            return error_response(413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=close)
+            return error_response(
+                413, ["body"], f"expected at most {self.max_body_bytes} bytes", headers=close
+            )
         return None

@@ -1,9 +1,13 @@
-"""OpenRTB 2.6: the current bid multiplier of a campaign answers bid requests, one opportunity at a time.
+"""OpenRTB 2.6: the current bid multiplier of a campaign answers bid requests, one opportunity at a
+time.
 
-The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`, its predicted conversion
-probability); the bid is multiplier x value, sent per mille like OpenRTB's prices and floors. A bid reserves its price, see
-`reservations`; what was paid is reported by the campaign's next tick. An answer holds prices only, no creative.
-Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2 (BidResponse), 4.4 (macros).
+The request names the campaign (`ext.campaign`) and the value of each impression (`imp[].ext.value`,
+its predicted conversion probability); the bid is multiplier x value, sent per mille like OpenRTB's
+prices and floors. A bid reserves its price, see
+`reservations`; what was paid is reported by the campaign's next tick. An answer holds prices only,
+no creative.
+Source: OpenRTB 2.6 (IAB Tech Lab), sections 3.2.1 (BidRequest), 3.2.4 (Imp), 3.2.11 (Pmp), 4.2
+    (BidResponse), 4.4 (macros).
 """
 
 import math
@@ -27,15 +31,22 @@ VERSION = "2.6"
 FIRST_PRICE, SECOND_PRICE = 1, 2  # `at`; above 500 are types that an exchange defines
 RETURN = 0.01  # seconds of `tmax` reserved for sending the answer
 EXAMPLE: dict[str, Any] = {
-    "id": "80ce30c5", "at": 2, "tmax": 100, "cur": ["USD"],
-    "imp": [{"id": "1", "bidfloor": 0.5, "bidfloorcur": "USD", "ext": {"value": 0.012}}], "ext": {"campaign": "c1"},
-}  # fmt: skip
+    "id": "80ce30c5",
+    "at": 2,
+    "tmax": 100,
+    "cur": ["USD"],
+    "imp": [{"id": "1", "bidfloor": 0.5, "bidfloorcur": "USD", "ext": {"value": 0.012}}],
+    "ext": {"campaign": "c1"},
+}
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 Words = list[str]
 
 
 class Part(BaseModel):
-    """A part of a BidRequest. Fields that are not read are ignored, as the standard requires; null is as good as absent."""
+    """A part of a BidRequest.
+
+    Fields that are not read are ignored, as the standard requires; null is as good as absent.
+    """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
 
@@ -45,7 +56,9 @@ class Pmp(Part):
 
 
 class ImpExt(Part):
-    value: float = Field(ge=0, le=1, description="predicted conversion probability of the impression")
+    value: float = Field(
+        ge=0, le=1, description="predicted conversion probability of the impression"
+    )
 
 
 class Imp(Part):
@@ -58,15 +71,21 @@ class Imp(Part):
 
 class RequestExt(Part):
     campaign: Id
-    cat: Words | None = Field(None, description="content categories of the advertised product, compared with bcat")
+    cat: Words | None = Field(
+        None, description="content categories of the advertised product, compared with bcat"
+    )
 
 
 class BidRequest(Part):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     id: Id
     imp: list[Imp] = Field(min_length=1, max_length=100)
-    at: Annotated[Whole, Field(ge=1)] | None = Field(SECOND_PRICE, description="1: first price; 2: second price plus")
-    tmax: Annotated[Whole, Field(ge=0, le=600_000)] | None = Field(None, description="ms for a bid; 0: unknown")
+    at: Annotated[Whole, Field(ge=1)] | None = Field(
+        SECOND_PRICE, description="1: first price; 2: second price plus"
+    )
+    tmax: Annotated[Whole, Field(ge=0, le=600_000)] | None = Field(
+        None, description="ms for a bid; 0: unknown"
+    )
     cur: Words | None = None
     wseat: Words | None = None
     bseat: Words | None = None
@@ -101,17 +120,21 @@ def per_mille(currency: float) -> float:
 
 
 def respond(
-    request: dict[str, Any], campaign: dict[str, Any], *, currency: str = "USD", seat: str = "decisionllm"
+    request: dict[str, Any],
+    campaign: dict[str, Any],
+    *,
+    currency: str = "USD",
+    seat: str = "decisionllm",
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Bid for the impressions of a request.
 
-    A first price is paid in full, so that such a bid is at most target_cpa x value. All bids of an answer together are within
-    the remaining budget.
+    A first price is paid in full, so that such a bid is at most target_cpa x value. All bids of an
+    answer together are within the remaining budget.
 
     Args:
         request: a BidRequest as a dict.
-        campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` (not yet spent or reserved) and `max_bid`,
-            currency; `ended`.
+        campaign: `multiplier` and `target_cpa`, currency per conversion; `remaining` (not yet spent
+            or reserved) and `max_bid`, currency; `ended`.
 
     Returns:
         (BidResponse as a dict, None), or (None, the reason for no bid).
@@ -138,7 +161,9 @@ def respond(
     return {"id": request["id"], "cur": currency, "seatbid": [{"seat": seat, "bid": bids}]}, None
 
 
-def refusal(request: dict[str, Any], campaign: dict[str, Any], currency: str, seat: str) -> str | None:
+def refusal(
+    request: dict[str, Any], campaign: dict[str, Any], currency: str, seat: str
+) -> str | None:
     """Why a campaign has no bid for a whole request; None: it may have some. See `respond`."""
     if campaign["ended"]:
         return "ended"
@@ -177,26 +202,44 @@ def no_bid_for(imp: dict[str, Any], bid: float, left: float, currency: str) -> s
 
 
 def reservations(journal: Journal, expiry: float) -> Reservations:
-    """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice counts as won."""
-    return Reservations(journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1)
+    """What bids may still cost, beside a journal. expiry: seconds until a bid without a notice
+    counts as won.
+    """
+    return Reservations(
+        journal.bids_path, expiry=expiry, last_step=lambda id: journal.steps(id) - 1
+    )
 
 
 def router(
-    journal: Journal, open_bids: Reservations, registry: CollectorRegistry, *, currency: str = "USD",
-    seat: str = "decisionllm", notice_url: str | None = None, bid_wait: float = math.inf,
-) -> APIRouter:  # fmt: skip
+    journal: Journal,
+    open_bids: Reservations,
+    registry: CollectorRegistry,
+    *,
+    currency: str = "USD",
+    seat: str = "decisionllm",
+    notice_url: str | None = None,
+    bid_wait: float = math.inf,
+) -> APIRouter:
     """The OpenRTB routes over a journal, with their outcomes counted in a Prometheus registry.
 
     Args:
         bid_wait: seconds; a request that waited longer to be read has no bid.
-        notice_url: address of this server for the exchange's notices, such as https://bidder.example; None: bids have no notices.
+        notice_url: address of this server for the exchange's notices, such as
+            https://bidder.example; None: bids have no notices.
     """
     headers = {"x-openrtb-version": VERSION}
     what = "Bid requests by outcome: bid, or why there was none; deadline and busy are late ones."
     outcomes = Counter("decisionllm_openrtb", what, ["outcome", "test"], registry=registry)
     outcome = cache(outcomes.labels)
-    notices = Counter("decisionllm_openrtb_notices", "Notices of bids that were open.", ["kind"], registry=registry)
-    still = Gauge("decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry)
+    notices = Counter(
+        "decisionllm_openrtb_notices",
+        "Notices of bids that were open.",
+        ["kind"],
+        registry=registry,
+    )
+    still = Gauge(
+        "decisionllm_openrtb_open_bids", "Bids whose result is not known.", registry=registry
+    )
     still.set_function(open_bids.count)
     no_bid = Response(status_code=204, headers=headers)
 
@@ -225,18 +268,24 @@ def router(
 
     routes = APIRouter(tags=["openrtb"])
 
-    @routes.post(f"/openrtb/{VERSION}/bid", response_model=BidResponse, responses={204: {"description": "no bid"}})
+    @routes.post(
+        f"/openrtb/{VERSION}/bid",
+        response_model=BidResponse,
+        responses={204: {"description": "no bid"}},
+    )
     async def bid(request: BidRequest, http: Request) -> Response:
         """Bid for the impressions of a BidRequest, or answer 204."""
         arrived = http.state.arrived
-        if time.monotonic() - arrived > bid_wait:  # before anything else, so that others are in time
+        # before anything else, so that others are in time
+        if time.monotonic() - arrived > bid_wait:
             outcome("busy", 0).inc()
             return no_bid
         logs.note_campaign(request.ext.campaign)
         due = arrived + request.tmax / 1000 - RETURN if request.tmax else math.inf
         response: dict[str, Any] | None = None
         reason: str | None = "deadline"
-        if time.monotonic() < due:  # nothing waits from here on: under load the first requests are in time, not all are late
+        # nothing waits from here on: under load the first requests are in time, not all are late
+        if time.monotonic() < due:
             try:
                 response, reason = decided(request)
             except sqlite3.OperationalError:  # another process holds the lock, or the disk is full
@@ -253,7 +302,10 @@ def router(
 
     @routes.get("/notices/{id}/{kind}", status_code=204)
     async def notice(id: str, kind: Literal["win", "loss"], price: str = "") -> None:
-        """The result of a bid, at the address that the bid named; price: per mille. Unknown and settled bids are ignored."""
+        """The result of a bid, at the address that the bid named; price: per mille.
+
+        Unknown and settled bids are ignored.
+        """
         paid = paid_for(price) if kind == "win" else 0.0
         if open_bids.settle(id, paid):
             notices.labels(kind).inc()
@@ -262,7 +314,9 @@ def router(
 
 
 def paid_for(price: str) -> float:
-    """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price, where it cannot be read."""
+    """Currency that a win notice reports, per mille in the notice; infinity, the bid's own price,
+    where it cannot be read.
+    """
     try:
         paid = float(price) / 1000
     except ValueError:  # encrypted, or the macro was not replaced

@@ -1,6 +1,8 @@
-"""uvicorn's HTTP protocol with limits that hold before a request is read: a client without a token cannot occupy the server.
+"""uvicorn's HTTP protocol with limits that hold before a request is read: a client without a token
+cannot occupy the server.
 
-uvicorn bounds the bytes of a request head for h11 alone, and never bounds pipelined requests or answers that nobody reads.
+uvicorn bounds the bytes of a request head for h11 alone, and never bounds pipelined requests or
+answers that nobody reads.
 """
 
 import asyncio
@@ -24,12 +26,15 @@ TICKS_PER_SECOND = 10  # uvicorn calls `Server.on_tick` so often
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that is aborted if its client is too slow, sends too much, or others need its descriptor.
+    """A connection that is aborted if its client is too slow, sends too much, or others need its
+    descriptor.
 
     Attributes:
-        max_overhead: most bytes of a request beyond twice its body: its head, or the sizes and trailers of chunks.
+        max_overhead: most bytes of a request beyond twice its body: its head, or the sizes and
+            trailers of chunks.
         max_waiting: most complete requests of a connection that wait for the answer before theirs.
-        patience: seconds for a request to arrive, from the connection or its first byte, and for an answer to be read.
+        patience: seconds for a request to arrive, from the connection or its first byte, and for an
+            answer to be read.
         max_connections: beyond it the worst connections are aborted, see `rank`.
     """
 
@@ -47,22 +52,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self.active = now  # the last time that a request was complete
         self.expecting: float | None = now  # since when a request is awaited; None: none is
         self.unread: float | None = None  # since when the client has left an answer unread
-        self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())  # one, not one a request
+        # one, not one a request
+        self.socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         if len(self.connections) > self.max_connections:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Abort a sixteenth of all connections, the worst ones: a scan of all of them for each new one would cost too much."""
-        others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
+        """Abort a sixteenth of all connections, the worst ones: a scan of all of them for each new
+        one would cost too much.
+        """
+        others: list[Any] = [
+            one for one in self.connections if one is not self and not one.transport.is_closing()
+        ]
         if len(others) < self.max_connections:
             return
         free = [one for one in others if not one.answering]
-        for worst in heapq.nsmallest(self.max_connections // 16 + 1, free, key=lambda one: one.rank):
+        for worst in heapq.nsmallest(
+            self.max_connections // 16 + 1, free, key=lambda one: one.rank
+        ):
             worst.transport.abort()
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Sorts connections, the first to be aborted first: unread answers, no request yet, the longest without a request."""
+        """Sorts connections, the first to be aborted first: unread answers, no request yet, the
+        longest without a request.
+        """
         return not self.transport.get_write_buffer_size(), self.requests > 0, self.active
 
     @property
@@ -70,10 +84,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a request is complete and its answer is not."""
         if self.pipeline:
             return True
-        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return (
+            self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        )
 
     def check(self, now: float) -> None:
-        """Abort the connection if its client does not read an answer, or does not send the rest of a request.
+        """Abort the connection if its client does not read an answer, or does not send the rest of
+        a request.
 
         Args:
             now: the time of the event loop.
@@ -84,7 +101,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.unread = now
         if self.answering:
             self.expecting = None if self.expecting is None else now
-        late = [since for since in (self.unread, self.expecting) if since is not None and now - since > self.patience]
+        late = [
+            since
+            for since in (self.unread, self.expecting)
+            if since is not None and now - since > self.patience
+        ]
         if late:
             self.transport.abort()  # close() would wait until the client has read everything
 
@@ -102,7 +123,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("Request head too long.")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read. Behind complete requests: close the connection after their answers, in their order."""
+        """Answer what cannot be read.
+
+        Behind complete requests: close the connection after their answers, in their order.
+        """
         if self.answering:
             self.flow.pause_reading()
             self.cycle.keep_alive = False
@@ -111,7 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self.max_waiting:
-            raise BufferError("too many requests wait for an answer")  # reported to `send_400_response` by the parser
+            # reported to `send_400_response` by the parser
+            raise BufferError("too many requests wait for an answer")
         super().on_message_begin()
         self.in_head = True
         self.scope["state"]["arrived"] = time.monotonic() - waited(self.socket)
@@ -137,7 +162,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def waited(connection: socket.socket) -> float:
-    """Seconds since the last data of a TCP connection came, by the system's count; 0.0 where the system has none."""
+    """Seconds since the last data of a TCP connection came, by the system's count; 0.0 where the
+    system has none.
+    """
     if sys.platform != "linux":
         return 0.0
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
@@ -156,8 +183,11 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **options: Any) -> uvicorn.Server:
-    """A server of an app, not yet running, with as many connections as half of the descriptors that the process may have.
+def server(
+    app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **options: Any
+) -> uvicorn.Server:
+    """A server of an app, not yet running, with as many connections as half of the descriptors that
+    the process may have.
 
     Args:
         options: of uvicorn.Config.
@@ -166,12 +196,21 @@ def server(app: Any, protocol: type[BoundedProtocol] = BoundedProtocol, **option
     if resource is not None:
         limits["max_connections"] = min(protocol.max_connections, _descriptors() // 2)
     bounded = type(protocol.__name__, (protocol,), limits)
-    defaults: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
-    return BoundedServer(uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options))
+    defaults: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+    }
+    return BoundedServer(
+        uvicorn.Config(app, http=bounded, timeout_graceful_shutdown=10, **defaults | options)
+    )
 
 
 def _descriptors() -> int:
-    """Raise the number of descriptors that this process may open, if the system allows it, and return that number."""
+    """Raise the number of descriptors that this process may open, if the system allows it, and
+    return that number.
+    """
     wanted = 4 * MAX_CONNECTIONS
     known = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in known)

@@ -1,7 +1,9 @@
-"""Several processes of one server at one address: the system gives each new connection to one of them (SO_REUSEPORT).
+"""Several processes of one server at one address: the system gives each new connection to one of
+them (SO_REUSEPORT).
 
-All replicas write one journal, and a replica that lacks a campaign or its last ticks replays them from there, so that any of them
-gives the same answers. Each counts for itself; /metrics answers for one of them. A replica that dies is started again.
+All replicas write one journal, and a replica that lacks a campaign or its last ticks replays them
+from there, so that any of them gives the same answers. Each counts for itself; /metrics answers for
+one of them. A replica that dies is started again.
 """
 
 import multiprocessing
@@ -28,12 +30,16 @@ def run(serve: Callable[..., None], *arguments: Any, replicas: int) -> None:
     try:
         while True:
             while len(running) < replicas:
-                (process := context.Process(target=until_orphaned, args=(serve, *arguments))).start()
+                (
+                    process := context.Process(target=until_orphaned, args=(serve, *arguments))
+                ).start()
                 running[process] = time.monotonic()
             connection.wait([process.sentinel for process in running])
             for process in [process for process in running if not process.is_alive()]:
                 if time.monotonic() - running.pop(process) < START:
-                    raise OSError(f"replicas: one ended with exit code {process.exitcode} as it started; see its message above")
+                    raise OSError(
+                        f"replicas: one ended with exit code {process.exitcode} as it started; see its message above"
+                    )
     except KeyboardInterrupt:
         pass
     finally:

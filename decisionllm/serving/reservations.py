@@ -1,7 +1,9 @@
-"""What bids may still cost a campaign, in a SQLite file that all processes of a server share and a restart finds again.
+"""What bids may still cost a campaign, in a SQLite file that all processes of a server share and a
+restart finds again.
 
-A bid reserves its price. A win frees it and counts what was paid as spent, a loss frees it. A bid without a notice counts as won at
-its price once it expires. What counts as spent does so until the next tick of the campaign, whose result has it.
+A bid reserves its price. A win frees it and counts what was paid as spent, a loss frees it. A bid
+without a notice counts as won at its price once it expires. What counts as spent does so until the
+next tick of the campaign, whose result has it.
 """
 
 import math
@@ -29,7 +31,8 @@ CREATE TABLE IF NOT EXISTS totals (
 
 
 class Reservations:
-    """Open bids of all campaigns. Prices are whole numbers of nano-currency, so that sums are exact.
+    """Open bids of all campaigns. Prices are whole numbers of nano-currency, so that sums are
+    exact.
 
     Args:
         path: of the file, created if there is none; `:memory:` is shared with nobody.
@@ -40,18 +43,25 @@ class Reservations:
         sqlite3.Error: by every method, where the file cannot be read or written.
     """
 
-    def __init__(self, path: str | Path = ":memory:", *, expiry: float, last_step: Callable[[str], int]) -> None:
+    def __init__(
+        self, path: str | Path = ":memory:", *, expiry: float, last_step: Callable[[str], int]
+    ) -> None:
         self.expiry = expiry
         self.last_step = last_step
         self.lock = threading.Lock()
-        self.file = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+        self.file = sqlite3.connect(
+            path, timeout=WAIT, isolation_level=None, check_same_thread=False
+        )
         self.file.execute("PRAGMA journal_mode=WAL")
-        # A killed process loses nothing with NORMAL. A power failure may lose the last bids, but damages no row.
+        # A killed process loses nothing with NORMAL. A power failure may lose the last bids, but
+        # damages no row.
         self.file.execute("PRAGMA synchronous=NORMAL")
         self.file.executescript(SCHEMA)
 
     def committed(self, campaign: str, step: int) -> float:
-        """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1 before the first."""
+        """Currency that bids may cost or have cost since a tick. step: index of the last tick, -1
+        before the first.
+        """
         self._book_expired()
         query = "SELECT open, spent, step FROM totals WHERE campaign = ?"
         with self.lock:
@@ -62,7 +72,9 @@ class Reservations:
         committed: int = reserved + spent if since >= step else reserved
         return committed / 1e9
 
-    def reserve(self, campaign: str, step: int, left: float, prices: Sequence[float]) -> list[str] | None:
+    def reserve(
+        self, campaign: str, step: int, left: float, prices: Sequence[float]
+    ) -> list[str] | None:
         """Reserve the prices of the bids of one answer, if the budget has room for all of them.
 
         Args:
@@ -72,7 +84,8 @@ class Reservations:
             prices: currency.
 
         Returns:
-            Ids of the bids, which cannot be guessed; None: another process reserved the budget since `committed`.
+            Ids of the bids, which cannot be guessed; None: another process reserved the budget
+            since `committed`.
         """
         ids = [secrets.token_urlsafe(12) for _ in prices]
         expires = time.time() + self.expiry
@@ -88,9 +101,14 @@ class Reservations:
         return ids
 
     def settle(self, id: str, paid: float) -> bool:
-        """Book a bid as won for this price, at most its own, currency, or as lost for 0. Returns whether it was open."""
+        """Book a bid as won for this price, at most its own, currency, or as lost for 0.
+
+        Returns whether it was open.
+        """
         with self.lock, transaction(self.file):
-            found = self.file.execute("SELECT campaign, price FROM bids WHERE id = ?", (id,)).fetchone()
+            found = self.file.execute(
+                "SELECT campaign, price FROM bids WHERE id = ?", (id,)
+            ).fetchone()
             if found is None:
                 return False
             campaign, price = found
@@ -105,19 +123,29 @@ class Reservations:
             if not self.file.execute(query, (time.time(), 1)).fetchone():
                 return
             with transaction(self.file):
-                for id, campaign, price in self.file.execute(query, (time.time(), EXPIRED)).fetchall():
+                for id, campaign, price in self.file.execute(
+                    query, (time.time(), EXPIRED)
+                ).fetchall():
                     self._close(id, campaign, price, price)
 
     def _close(self, id: str, campaign: str, price: int, spent: int) -> None:
         """Free the price of a bid and add what it cost to what was spent since the last tick."""
         self.file.execute("DELETE FROM bids WHERE id = ?", (id,))
         self._begin_step(campaign, self.last_step(campaign))
-        self.file.execute("UPDATE totals SET open = open - ?, spent = spent + ? WHERE campaign = ?", (price, spent, campaign))
-        self.file.execute("DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,))
+        self.file.execute(
+            "UPDATE totals SET open = open - ?, spent = spent + ? WHERE campaign = ?",
+            (price, spent, campaign),
+        )
+        self.file.execute(
+            "DELETE FROM totals WHERE campaign = ? AND open = 0 AND spent = 0", (campaign,)
+        )
 
     def _begin_step(self, campaign: str, step: int) -> None:
         """Forget what was spent before the tick of a step: it is in the result of that tick."""
-        self.file.execute("UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?", (step, campaign, step))
+        self.file.execute(
+            "UPDATE totals SET spent = 0, step = ? WHERE campaign = ? AND step < ?",
+            (step, campaign, step),
+        )
 
     def count(self) -> int:
         """Number of bids whose result is not known."""

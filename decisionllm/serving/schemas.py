@@ -1,4 +1,6 @@
-"""Bodies of requests and answers as pydantic models: the OpenAPI document, and errors that name the wrong field."""
+"""Bodies of requests and answers as pydantic models: the OpenAPI document, and errors that name the
+wrong field.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -13,10 +15,16 @@ Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]
 Row = Annotated[list[Number], Field(max_length=10_000)]
 Guard = Literal["negative", "bid cap", "remaining", "pacing", "budget spent"]
 Probability = Annotated[float, Field(ge=0, le=1, description="probability")]
-Positive = Annotated[float, Field(ge=0, le=LARGE)]  # probabilities, prices, slots and flags of AuctionNet: none is below 0
-Each = Annotated[list[Positive], Field(max_length=OPPORTUNITIES, fail_fast=True)]  # a number of each opportunity of a step
-EachRow = Annotated[list[Annotated[list[Positive], Field(max_length=3)]], Field(max_length=OPPORTUNITIES, fail_fast=True)]
-JSON_INTEGER = BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)  # 48.0 is one
+# probabilities, prices, slots and flags of AuctionNet: none is below 0
+Positive = Annotated[float, Field(ge=0, le=LARGE)]
+# a number of each opportunity of a step
+Each = Annotated[list[Positive], Field(max_length=OPPORTUNITIES, fail_fast=True)]
+EachRow = Annotated[
+    list[Annotated[list[Positive], Field(max_length=3)]],
+    Field(max_length=OPPORTUNITIES, fail_fast=True),
+]
+# 48.0 is one
+JSON_INTEGER = BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)
 Whole = Annotated[int, JSON_INTEGER]
 Id = Annotated[str, Field(max_length=64)]
 
@@ -36,33 +44,52 @@ class Body(BaseModel):
 class ActRequest(Body):
     """A history: all observations up to now, and the actions and rewards before."""
 
-    model_config = examples({"observations": [[1.0, 0.9, 0.0005, 9800, 0, 8.0, 90.0]], "actions": [], "rewards": []})
-    observations: Annotated[list[Row], Field(min_length=1, max_length=STEPS, description="(t + 1) x S, raw units")]
+    model_config = examples(
+        {"observations": [[1.0, 0.9, 0.0005, 9800, 0, 8.0, 90.0]], "actions": [], "rewards": []}
+    )
+    observations: Annotated[
+        list[Row], Field(min_length=1, max_length=STEPS, description="(t + 1) x S, raw units")
+    ]
     actions: Annotated[list[Row], Field(max_length=STEPS, description="t x A, raw units")]
     rewards: Annotated[list[Number], Field(max_length=STEPS, description="t")]
-    target_return: float | None = number("to condition on, raw reward units; none: the run's own", default=None)
+    target_return: float | None = number(
+        "to condition on, raw reward units; none: the run's own", default=None
+    )
     text: str = Field("", max_length=2000, description="task text")
     action_masks: list[list[bool]] | None = Field(None, max_length=STEPS, description="(t + 1) x C")
 
 
 class ActAnswer(BaseModel):
     action: list[float]
-    return_to_go: float | None = Field(description="that the action is conditioned on, raw reward units")
+    return_to_go: float | None = Field(
+        description="that the action is conditioned on, raw reward units"
+    )
 
 
 class CampaignSettings(Body):
     """A new campaign."""
 
-    model_config = examples({"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"})
+    model_config = examples(
+        {"budget": 2900, "target_cpa": 100, "category": 0, "name": "shoes", "key": "shoes-1"}
+    )
     budget: float = number("currency", MIN_REMAINING)
     target_cpa: float = number("currency per conversion", 1e-6)
     category: Whole = Field(0, ge=0, le=1000)
     horizon: Whole = Field(48, ge=1, le=STEPS, description="steps")
-    text: str | None = Field(None, max_length=2000, description="task text; none: from the policy's text template")
+    text: str | None = Field(
+        None, max_length=2000, description="task text; none: from the policy's text template"
+    )
     name: str | None = Field(None, max_length=200)
-    target_return: float | None = number("to condition on, in the reward units of training", default=None)
+    target_return: float | None = number(
+        "to condition on, in the reward units of training", default=None
+    )
     bid_cap: float | None = number("currency, for one opportunity", 1e-9, default=None)
-    key: str | None = Field(None, min_length=1, max_length=200, description="requests with the same key open one campaign")
+    key: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="requests with the same key open one campaign",
+    )
 
 
 class Coming(Body):
@@ -88,33 +115,65 @@ class Tick(Body):
     """Sent before each step, and once after the last, without `coming`, to report its result."""
 
     model_config = examples(
-        {"index": 0, "key": "shoes-1-0", "result": None, "coming": {"value": 0.0005, "volume": 9800}},
-        {"index": 1, "key": "shoes-1-1", "coming": {"value": 0.0006, "volume": 9100},
-         "result": {"bid": 0.05, "market_price": 0.09, "value": 0.0005, "conversion": 0.0001, "won": 0.02, "volume": 9800,
-                    "spend": 41.5, "conversions": 1, "exposed_value": 0.6}},
-    )  # fmt: skip
+        {
+            "index": 0,
+            "key": "shoes-1-0",
+            "result": None,
+            "coming": {"value": 0.0005, "volume": 9800},
+        },
+        {
+            "index": 1,
+            "key": "shoes-1-1",
+            "coming": {"value": 0.0006, "volume": 9100},
+            "result": {
+                "bid": 0.05,
+                "market_price": 0.09,
+                "value": 0.0005,
+                "conversion": 0.0001,
+                "won": 0.02,
+                "volume": 9800,
+                "spend": 41.5,
+                "conversions": 1,
+                "exposed_value": 0.6,
+            },
+        },
+    )
     index: Whole = Field(ge=0, le=STEPS, description="of the step, from 0")
-    key: str = Field("", max_length=200, description="of the request; a repeated request has the same")
+    key: str = Field(
+        "", max_length=200, description="of the request; a repeated request has the same"
+    )
     result: Result | None = Field(None, description="of the step before; none before the first")
-    coming: Coming | None = Field(None, description="opportunities of the step; none: the campaign ends")
+    coming: Coming | None = Field(
+        None, description="opportunities of the step; none: the campaign ends"
+    )
 
 
 class Ticks(Body):
     """Ticks of several campaigns in one request."""
 
-    model_config = examples({"ticks": {"64dc3ecec01eb84e": {"index": 0, "coming": {"value": 0.0005, "volume": 9800}}}})
+    model_config = examples(
+        {"ticks": {"64dc3ecec01eb84e": {"index": 0, "coming": {"value": 0.0005, "volume": 9800}}}}
+    )
     ticks: dict[Id, Tick] = Field(min_length=1, max_length=1000, description="by campaign id")
 
 
 class AuctionNetBidding(Body):
-    """Arguments of AuctionNet's `bidding(...)`; the histories hold every step so far, or only the last one."""
+    """Arguments of AuctionNet's `bidding(...)`; the histories hold every step so far, or only the
+    last one.
+    """
 
     model_config = examples(
-        {"campaign": "64dc3ecec01eb84e", "timeStepIndex": 1, "pValues": [0.0005, 0.0007],
-         "historyPValueInfo": [[[0.0004, 0.0001], [0.0006, 0.0001]]], "historyBid": [[0.04, 0.06]],
-         "historyAuctionResult": [[[1, 1, 0.03], [0, 0, 0]]], "historyImpressionResult": [[[1, 0], [0, 0]]],
-         "historyLeastWinningCost": [[0.03, 0.08]]},
-    )  # fmt: skip
+        {
+            "campaign": "64dc3ecec01eb84e",
+            "timeStepIndex": 1,
+            "pValues": [0.0005, 0.0007],
+            "historyPValueInfo": [[[0.0004, 0.0001], [0.0006, 0.0001]]],
+            "historyBid": [[0.04, 0.06]],
+            "historyAuctionResult": [[[1, 1, 0.03], [0, 0, 0]]],
+            "historyImpressionResult": [[[1, 0], [0, 0]]],
+            "historyLeastWinningCost": [[0.03, 0.08]],
+        },
+    )
     campaign: Id = Field(description="id of an open campaign")
     timeStepIndex: Whole = Field(ge=0, le=STEPS)
     pValues: Annotated[list[Probability], Field(max_length=OPPORTUNITIES, fail_fast=True)]
@@ -134,13 +193,17 @@ class Decision(BaseModel):
 
 class TickSummary(Decision):
     index: int
-    fallback: Literal["model", "deadline"] | None = Field(description="why linear pacing answered instead of the policy")
+    fallback: Literal["model", "deadline"] | None = Field(
+        description="why linear pacing answered instead of the policy"
+    )
     spend: float = Field(description="currency, before this step")
     conversions: float = Field(description="before this step")
 
 
 class CampaignTick(TickSummary):
-    shadow: Decision | None = Field(None, description="of the shadow policy; none: there is none, or it was dropped or failed")
+    shadow: Decision | None = Field(
+        None, description="of the shadow policy; none: there is none, or it was dropped or failed"
+    )
 
 
 class TickAnswer(TickSummary):
@@ -191,4 +254,6 @@ class Error(BaseModel):
     """Why a request was refused, and which field is wrong."""
 
     detail: list[Fault]
-    expected: int | None = Field(None, description="the expected tick index, if the tick was out of order")
+    expected: int | None = Field(
+        None, description="the expected tick index, if the tick was out of order"
+    )

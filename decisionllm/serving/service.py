@@ -1,4 +1,6 @@
-"""A campaign manager under concurrent requests: ticks share a forward and a write to the disk, and deadlines are kept."""
+"""A campaign manager under concurrent requests: ticks share a forward and a write to the disk, and
+deadlines are kept.
+"""
 
 import asyncio
 import contextlib
@@ -32,32 +34,46 @@ class InFlightTick:
 
 
 class Service:
-    """Transport of requests: an event loop, which alone changes the manager, a thread for the model, one for the journal.
+    """Transport of requests: an event loop, which alone changes the manager, a thread for the
+    model, one for the journal.
 
-    Use it within `async with service.run()`, which reads the whole journal at its start and closes it at its end.
+    Use it within `async with service.run()`, which reads the whole journal at its start and closes
+    it at its end.
 
     Args:
         manager: of the campaigns; None: the policy only acts on histories.
         max_batch_size: most decisions of one forward.
         max_queue: most requests that wait for one.
         batch_wait: seconds that a request may wait for others.
-        deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a late history by a 503.
+        deadline: seconds from a request to its answer. A late tick is answered by linear pacing, a
+            late history by a 503.
         on_batch: called with the size of each batch of decisions.
         log: json, text or none, see `logs.written`; while the service runs.
         shadow: decides on answered ticks without answering.
     """
 
     def __init__(
-        self, policy: Policy, manager: CampaignManager | None = None, *, max_batch_size: int = 64, max_queue: int = 256,
-        batch_wait: float = 0.002, deadline: float = 1.0, on_batch: Callable[[int], object] = lambda n: None,
-        log: str = "none", shadow: Shadow | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        manager: CampaignManager | None = None,
+        *,
+        max_batch_size: int = 64,
+        max_queue: int = 256,
+        batch_wait: float = 0.002,
+        deadline: float = 1.0,
+        on_batch: Callable[[int], object] = lambda n: None,
+        log: str = "none",
+        shadow: Shadow | None = None,
+    ) -> None:
         self.manager, self.deadline, self.log, self.shadow = manager, deadline, log, shadow
         self.counts: Counter[str] = Counter()
         work = manager.decide if manager else partial(decide, policy, None)
-        self.model = Batcher(work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch)
+        self.model = Batcher(
+            work, size=max_batch_size, queue=max_queue, wait=batch_wait, on_batch=on_batch
+        )
         self.journal_writer = Batcher(self._write, size=max_batch_size, queue=max_queue)
-        self.many = asyncio.Semaphore(max(max_queue // 2, 1))  # of ticks that come many in a request: the others find room
+        # of ticks that come many in a request: the others find room
+        self.many = asyncio.Semaphore(max(max_queue // 2, 1))
         self.in_flight: dict[str, InFlightTick] = {}
         self.fault: Exception | None = None  # of the journal; none after a write
 
@@ -76,7 +92,9 @@ class Service:
                 except sqlite3.Error as error:
                     self.failed(error)
             self.loop = asyncio.get_running_loop()
-            tasks = [asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)]
+            tasks = [
+                asyncio.create_task(batcher.run()) for batcher in (self.model, self.journal_writer)
+            ]
             try:
                 with self.shadow.run(self.busy) if self.shadow else contextlib.nullcontext():
                     yield self
@@ -91,7 +109,9 @@ class Service:
                     await asyncio.to_thread(self.manager.journal.close)
 
     async def act(self, history: History, due: float | None = None) -> Decision:
-        """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to the last bit."""
+        """The action (A,) and return-to-go that Policy.act_with_returns gives for this history, to
+        the last bit.
+        """
         decision = await self._decided(due or self.due(), DecisionRequest(None, history))
         if isinstance(decision, TimeoutError):
             raise RequestError(503, "deadline", "the decision was late; try again")
@@ -106,8 +126,8 @@ class Service:
         return known
 
     async def tick(self, id: str, request: dict[str, Any], due: float | None = None) -> str:
-        """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and written even if the caller
-        disconnects."""
+        """The answer to a tick in JSON, decided before the loop's time `due`. It is computed and
+        written even if the caller disconnects."""
         logs.note_campaign(id)
         if (tick := self.in_flight.get(id)) is None:
             task = asyncio.create_task(self._ticked(id, request, due or self.due()))
@@ -120,10 +140,14 @@ class Service:
 
     async def _ticked(self, id: str, request: dict[str, Any], due: float) -> str:
         await self._catch_up(id, request["index"])
-        return await self.campaigns.tick_async(id, request, partial(self._decided, due), self._written)
+        return await self.campaigns.tick_async(
+            id, request, partial(self._decided, due), self._written
+        )
 
     async def _catch_up(self, id: str, index: int) -> None:
-        """Replay a campaign that is not as far as the journal, in a thread: in the event loop it would delay all requests."""
+        """Replay a campaign that is not as far as the journal, in a thread: in the event loop it
+        would delay all requests.
+        """
         manager = self.campaigns
         if manager.is_behind(id, index):
             replayed = await asyncio.to_thread(manager.replayed, id, manager.campaigns.get(id))
@@ -145,8 +169,12 @@ class Service:
         await self.campaigns.close_async(id, self._written)
 
     def due(self, deadline_ms: int | None = None) -> float:
-        """The loop's time at which a request that comes now is late. deadline_ms: if shorter than the service's own."""
-        return asyncio.get_running_loop().time() + min(deadline_ms / 1000 if deadline_ms else math.inf, self.deadline)
+        """The loop's time at which a request that comes now is late. deadline_ms: if shorter than
+        the service's own.
+        """
+        return asyncio.get_running_loop().time() + min(
+            deadline_ms / 1000 if deadline_ms else math.inf, self.deadline
+        )
 
     async def _decided(self, due: float, request: DecisionRequest) -> Decision | Exception:
         try:
@@ -171,16 +199,22 @@ class Service:
             raise self.failed(error) from error
 
     def failed(self, error: Exception) -> RequestError:
-        """Log and count that the journal could not be read or written. Returns the error of the request."""
+        """Log and count that the journal could not be read or written.
+
+        Returns the error of the request.
+        """
         self.counts["journal failed"] += 1
         if str(error) != str(self.fault):
             logger.error("journal %s: %s", self.campaigns.journal.path, error)
         self.fault = error
-        return RequestError(503, "journal", "the answer could not be saved or read, so it is not given; try again")
+        return RequestError(
+            503, "journal", "the answer could not be saved or read, so it is not given; try again"
+        )
 
     async def check_journal(self) -> None:
         """Raise a RequestError while the journal is damaged or has no room."""
-        if isinstance(self.fault, sqlite3.OperationalError):  # which may pass; a damaged file needs a person
+        # which may pass; a damaged file needs a person
+        if isinstance(self.fault, sqlite3.OperationalError):
             try:
                 await asyncio.to_thread(self.campaigns.journal.check_room)
                 self.fault = None
@@ -194,6 +228,9 @@ class Service:
         return RequestError(503, "queue", "too many requests are waiting; try again")
 
     def _write(self, batches: list[list[Entry]]) -> list[bool]:
-        """Write the entries of several requests in one transaction. Returns of each whether its first entry was new."""
+        """Write the entries of several requests in one transaction.
+
+        Returns of each whether its first entry was new.
+        """
         new = self.campaigns.journal.write([entry for entries in batches for entry in entries])
         return [new[i] for i in np.cumsum([0, *map(len, batches[:-1])])]

@@ -1,7 +1,8 @@
-"""A second policy beside the one that answers: it decides on the same ticks after they are answered, and its bids are kept.
+"""A second policy beside the one that answers: it decides on the same ticks after they are
+answered, and its bids are kept.
 
-It works in a thread of its own while no tick waits. Its decisions lie in a file beside the journal, so that neither its faults nor
-its writes reach an answer.
+It works in a thread of its own while no tick waits. Its decisions lie in a file beside the journal,
+so that neither its faults nor its writes reach an answer.
 """
 
 import json
@@ -30,7 +31,8 @@ PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whet
 
 
 class Shadow:
-    """Decides on answered ticks with another policy. The actions that it conditions on are those that were answered.
+    """Decides on answered ticks with another policy. The actions that it conditions on are those
+    that were answered.
 
     Args:
         policy: deterministic, see `CampaignManager`.
@@ -46,9 +48,16 @@ class Shadow:
     """
 
     def __init__(
-        self, policy: Policy, observation: ObservationSpec, journal: Journal, answering: ObservationSpec, *, name: str,
-        max_queue: int = 256, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        observation: ObservationSpec,
+        journal: Journal,
+        answering: ObservationSpec,
+        *,
+        name: str,
+        max_queue: int = 256,
+        **options: Any,
+    ) -> None:
         self.manager = CampaignManager(policy, observation, journal, name=name, **options)
         self.name, self.max_queue = name, max_queue
         other_text = observation.text not in (answering.text, "served")
@@ -56,13 +65,24 @@ class Shadow:
         # settings that are not those of the journal, but the default
         self.changed = dict.fromkeys(["text"] * other_text + ["target_return"] * other_target)
         self.counts: Counter[str] = Counter()  # decided, dropped, failed, higher
-        self.on_difference: Callable[[float], object] = lambda share: None  # of a multiplier, as a share of the larger one
-        self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()  # id, request, multiplier of the answer
+        # of a multiplier, as a share of the larger one
+        self.on_difference: Callable[[float], object] = lambda share: None
+        # id, request, multiplier of the answer
+        self.waiting: deque[tuple[str, dict[str, Any], float]] = deque()
         self.busy: Callable[[], bool] = lambda: False
-        self.arrived, self.stopped, self.lock = threading.Event(), threading.Event(), threading.Lock()
+        self.arrived, self.stopped, self.lock = (
+            threading.Event(),
+            threading.Event(),
+            threading.Lock(),
+        )
         path = journal.shadow_path
-        with explained(f"shadow: expected a file to write, or one of an earlier shadow, got {path}", sqlite3.Error):
-            self.file = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        with explained(
+            f"shadow: expected a file to write, or one of an earlier shadow, got {path}",
+            sqlite3.Error,
+        ):
+            self.file = sqlite3.connect(
+                path, timeout=10, isolation_level=None, check_same_thread=False
+            )
             for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", TABLE):
                 self.file.execute(statement)
 
@@ -97,7 +117,10 @@ class Shadow:
         query = "SELECT step, answer FROM decisions WHERE campaign = ? AND model = ?"
         try:
             with self.lock:
-                return {step: json.loads(answer) for step, answer in self.file.execute(query, (id, self.name))}
+                return {
+                    step: json.loads(answer)
+                    for step, answer in self.file.execute(query, (id, self.name))
+                }
         except sqlite3.Error as error:  # the campaign is shown without them
             logger.error("shadow: %s", error)
             return {}
@@ -134,8 +157,13 @@ class Shadow:
             return
         with self.lock:
             kept = {name: answer[name] for name in ("multiplier", "return_to_go", "guards")}
-            self.file.execute("INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)", (id, index, self.name, json.dumps(kept)))
+            self.file.execute(
+                "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?)",
+                (id, index, self.name, json.dumps(kept)),
+            )
         self.manager.remember(pending.campaign.record_action(multiplier))
         self.counts["decided"] += 1
         self.counts["higher"] += answer["multiplier"] > multiplier
-        self.on_difference(abs(answer["multiplier"] - multiplier) / (max(answer["multiplier"], multiplier) or 1.0))
+        self.on_difference(
+            abs(answer["multiplier"] - multiplier) / (max(answer["multiplier"], multiplier) or 1.0)
+        )

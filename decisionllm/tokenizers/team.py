@@ -1,4 +1,6 @@
-"""The steps of a team -> one list of tokens: the team's return-to-go, an observation token and an action query of each member."""
+"""The steps of a team -> one list of tokens: the team's return-to-go, an observation token and an
+action query of each member.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +15,17 @@ POOL = 16  # identities; the members of a window have different ones
 class TeamTokenizer(nn.Module):
     """Tokens R o_1 .. o_n q_1 .. q_n of a step, with one order of the members throughout a window.
 
-    o_i holds the observation of member i and its own last action. q_i, where its action is predicted, holds its observation and
-    the action of the member before it, so that with causal attention every member conditions on all observations and on the
-    actions of the members before it. An absent member has no tokens; a team of one is R o q.
+    o_i holds the observation of member i and its own last action. q_i, where its action is
+    predicted, holds its observation and the action of the member before it, so that with causal
+    attention every member conditions on all observations and on the actions of the members before
+    it. An absent member has no tokens; a team of one is R o q.
 
     Args:
         spec: of the data.
         width: D, width of the backbone.
-        hide_actions: a past action is replaced by a learned vector with this probability in training; 1: always. An action
-            before the window, or of a member that did not act, is always replaced.
+        hide_actions: a past action is replaced by a learned vector with this probability in
+            training; 1: always. An action before the window, or of a member that did not act, is
+            always replaced.
     """
 
     def __init__(self, spec: Spec, width: int, *, hide_actions: float = 0.0) -> None:
@@ -29,12 +33,21 @@ class TeamTokenizer(nn.Module):
         self.hide_actions = hide_actions
         self.identities = nn.Embedding(POOL, width)
         self.before = nn.Linear(spec.num_actions or spec.action_dim, width)
-        self.unknown = nn.Parameter(torch.randn(2, width))  # no last action of its own; no member before it
+        # no last action of its own; no member before it
+        self.unknown = nn.Parameter(torch.randn(2, width))
 
     def forward(
-        self, each: TrajectoryTokenizer, returns_to_go: Tensor, observations: Tensor, actions: Tensor,
-        timesteps: Tensor, mask: Tensor, loss_mask: Tensor, team: Tensor, identity: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        each: TrajectoryTokenizer,
+        returns_to_go: Tensor,
+        observations: Tensor,
+        actions: Tensor,
+        timesteps: Tensor,
+        mask: Tensor,
+        loss_mask: Tensor,
+        team: Tensor,
+        identity: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Embed the steps of W teams with B members in all; rows stand team by team.
 
         Args:
@@ -49,21 +62,25 @@ class TeamTokenizer(nn.Module):
             identity: (B,) long, below POOL.
 
         Returns:
-            Tokens (W, L, D), padded on the right, and the place of each q in its team's list (B, T).
+            Tokens (W, L, D), padded on the right, and the place of each q in its team's list (B,
+            T).
         """
         T, with_returns = mask.shape[1], each.returns is not None
         present, base, size, first = arrange(mask, team, with_returns)
         places = base[team] + with_returns + present  # of o
         queries = places + team_sum(mask.long(), team)[team]  # of q
         row = torch.arange(len(team), device=team.device)[:, None]
-        last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # the row of the member before
+        # the row of the member before
+        last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)
         alone = (last < first[team, None]) | (row == 0)
         last = last.clamp(min=0)
 
         moves = numbers(actions, each.num_actions)
         visible = F.pad(loss_mask, (1, -1))
         if self.hide_actions and (self.training or self.hide_actions == 1):
-            visible = visible & (torch.rand(visible.shape, device=visible.device) >= self.hide_actions)
+            visible = visible & (
+                torch.rand(visible.shape, device=visible.device) >= self.hide_actions
+            )
         x = each.observations(observations) + self.identities(identity)[:, None]
         own = F.pad(each.actions(moves), (0, 0, 1, -1))
         o = x + torch.where(visible[..., None], own, self.unknown[0])
@@ -79,7 +96,9 @@ class TeamTokenizer(nn.Module):
             times = team_sum(torch.where(mask, timesteps, 0), team) // n
             lists = torch.arange(len(first), device=team.device)[:, None].expand(-1, T)
             streams.append((each.returns(mean[..., None]), base, times, lists, size > 0))
-        tokens, place, time, index, real = (torch.cat(parts) for parts in zip(*streams, strict=True))
+        tokens, place, time, index, real = (
+            torch.cat(parts) for parts in zip(*streams, strict=True)
+        )
         if each.timesteps is not None:
             tokens = tokens + each.timesteps(time)
         tokens = each.norm(tokens[real])
@@ -92,9 +111,11 @@ def team_sum(x: Tensor, team: Tensor) -> Tensor:
     return x.new_zeros(int(team[-1]) + 1, *x.shape[1:]).index_add(0, team, x)
 
 
-def arrange(mask: Tensor, team: Tensor, with_returns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Places of tokens: members of its team before each row (B, T), first place and number of tokens of each step of a team's
-    list (W, T) twice, and the first row of each team (W,)."""
+def arrange(
+    mask: Tensor, team: Tensor, with_returns: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Places of tokens: members of its team before each row (B, T), first place and number of
+    tokens of each step of a team's list (W, T) twice, and the first row of each team (W,)."""
     n = team_sum(mask.long(), team)
     size = 2 * n + (n > 0) * with_returns
     first = torch.searchsorted(team, torch.arange(len(n), device=team.device))

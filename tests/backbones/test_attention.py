@@ -1,4 +1,6 @@
-"""A text that is multiplied once for all its rows gives what a copy of it for each row gives, and no such copy is made."""
+"""A text that is multiplied once for all its rows gives what a copy of it for each row gives, and
+no such copy is made.
+"""
 
 import pytest
 import torch
@@ -20,19 +22,29 @@ ROWS = {
     "one text with most rows": [2] * 20 + [0, 1, 3, 4, 5],
     "a single row": [2],
 }
-HEADS = {"each head has keys": (2, 2), "two heads share keys": (4, 2), "all heads share keys": (4, 1)}
+HEADS = {
+    "each head has keys": (2, 2),
+    "two heads share keys": (4, 2),
+    "all heads share keys": (4, 1),
+}
 by_rows = pytest.mark.parametrize("index", ROWS.values(), ids=ROWS.keys())
 
 
 def drawn(index, heads, dtype, texts=8):
-    """Queries, own keys and values, keys and values of the texts, and a bias that hides the end of most texts."""
+    """Queries, own keys and values, keys and values of the texts, and a bias that hides the end of
+    most texts.
+    """
     H, G = heads
     B, generator = len(index), torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
 
-    numbers = draw(B, H, N_NEW, WIDTH), *(draw(B, G, N_NEW, WIDTH) for _ in "kv"), *(draw(texts, G, L, WIDTH) for _ in "kv")
+    numbers = (
+        draw(B, H, N_NEW, WIDTH),
+        *(draw(B, G, N_NEW, WIDTH) for _ in "kv"),
+        *(draw(texts, G, L, WIDTH) for _ in "kv"),
+    )
     lengths = torch.tensor([L, 1, 0, 20, 7, L, 3, 11])[index]
     text = (torch.arange(L) < lengths[:, None])[:, None].expand(-1, N_NEW, -1)
     own = torch.ones(N_NEW, N_NEW, dtype=torch.bool).tril().expand(B, -1, -1)
@@ -48,7 +60,9 @@ def results(mixed, numbers):
 
 @by_rows
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)], ids=str
+)
 def test_grouped_rows_attend_as_with_a_copy_of_their_text(index, heads, dtype, tolerance):
     numbers, bias = drawn(index, heads, dtype)
     q, k, v, K, V = numbers
@@ -56,14 +70,23 @@ def test_grouped_rows_attend_as_with_a_copy_of_their_text(index, heads, dtype, t
     texts = TextAttention([K], [V], index)
     assert texts._grouped(q, K)
     found = results(texts.attend(0, q, k, v, bias, 0.0), numbers)
-    wanted = results(attend(q, torch.cat([K[index], k], 2), torch.cat([V[index], v], 2), bias, 0.0), numbers)
+    wanted = results(
+        attend(q, torch.cat([K[index], k], 2), torch.cat([V[index], v], 2), bias, 0.0), numbers
+    )
     for ours, plain in zip(found, wanted, strict=True):
         near(ours.float(), plain.float(), tolerance)
 
 
-@pytest.mark.parametrize("index", [ROWS["one text"], ROWS["texts of one row and of four"]], ids=["one text", "three texts"])
+@pytest.mark.parametrize(
+    "index",
+    [ROWS["one text"], ROWS["texts of one row and of four"]],
+    ids=["one text", "three texts"],
+)
 def test_no_key_or_value_of_a_text_is_kept_for_each_row(index):
-    """For the backward pass, which needs all that was multiplied. A copy for each row would have more than B G L d numbers."""
+    """For the backward pass, which needs all that was multiplied.
+
+    A copy for each row would have more than B G L d numbers.
+    """
     numbers, bias = drawn(index, (2, 2), torch.float32, texts=3)
     q, k, v, K, V = numbers
     kept = []
@@ -79,17 +102,31 @@ def test_long_windows_after_short_texts_copy_the_text():
     numbers, _ = drawn([0, 1], (4, 2), torch.float32)
     q, _, _, K, V = numbers  # six queries for each key head
     texts = TextAttention([K], [V], torch.tensor([0, 1]))
-    assert texts._grouped(q, K) and texts._grouped(q, K[:, :, :12]) and not texts._grouped(q, K[:, :, :11])
+    assert (
+        texts._grouped(q, K)
+        and texts._grouped(q, K[:, :, :12])
+        and not texts._grouped(q, K[:, :, :11])
+    )
 
 
 def test_the_places_of_a_grid():
-    """Rows of the texts a, b, a, a: as in the docstring; and ten rows of one text beside two texts of one row each."""
+    """Rows of the texts a, b, a, a: as in the docstring; and ten rows of one text beside two texts
+    of one row each.
+    """
     grid = Grid(torch.tensor([0, 1, 0, 0]), 2)
-    assert (grid.width, grid.text, grid.place.tolist(), grid.row.tolist()) == (3, None, [0, 3, 1, 2], [0, 2, 3, 1, 0, 0])
+    assert (grid.width, grid.text, grid.place.tolist(), grid.row.tolist()) == (
+        3,
+        None,
+        [0, 3, 1, 2],
+        [0, 2, 3, 1, 0, 0],
+    )
     uneven = Grid(torch.tensor([0] * 10 + [1, 2]), 3)
     assert uneven.width == 4 and uneven.text.tolist() == [0, 0, 0, 1, 2]
     assert uneven.place.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16]
-    assert Grid(torch.tensor([0, 0, 1, 1]), 2).in_order and not Grid(torch.tensor([0, 1, 0, 1]), 2).in_order
+    assert (
+        Grid(torch.tensor([0, 0, 1, 1]), 2).in_order
+        and not Grid(torch.tensor([0, 1, 0, 1]), 2).in_order
+    )
 
 
 def inputs(width, lengths, index, dtype):
@@ -109,15 +146,22 @@ def inputs(width, lengths, index, dtype):
     ids=["one text", "equal lengths", "unequal lengths"],
 )
 def test_a_backbone_reads_and_learns_long_texts_as_the_library_does(backbone, tune, lengths, index):
-    """In double precision, in which the library still rounds some steps to single. With full tuning the texts' embeddings learn too."""
+    """In double precision, in which the library still rounds some steps to single.
+
+    With full tuning the texts' embeddings learn too.
+    """
     model = small_backbone(backbone, tune=tune, lora_rank=4).double()
     given = inputs(model.width, lengths, index, torch.float64)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     found = []
     for read in (model, model.plain):
         hidden = read(*given)
-        loss = (hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)).sum()
-        grads = torch.autograd.grad(loss, trained.values(), allow_unused=True, materialize_grads=True)
+        loss = (
+            hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
+        ).sum()
+        grads = torch.autograd.grad(
+            loss, trained.values(), allow_unused=True, materialize_grads=True
+        )
         found.append([hidden.detach(), *grads])
     for name, ours, plain in zip(["hidden", *trained], *found, strict=True):
         assert torch.isfinite(ours).all(), name
@@ -125,7 +169,9 @@ def test_a_backbone_reads_and_learns_long_texts_as_the_library_does(backbone, tu
 
 
 def test_dropout_keeps_the_mean_of_what_grouped_rows_attend_to():
-    """The mean over 500 draws of two rows of a text is what comes out without dropout, within a tenth."""
+    """The mean over 500 draws of two rows of a text is what comes out without dropout, within a
+    tenth.
+    """
     numbers, bias = drawn([0] * 2, (2, 2), torch.float32)
     q, k, v, K, V = (x.detach() for x in numbers)
     texts = TextAttention([K], [V], torch.tensor([0] * 2))

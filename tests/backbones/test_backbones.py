@@ -1,4 +1,6 @@
-"""Our forward through the blocks equals the library's, and every registered backbone is what it says."""
+"""Our forward through the blocks equals the library's, and every registered backbone is what it
+says.
+"""
 
 import copy
 
@@ -19,11 +21,23 @@ pytestmark = pytest.mark.numeric
 
 SPEC = Spec(observation_dim=2, action_dim=1, horizon=10, low=(-1.0,), high=(1.0,))
 READS = slice(1, None, 3)  # the observation tokens of R o a R o a ...
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+}
 FAMILIES = {
-    "Qwen2": {}, "Qwen3": {"head_dim": 16}, "Llama": {}, "Mistral": {}, "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
-    "StableLm": {}, "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48}, "Gemma3Text": {"head_dim": 8},
-}  # fmt: skip
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Llama": {},
+    "Mistral": {},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "StableLm": {},
+    "OPT": {"word_embed_proj_dim": 32, "ffn_dim": 48},
+    "Gemma3Text": {"head_dim": 8},
+}
 UNDERSTOOD = {"Qwen2", "Qwen3", "Llama", "Mistral", "GPT2"}
 both = pytest.mark.parametrize("backbone", BACKBONES)
 
@@ -36,7 +50,9 @@ WHOLE = {"text_layers": 0, "layers": 0}  # all blocks read texts, which are then
 
 
 def write(folder, family="Qwen2", dtype=torch.float32, **more):
-    """A model folder as people download it: random weights of a small model of this family, and a tokenizer."""
+    """A model folder as people download it: random weights of a small model of this family, and a
+    tokenizer.
+    """
     import transformers
 
     sizes = (FAMILIES[family] if family == "GPT2" else SIZES | FAMILIES[family]) | more
@@ -52,11 +68,18 @@ def inputs(width, lengths=(6, 3, 1), index=(0, 2, 1, 0), n=7, seed=0):
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(len(index), n, width, generator=generator)
     ids = torch.randint(900, (len(lengths), max(lengths)), generator=generator)
-    return tokens, ids, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], torch.tensor(index)
+    return (
+        tokens,
+        ids,
+        torch.arange(max(lengths)) < torch.tensor(lengths)[:, None],
+        torch.tensor(index),
+    )
 
 
 def close(ours, plain, tolerance=2e-5):
-    torch.testing.assert_close(ours, plain, rtol=0, atol=tolerance * max(1.0, plain.abs().max().item()))
+    torch.testing.assert_close(
+        ours, plain, rtol=0, atol=tolerance * max(1.0, plain.abs().max().item())
+    )
 
 
 def weights(module):
@@ -77,18 +100,30 @@ def test_our_forward_equals_the_librarys(backbone, tune, lengths):
 @both
 @pytest.mark.parametrize("tune", ["full", "lora", "frozen"])
 def test_our_gradients_equal_the_librarys(backbone, tune):
-    """In double precision: these adapters have gradients up to 1,000, whose single-precision rounding alone exceeds 1e-4 on some processors."""
+    """In double precision: these adapters have gradients up to 1,000, whose single-precision
+    rounding alone exceeds 1e-4 on some processors.
+    """
     model = small_backbone(backbone, tune=tune, lora_rank=4).double()
     tokens, *texts = inputs(model.width)
     tokens = tokens.double()
     found = []
-    for read in (lambda x: model(x, *texts, output_positions=READS), lambda x: model.plain(x, *texts)[:, READS]):
+    for read in (
+        lambda x: model(x, *texts, output_positions=READS),
+        lambda x: model.plain(x, *texts)[:, READS],
+    ):
         x = tokens.clone().requires_grad_()
         model.zero_grad()
         hidden = read(x)
-        (hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)).sum().backward()
+        (
+            hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
+        ).sum().backward()
         found.append(
-            {"tokens": x.grad} | {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+            {"tokens": x.grad}
+            | {
+                name: weight.grad
+                for name, weight in model.named_parameters()
+                if weight.requires_grad
+            }
         )
     ours, plain = found
     assert (len(ours) == 1) == (tune == "frozen") and ours["tokens"].abs().max() > 0
@@ -129,7 +164,9 @@ def test_the_output_depends_on_the_text_and_its_word_order(backbone):
     model = small_backbone(backbone)
     tokens, ids, mask, index = inputs(model.width, (6, 6, 6))
     with torch.no_grad():
-        assert not torch.allclose(model(tokens, ids, mask, index), model(tokens, ids.flip(1), mask, index), atol=1e-2)
+        assert not torch.allclose(
+            model(tokens, ids, mask, index), model(tokens, ids.flip(1), mask, index), atol=1e-2
+        )
 
 
 @both
@@ -146,25 +183,41 @@ def test_appended_tokens_give_the_same_as_one_forward(backbone):
         close(model.append(tokens[some, 3:5], cache, filled[some] + 3, some), wanted[some, 3:5])
         later = torch.tensor([3, 5, 3, 5])
         pieces = torch.stack([tokens[i, t : t + 4] for i, t in enumerate(later)])
-        close(model.append(pieces, cache, later), torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]))
+        close(
+            model.append(pieces, cache, later),
+            torch.stack([wanted[i, t : t + 4] for i, t in enumerate(later)]),
+        )
 
 
 def test_appended_tokens_give_the_same_in_bfloat16(tmp_path):
-    """There whole buffers are attended to, so that what is not yet filled must have no weight, whatever it holds."""
-    model = pretrained(0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen", **WHOLE).eval()
+    """There whole buffers are attended to, so that what is not yet filled must have no weight,
+    whatever it holds.
+    """
+    model = pretrained(
+        0, folder=str(write(tmp_path, "Llama")), dtype="bfloat16", tune="frozen", **WHOLE
+    ).eval()
     tokens, *texts = inputs(model.width, n=9)
     with torch.inference_mode():
         wanted, cache = model(tokens, *texts), model.read_text(*texts[:2]).with_room(texts[2], 9)
         for buffer in (*cache.keys, *cache.values):
             buffer.fill_(9.0)
-        close(model.append(tokens[:, :4], cache, torch.zeros(4, dtype=torch.long)), wanted[:, :4], 5e-2)
+        close(
+            model.append(tokens[:, :4], cache, torch.zeros(4, dtype=torch.long)),
+            wanted[:, :4],
+            5e-2,
+        )
         close(model.append(tokens[:, 4:], cache, torch.full((4,), 4)), wanted[:, 4:], 5e-2)
 
 
 def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
-    """Within the rounding of bfloat16, 1/256; the gradients have a mean, which layer norm would subtract."""
+    """Within the rounding of bfloat16, 1/256; the gradients have a mean, which layer norm would
+    subtract.
+    """
     generator = torch.Generator().manual_seed(0)
-    x, weight, gradient = (torch.randn(shape, generator=generator).bfloat16() for shape in ((5, 7, 64), (64,), (5, 7, 64)))
+    x, weight, gradient = (
+        torch.randn(shape, generator=generator).bfloat16()
+        for shape in ((5, 7, 64), (64,), (5, 7, 64))
+    )
     gradient += weight
     found, wanted = x.clone().requires_grad_(), x.double().requires_grad_()
     _FrozenRMS.apply(found, weight, 1e-5).backward(gradient)
@@ -174,14 +227,23 @@ def test_the_gradient_of_a_frozen_rms_norm_is_that_of_double_precision():
 
 @pytest.mark.parametrize(
     ("backbone", "place"),
-    [("gpt2", "embd_pdrop"), ("gpt2", "attn_pdrop"), ("gpt2", "resid_pdrop"), ("qwen2", "attention_dropout")],
+    [
+        ("gpt2", "embd_pdrop"),
+        ("gpt2", "attn_pdrop"),
+        ("gpt2", "resid_pdrop"),
+        ("qwen2", "attention_dropout"),
+    ],
 )
 def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
-    """In training, drawn in the same way, ours and the library's drop the same; in evaluation nothing is dropped."""
+    """In training, drawn in the same way, ours and the library's drop the same; in evaluation
+    nothing is dropped.
+    """
     from transformers import AutoModel
 
     monkeypatch.setattr(
-        torch.nn.functional, "dropout", lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x
+        torch.nn.functional,
+        "dropout",
+        lambda x, p, training=True, inplace=False: drop(x, p) if training and p else x,
     )
     config = small_backbone(backbone).config
     setattr(config, place, 0.5)
@@ -206,13 +268,16 @@ def test_dropout_is_where_the_library_has_it(backbone, place, monkeypatch):
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
-    """A quarter of 40,000 ones, within five standard deviations; what is kept is scaled, and so are the gradients."""
+    """A quarter of 40,000 ones, within five standard deviations; what is kept is scaled, and so are
+    the gradients.
+    """
     torch.manual_seed(0)
     x = torch.ones(400, 101)[:, 1:].requires_grad_()
     y = drop(x, 0.25)
     assert sorted(y.unique().tolist()) == pytest.approx([0, 4 / 3])
     assert abs((y == 0).sum() - 10_000) < 5 * (40_000 * 0.25 * 0.75) ** 0.5
-    assert (y == 0).float().mean(0).min() > 0.15 and (y == 0).float().mean(1).max() < 0.45  # everywhere
+    # everywhere
+    assert (y == 0).float().mean(0).min() > 0.15 and (y == 0).float().mean(1).max() < 0.45
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())
     torch.manual_seed(0)
@@ -222,7 +287,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_fused_lora_equals_peft(packed):
-    """Maps at once, of other widths and with biases; merged or switched off, they are called as they are."""
+    """Maps at once, of other widths and with biases; merged or switched off, they are called as
+    they are.
+    """
     model = small_backbone("qwen2", tune="lora", lora_rank=4)
     attention = model.core.layers[0].self_attn
     layers = attention.q_proj, attention.k_proj, attention.v_proj
@@ -250,10 +317,14 @@ def test_fused_lora_equals_peft(packed):
 
 
 def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
-    """The same output as without packing, after a step of training too; gradients, copies and moved weights take the plain way."""
+    """The same output as without packing, after a step of training too; gradients, copies and moved
+    weights take the plain way.
+    """
     model = small_backbone("qwen2", tune="lora").eval()
     calls, whole = [], _Packed.__call__
-    monkeypatch.setattr(_Packed, "__call__", lambda packed, rows: calls.append(rows) or whole(packed, rows))
+    monkeypatch.setattr(
+        _Packed, "__call__", lambda packed, rows: calls.append(rows) or whole(packed, rows)
+    )
     given = inputs(model.width)
 
     def check(model, times):
@@ -269,7 +340,10 @@ def test_packed_weights_follow_training_and_are_not_kept_twice(monkeypatch):
         model.pack()
     check(model, True)
     packed = model.core.layers[0].self_attn.q_proj.packed
-    assert packed.weight.data_ptr() == model.core.layers[0].self_attn.q_proj.base_layer.weight.data_ptr()
+    assert (
+        packed.weight.data_ptr()
+        == model.core.layers[0].self_attn.q_proj.base_layer.weight.data_ptr()
+    )
     model(*given).square().sum().backward()
     torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
     check(model, True)
@@ -286,10 +360,13 @@ def test_weights_depend_on_the_seed_and_leave_the_global_state_alone():
     here = torch.rand(1)
     torch.manual_seed(3)
     assert torch.rand(1) == here
-    same, other = (weights(build(node("backbone", "nano", layers=1, tune="lora"), seed)) for seed in (5, 6))
+    same, other = (
+        weights(build(node("backbone", "nano", layers=1, tune="lora"), seed)) for seed in (5, 6)
+    )
     assert all(torch.equal(weight, same[name]) for name, weight in weights(first).items())
     assert not torch.equal(
-        other["model.base_model.model.embed_tokens.weight"], same["model.base_model.model.embed_tokens.weight"]
+        other["model.base_model.model.embed_tokens.weight"],
+        same["model.base_model.model.embed_tokens.weight"],
     )
 
 
@@ -297,13 +374,21 @@ def test_weights_depend_on_the_seed_and_leave_the_global_state_alone():
 def test_tune_selects_the_trained_weights(tune):
     model = build(node("backbone", "nano", layers=1, tune=tune), 0)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert {"lora_" in name for name, _ in model.named_parameters()} == ({True, False} if tune == "lora" else {False})
-    assert trained == {name for name, _ in model.named_parameters() if tune == "full" or "lora_" in name}
+    assert {"lora_" in name for name, _ in model.named_parameters()} == (
+        {True, False} if tune == "lora" else {False}
+    )
+    assert trained == {
+        name for name, _ in model.named_parameters() if tune == "full" or "lora_" in name
+    }
 
 
 def test_only_the_named_maps_are_adapted():
     model = build(node("backbone", "nano", layers=1, tune="lora", lora_targets="q_proj,v_proj"), 0)
-    adapted = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, _ in model.named_parameters() if "lora_" in name}
+    adapted = {
+        name.split(".lora_")[0].rsplit(".", 1)[1]
+        for name, _ in model.named_parameters()
+        if "lora_" in name
+    }
     assert adapted == {"q_proj", "v_proj"}
 
 
@@ -313,13 +398,17 @@ def test_the_fingerprint_is_of_what_is_frozen():
     with torch.no_grad():
         next(weight for name, weight in model.named_parameters() if "lora_B" in name).add_(1)
         assert fingerprint(model) == before
-        next(weight for name, weight in model.named_parameters() if "lora_" not in name).view(-1)[0] += 1
+        next(weight for name, weight in model.named_parameters() if "lora_" not in name).view(-1)[
+            0
+        ] += 1
         assert fingerprint(model) != before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_any_family_is_loaded_from_its_folder(family, tmp_path):
-    """Block by block or by the plain forward; a new adapter, and texts of other rows, change nothing."""
+    """Block by block or by the plain forward; a new adapter, and texts of other rows, change
+    nothing.
+    """
     model = pretrained(0, folder=str(write(tmp_path, family)), **WHOLE).eval()
     assert (model.layout is not None) == (family in UNDERSTOOD)
     bare = pretrained(0, folder=str(tmp_path), tune="frozen", **WHOLE).eval()
@@ -340,7 +429,9 @@ def test_weights_are_of_the_folder_or_drawn_from_the_seed(tmp_path):
         pretrained(seed, folder=str(tmp_path), weights=source, tune="frozen", **WHOLE)
         for source, seed in (("pretrained", 0), ("random", 1), ("random", 1), ("random", 2))
     )
-    assert all(torch.equal(weight, weights(saved)[name]) for name, weight in weights(kept.core).items())
+    assert all(
+        torch.equal(weight, weights(saved)[name]) for name, weight in weights(kept.core).items()
+    )
     assert weights(drawn).keys() == weights(kept).keys()
     assert len({fingerprint(model) for model in (kept, drawn, again, other)}) == 3
     assert fingerprint(drawn) == fingerprint(again)
@@ -366,7 +457,11 @@ def test_the_comparison_at_load_keeps_the_training_mode(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, ValueError, "backbone: expected either backbone.folder=<local folder> or backbone.hub_id="),
+        (
+            {},
+            ValueError,
+            "backbone: expected either backbone.folder=<local folder> or backbone.hub_id=",
+        ),
         ({"folder": "a", "hub_id": "b/c"}, ValueError, "expected either"),
         (
             {"folder": "nowhere"},
@@ -401,17 +496,29 @@ def test_the_backbone_of_a_run_can_be_loaded(tmp_path):
     policy, *_ = checkpoint.load(tmp_path / "a")
     loaded = pretrained(0, folder=str(tmp_path / "a"), tune="frozen", **WHOLE)
     drawn = build(node("backbone", "nano", **SMALL["qwen2"]), 7)
-    ours, theirs, random = (dict(b.model.named_parameters()) for b in (loaded, policy.model.backbone, drawn))
-    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items()) and ours.keys() == theirs.keys()
+    ours, theirs, random = (
+        dict(b.model.named_parameters()) for b in (loaded, policy.model.backbone, drawn)
+    )
+    assert (
+        all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+        and ours.keys() == theirs.keys()
+    )
     assert any(not torch.equal(weight, random[name]) for name, weight in ours.items())
-    words = ("backbone=pretrained", f"backbone.folder={tmp_path}/a", "backbone.lora_rank=2", f"run={tmp_path}/b")
+    words = (
+        "backbone=pretrained",
+        f"backbone.folder={tmp_path}/a",
+        "backbone.lora_rank=2",
+        f"run={tmp_path}/b",
+    )
     assert command("train", *LOOP, *words) == 0
     adapted, *_ = checkpoint.load(tmp_path / "b")
-    assert adapted.model.backbone.tune == "lora" and fingerprint(adapted.model.backbone) == fingerprint(
-        pretrained(0, folder=str(tmp_path / "a"), lora_rank=2)
-    )
+    assert adapted.model.backbone.tune == "lora" and fingerprint(
+        adapted.model.backbone
+    ) == fingerprint(pretrained(0, folder=str(tmp_path / "a"), lora_rank=2))
     for folder, options in (("b", {}), ("a", {"weights": "random"})):
-        with pytest.raises(ValueError, match="expected weights=pretrained and a run with backbone.tune=full, got"):
+        with pytest.raises(
+            ValueError, match="expected weights=pretrained and a run with backbone.tune=full, got"
+        ):
             pretrained(0, folder=str(tmp_path / folder), **options)
     damage(tmp_path / "a" / "checkpoint" / "model.safetensors")
     with pytest.raises(OSError, match="model.safetensors is damaged .*not those that were written"):
@@ -433,7 +540,9 @@ def test_sizes_that_do_not_fit_are_an_error_at_once():
 
 
 def test_an_unknown_tune_is_refused():
-    with pytest.raises(ValueError, match="backbone.tune: expected one of lora, full, frozen, got 'half'"):
+    with pytest.raises(
+        ValueError, match="backbone.tune: expected one of lora, full, frozen, got 'half'"
+    ):
         build(node("backbone", "nano", tune="half"), 0)
 
 
@@ -442,11 +551,15 @@ def test_an_unknown_tune_is_refused():
 def test_gradient_checkpointing_gives_the_same_bits_and_keeps_less(backbone, tune):
     found = {}
     for wanted in (False, True):
-        model = build(node("backbone", BACKBONES[backbone][0], **SMALL[backbone], dropout=0.1, tune=tune), 0).train()
+        model = build(
+            node("backbone", BACKBONES[backbone][0], **SMALL[backbone], dropout=0.1, tune=tune), 0
+        ).train()
         model.checkpoint_gradients(wanted)
         given, kept = inputs(model.width, n=30), []
         torch.manual_seed(0)
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.append(x.nbytes) or x, lambda x: x
+        ):
             out = model(*given, output_positions=READS)
         out.square().sum().backward()
         grads = {name: w.grad for name, w in model.named_parameters() if w.requires_grad}
@@ -473,7 +586,11 @@ def test_adapters_of_bfloat16_weights_are_float32(tmp_path):
     model = pretrained(0, folder=str(write(tmp_path)), dtype="bfloat16", **WHOLE).train()
     kinds = {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name}
     adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
-    assert kinds == {torch.bfloat16} and all(w.dtype == torch.float32 and w.requires_grad for w in adapters)
+    assert kinds == {torch.bfloat16} and all(
+        w.dtype == torch.float32 and w.requires_grad for w in adapters
+    )
     with torch.autocast("cpu", torch.bfloat16):
         model(*inputs(model.width)).float().square().sum().backward()
-    assert all(w.grad.dtype == torch.float32 for w in adapters) and any(w.grad.any() for w in adapters)
+    assert all(w.grad.dtype == torch.float32 for w in adapters) and any(
+        w.grad.any() for w in adapters
+    )

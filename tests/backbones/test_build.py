@@ -1,4 +1,6 @@
-"""Language models of the hub, taken from its cache, or from the network after one request that answers; shuffled weights."""
+"""Language models of the hub, taken from its cache, or from the network after one request that
+answers; shuffled weights.
+"""
 
 import os
 import subprocess
@@ -16,7 +18,9 @@ from tests.conftest import PATIENCE
 
 @pytest.fixture
 def hub():
-    """A hub that answers each request with 503, which its clients try again: (address, the paths that were requested)."""
+    """A hub that answers each request with 503, which its clients try again: (address, the paths
+    that were requested).
+    """
     requested = []
 
     class Refusing(BaseHTTPRequestHandler):
@@ -37,10 +41,18 @@ def hub():
 
 
 def of_hub(name, address, home):
-    """What another process says that takes this model of the hub at this address, with its cache in `home`."""
+    """What another process says that takes this model of the hub at this address, with its cache in
+    `home`.
+    """
     script = f"from decisionllm.backbones.build import pretrained; print(pretrained(0, hub_id={name!r}).width)"
     outside = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run([sys.executable, "-c", script], env=outside, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=outside,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
 
 
 def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
@@ -72,9 +84,15 @@ def test_the_weights_of_a_folder_are_shuffled(tmp_path):
     for name, weight in kept.items():
         assert torch.equal(weight.flatten().sort().values, one[name].flatten().sort().values)
         assert torch.equal(one[name], same[name])
-    assert not any(torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (kept, other))
+    assert not any(
+        torch.equal(one["embed_tokens.weight"], w["embed_tokens.weight"]) for w in (kept, other)
+    )
     whole = {"text_layers": 0, "layers": 0}
     adapted = weights(pretrained(0, folder=folder, weights="shuffled", **whole).core)
     plain = weights(pretrained(0, folder=folder, **whole).core)
-    assert torch.equal(adapted["layers.0.mlp.up_proj.base_layer.weight"], one["layers.0.mlp.up_proj.weight"])
-    assert all(torch.equal(weight, adapted[name]) for name, weight in plain.items() if "lora_" in name)
+    assert torch.equal(
+        adapted["layers.0.mlp.up_proj.base_layer.weight"], one["layers.0.mlp.up_proj.weight"]
+    )
+    assert all(
+        torch.equal(weight, adapted[name]) for name, weight in plain.items() if "lora_" in name
+    )

@@ -10,8 +10,18 @@ TOKENS = 2  # of each text here
 
 def texts(*numbers):
     """Texts whose keys are one number each, and whose values are its opposite."""
-    keys = torch.tensor(numbers, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, TOKENS, 4).contiguous()
-    return KVCache([keys], [-keys], torch.ones(len(numbers), TOKENS).bool(), torch.full((len(numbers),), TOKENS))
+    keys = (
+        torch.tensor(numbers, dtype=torch.float32)
+        .view(-1, 1, 1, 1)
+        .expand(-1, 1, TOKENS, 4)
+        .contiguous()
+    )
+    return KVCache(
+        [keys],
+        [-keys],
+        torch.ones(len(numbers), TOKENS).bool(),
+        torch.full((len(numbers),), TOKENS),
+    )
 
 
 def cache(rows, room=3):
@@ -45,7 +55,9 @@ def test_a_text_is_read_once_and_held_once():
 
 
 def test_places_that_no_row_refers_to_are_used_again():
-    """A row is given to 100 episodes, one after the other: two texts are held, and one more that may come back."""
+    """A row is given to 100 episodes, one after the other: two texts are held, and one more that
+    may come back.
+    """
     some, read = cache(2), Reader()
     some.set_texts(torch.tensor([0]), ["0"], read)
     for i in range(1, 100):
@@ -80,7 +92,9 @@ def test_another_text_of_one_cache_leaves_the_other_as_it_is(changed):
     first.set_texts(torch.arange(3), ["1", "2", "3"], read)
     caches = first, first.rows(torch.tensor([2, 0]))
     caches[changed].set_texts(torch.tensor([0]), ["4"], read)
-    assert [held(each) for each in caches] == ([[4, 2, 3], [3, 1]] if changed == 0 else [[1, 2, 3], [4, 1]])
+    assert [held(each) for each in caches] == (
+        [[4, 2, 3], [3, 1]] if changed == 0 else [[1, 2, 3], [4, 1]]
+    )
 
 
 def test_a_few_rows_do_not_hold_the_texts_of_all():
@@ -89,11 +103,17 @@ def test_a_few_rows_do_not_hold_the_texts_of_all():
     few = some.rows(torch.tensor([7, 5, 2]))
     assert len(few.texts.text_length) == 2 and few.text_index[0] == NONE and held(few)[1:] == [6, 3]
     few.set_texts(torch.tensor([0]), ["6"], read)
-    assert read.read == list("1234567") and held(few) == [6, 6, 3] and held(some)[:7] == [1, 2, 3, 4, 5, 6, 7]
+    assert (
+        read.read == list("1234567")
+        and held(few) == [6, 6, 3]
+        and held(some)[:7] == [1, 2, 3, 4, 5, 6, 7]
+    )
 
 
 def test_a_shorter_text_is_masked_to_its_length():
     some = texts(1).resized(0, 5).with_room(torch.tensor([NONE]), 1)
     some.set_texts(torch.tensor([0]), ["7"], Reader())
-    assert some.texts.text_mask.tolist() == [[True, True, False, False, False]] and some.texts.text_length.tolist() == [2]
+    assert some.texts.text_mask.tolist() == [
+        [True, True, False, False, False]
+    ] and some.texts.text_length.tolist() == [2]
     assert some.texts.values[0][0, 0, :, 0].tolist() == [-7, -7, 0, 0, 0]

@@ -1,4 +1,6 @@
-"""A model cut into two: its lower blocks read a text once, as the whole model does; the blocks above attend to these states."""
+"""A model cut into two: its lower blocks read a text once, as the whole model does; the blocks
+above attend to these states.
+"""
 
 import json
 
@@ -43,7 +45,9 @@ def batch(backbone, texts=TEXTS):
 
 def test_texts_have_the_hidden_states_of_the_whole_model(folder):
     model, ids, mask = whole(folder), *whole(folder).encode(TEXTS)
-    wanted = model.core(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False).hidden_states
+    wanted = model.core(
+        input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False
+    ).hidden_states
     backbone = cut(folder)
     rows, mask_again = backbone.encode(TEXTS)
     assert torch.equal(mask, mask_again)
@@ -69,7 +73,10 @@ def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
     found = backbone.read_text(ids, mask)
     for block, keys, values in zip(backbone.core.layers[2:], found.keys, found.values, strict=True):
         attention, x = block.self_attn, block.input_layernorm(states)
-        k, v = (project(x).view(1, ids.shape[1], -1, attention.head_dim) for project in (attention.k_proj, attention.v_proj))
+        k, v = (
+            project(x).view(1, ids.shape[1], -1, attention.head_dim)
+            for project in (attention.k_proj, attention.v_proj)
+        )
         k = k.transpose(1, 2)
         near(keys.detach(), apply_rotary_pos_emb(k, k, cos, sin)[1].detach())
         near(values.detach(), v.transpose(1, 2).detach())
@@ -95,14 +102,19 @@ def test_a_text_is_read_once_and_found_on_disk(folder, monkeypatch):
 
 def test_other_weights_or_another_cut_read_texts_anew(folder):
     digests = {
-        cut(folder, **o).features.digest for o in ({}, {"text_layers": 1}, {"weights": "random"}, {"weights": "shuffled"})
+        cut(folder, **o).features.digest
+        for o in ({}, {"text_layers": 1}, {"weights": "random"}, {"weights": "shuffled"})
     }
     assert len(digests) == 4
 
 
 def test_only_the_upper_blocks_have_adapters(folder):
     backbone = cut(folder)
-    trained = {name.split("layers.")[1].split(".")[0] for name, weight in backbone.named_parameters() if weight.requires_grad}
+    trained = {
+        name.split("layers.")[1].split(".")[0]
+        for name, weight in backbone.named_parameters()
+        if weight.requires_grad
+    }
     assert trained == {"2", "3"} and len(backbone.core.layers) == 4 and backbone.depth == 2
 
 
@@ -114,19 +126,28 @@ def test_adapters_change_what_is_read_of_a_text_but_not_what_is_kept(folder):
         for name, weight in backbone.named_parameters():
             if "lora_B" in name:
                 weight.add_(0.1)
-    assert not torch.allclose(backbone(*given), before) and torch.equal(backbone.embed(given[1]), kept)
+    assert not torch.allclose(backbone(*given), before) and torch.equal(
+        backbone.embed(given[1]), kept
+    )
     near(backbone(*given).detach(), backbone.plain(*given).detach())
 
 
 def test_gradients_are_those_of_the_library(folder):
     backbone = cut(folder)
     given = batch(backbone)
-    wanted = torch.randn(5, 3, backbone.width)  # the norm behind the last block makes a sum of squares constant
+    # the norm behind the last block makes a sum of squares constant
+    wanted = torch.randn(5, 3, backbone.width)
     gradients = []
     for read in (backbone, backbone.plain):
         backbone.zero_grad()
         (read(*given) * wanted).sum().backward()
-        gradients.append({name: weight.grad.clone() for name, weight in backbone.named_parameters() if weight.requires_grad})
+        gradients.append(
+            {
+                name: weight.grad.clone()
+                for name, weight in backbone.named_parameters()
+                if weight.requires_grad
+            }
+        )
     for name, gradient in gradients[0].items():
         near(gradient, gradients[1][name])
 
@@ -159,7 +180,8 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
     assert cut_at(core_of(4), -1, -1, tune="lora", supported=False) == (0, 4)
     for given in ((2, -1), (-1, 3)):
         with pytest.raises(
-            ValueError, match="backbone.layers: expected 0 and 0, since the blocks of Module are not supported, got"
+            ValueError,
+            match="backbone.layers: expected 0 and 0, since the blocks of Module are not supported, got",
         ):
             cut_at(core_of(4), *given, tune="lora", supported=False)
 
@@ -172,7 +194,10 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
             "expected text_layers below layers, and layers of at most 6, the blocks of this model, got 4 and 4",
         ),
         ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
-        ({"tune": "full"}, "backbone.layers: expected 0 and 0, since tune=full trains every block, got 2 and 4"),
+        (
+            {"tune": "full"},
+            "backbone.layers: expected 0 and 0, since tune=full trains every block, got 2 and 4",
+        ),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(folder, options, message):
@@ -183,7 +208,8 @@ def test_a_cut_that_cannot_be_is_refused(folder, options, message):
 def test_what_stands_in_place_of_word_embeddings_is_refused(folder):
     config = {"text_encoder": {"_target_": "decisionllm.backbones.readers.FrozenFeatures"}}
     with pytest.raises(
-        ValueError, match="backbone.text_layers: expected 0, since text_encoder=features stands in place of word"
+        ValueError,
+        match="backbone.text_layers: expected 0, since text_encoder=features stands in place of word",
     ):
         attach(cut(folder), config)
 
@@ -213,15 +239,20 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     assert command("evaluate", f"run={run}", "episodes=2", "baselines=false") == 0
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+# peft reads it
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_path):
     words = ["backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0"]
     assert command("train", *LOOP, *words, f"run={tmp_path / 'run'}") == 0
     core = checkpoint.load(tmp_path / "run")[0].model.backbone.core
-    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(folder), tmp_path / "run/checkpoint/adapter").eval()
+    adapted = PeftModel.from_pretrained(
+        AutoModel.from_pretrained(folder), tmp_path / "run/checkpoint/adapter"
+    ).eval()
     bare = AutoModel.from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
     with torch.no_grad():
-        found, before = (model(ids, output_hidden_states=True).hidden_states[4] for model in (adapted, bare))
+        found, before = (
+            model(ids, output_hidden_states=True).hidden_states[4] for model in (adapted, bare)
+        )
         near(core.norm(found), core(ids).last_hidden_state)
     assert (found - before).abs().max() > 0.01 * before.abs().max(), "the adapter changed nothing"

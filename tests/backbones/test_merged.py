@@ -1,4 +1,6 @@
-"""The language model of a run as a folder of transformers: it reads as the run's backbone with its adapters, and alone."""
+"""The language model of a run as a folder of transformers: it reads as the run's backbone with its
+adapters, and alone.
+"""
 
 import pytest
 import torch
@@ -46,7 +48,9 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     printed = capsys.readouterr().out
     assert f"exported the language model of {run} to {run / 'transformers'}" in printed
     found, loading = AutoModel.from_pretrained(run / "transformers", output_loading_info=True)
-    assert not any(loading.values()) and {weight.dtype for weight in found.parameters()} == {torch.float32}
+    assert not any(loading.values()) and {weight.dtype for weight in found.parameters()} == {
+        torch.float32
+    }
     backbone = checkpoint.load(run)[0].model.float().backbone
     near(hidden(found), hidden(backbone.model))
     task = "Reach the goal."
@@ -54,15 +58,20 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     assert tokenizer(task)["input_ids"] == backbone.tokenizer(task)["input_ids"]
     if backbone.tune == "lora":
         with backbone.model.disable_adapter():
-            assert (hidden(found) - hidden(backbone.model)).abs().max() > 0.01 * hidden(found).abs().max()
-    again = pretrained(0, folder=str(run / "transformers"), tune="frozen")  # a backbone of further runs
+            assert (hidden(found) - hidden(backbone.model)).abs().max() > 0.01 * hidden(
+                found
+            ).abs().max()
+    # a backbone of further runs
+    again = pretrained(0, folder=str(run / "transformers"), tune="frozen")
     near(hidden(again.model), hidden(found))
 
 
 def test_a_model_with_tied_words_is_loaded_with_its_output_map(tmp_path):
     run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
     assert command("export", f"run={run}", "format=transformers", f"path={tmp_path}/out") == 0
-    model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
     assert not any(loading.values())
     near(hidden(model), hidden(AutoModel.from_pretrained(tmp_path / "out")))
 
@@ -81,7 +90,9 @@ def test_a_damaged_export_is_no_backbone(tmp_path):
     run = trained(tmp_path / "run", *NANO, "backbone.tune=lora")
     assert command("export", f"run={run}", "format=transformers") == 0
     damage(run / "transformers" / "model.safetensors")
-    with pytest.raises(ValueError, match="model.safetensors is damaged .*not those that were written"):
+    with pytest.raises(
+        ValueError, match="model.safetensors is damaged .*not those that were written"
+    ):
         pretrained(0, folder=str(run / "transformers"))
 
 

@@ -42,10 +42,14 @@ def test_every_token_of_a_text_has_its_features(folder, tmp_path):
     features = reader(folder)
     rows, mask = rows_of(features)
     ids = features.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
-    wanted = AutoModel.from_pretrained(folder)(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+    wanted = AutoModel.from_pretrained(folder)(
+        torch.tensor([ids]), output_hidden_states=True
+    ).hidden_states[1][0]
     assert mask.sum(1).tolist() == [len(ids), len(features.tokenizer(TEXTS[1])["input_ids"]), 0]
     near(features.kept.table[rows[0][mask[0]]].float(), wanted.detach(), 1e-2)  # bfloat16
-    assert not rows[~mask].any() and not features.kept.table[0].any(), "padding is row 0, which is zeros"
+    assert not rows[~mask].any() and not features.kept.table[0].any(), (
+        "padding is row 0, which is zeros"
+    )
 
 
 def test_features_are_read_once_and_kept_on_disk(folder, tmp_path):
@@ -82,13 +86,16 @@ def test_units_that_are_fitted_stay(folder):
     rows, mask = rows_of(features)
     features.fit(rows, mask)
     other, before = reader(folder), features.mean.clone()
-    other.load_state_dict(features.state_dict())  # as a run does that starts with the weights of another
+    # as a run does that starts with the weights of another
+    other.load_state_dict(features.state_dict())
     other.fit(*rows_of(other, ["Run to column 7."]))
     assert torch.equal(other.mean, before) and torch.equal(other.scale, features.scale)
 
 
 def test_a_layer_that_is_not_there_is_named(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"):
+    with pytest.raises(
+        ValueError, match=r"text_encoder.layer: expected 0 .. 2, the layers of this encoder, got 3"
+    ):
         reader(folder, layer=3)
 
 
@@ -102,15 +109,24 @@ def test_the_encoder_belongs_to_the_fingerprint(folder, tmp_path):
 def test_a_text_longer_than_the_positions_is_refused():
     backbone = small_backbone("gpt2")
     backbone.positions = 8
-    with pytest.raises(ValueError, match="text: expected fewer than 8 tokens, the positions of this backbone, got 9"):
+    with pytest.raises(
+        ValueError,
+        match="text: expected fewer than 8 tokens, the positions of this backbone, got 9",
+    ):
         backbone.encode(["one two three four five six seven eight"])
     ids, mask = backbone.encode(["one two"])
-    with pytest.raises(ValueError, match=f"at most 8 tokens, the positions of this backbone, got {ids.shape[1]} \\+ 7;"):
+    with pytest.raises(
+        ValueError,
+        match=f"at most 8 tokens, the positions of this backbone, got {ids.shape[1]} \\+ 7;",
+    ):
         backbone(torch.zeros(1, 7, backbone.width), ids, mask, torch.zeros(1, dtype=torch.long))
 
 
 def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
-    run, reading = tmp_path / "run", ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
+    run, reading = (
+        tmp_path / "run",
+        ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"],
+    )
     command("train", *NANO, *LOOP, *reading, f"run={run}")
     one, config, info = checkpoint.load(run)
     other, _, _ = checkpoint.load(run)
@@ -131,30 +147,53 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
 def test_a_text_is_encoded_once_and_as_without_the_memory(monkeypatch):
     backbone, calls, encode = small_backbone("qwen2"), [], text.encode
     monkeypatch.setattr(
-        text, "encode", lambda tokenizer, texts, **options: calls.extend(texts) or encode(tokenizer, texts, **options)
+        text,
+        "encode",
+        lambda tokenizer, texts, **options: (
+            calls.extend(texts) or encode(tokenizer, texts, **options)
+        ),
     )
     texts = ["goal", "", "Walk to the goal"]
     for part in (texts, texts[:1], texts[1:2], texts[::-1]):
-        for found, known in zip(backbone.encode(part), encode(text.own_tokenizer(), part), strict=True):
+        for found, known in zip(
+            backbone.encode(part), encode(text.own_tokenizer(), part), strict=True
+        ):
             assert torch.equal(found, known) and found.dtype == known.dtype
     assert calls == texts
 
 
 def test_a_text_is_read_alike_inside_and_outside_of_autocast(folder):
     outside, inside = reader(folder), reader(folder)
-    inside.kept.folder = inside.kept.folder.with_name("another")  # so that it does not find what the other one has read
+    # so that it does not find what the other one has read
+    inside.kept.folder = inside.kept.folder.with_name("another")
     backbone = small_backbone("qwen2")
     for features, autocast in ((outside, False), (inside, True)):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             for text in TEXTS:  # one by one, so that the table grows
                 backbone.features, backbone.encoded = features, {}
                 backbone.encode([text])
-    assert torch.equal(inside.kept.table[: inside.kept.used], outside.kept.table[: outside.kept.used])
+    assert torch.equal(
+        inside.kept.table[: inside.kept.used], outside.kept.table[: outside.kept.used]
+    )
 
 
 def test_a_text_that_no_training_step_read_is_validated_on(folder, tmp_path):
-    """Eight training windows of one row read fewer texts than the held-out windows; the first validation reads the rest."""
-    reading = ["text=goal", "text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"]
-    few = ["optim.batch_size=1", "steps=1", "data.held_out=0.5", "log.validation_batches=32", "optim.precision=bf16", "seed=2"]
+    """Eight training windows of one row read fewer texts than the held-out windows; the first
+    validation reads the rest.
+    """
+    reading = [
+        "text=goal",
+        "text_encoder=features",
+        f"text_encoder.folder={folder}",
+        "text_encoder.layer=1",
+    ]
+    few = [
+        "optim.batch_size=1",
+        "steps=1",
+        "data.held_out=0.5",
+        "log.validation_batches=32",
+        "optim.precision=bf16",
+        "seed=2",
+    ]
     assert command("train", *NANO, *LOOP, *reading, *few, f"run={tmp_path / 'run'}") == 0
     assert np.isfinite(json.loads((tmp_path / "run/metrics.jsonl").read_text())["held_out_nll"])

@@ -1,4 +1,6 @@
-"""AuctionNet's own Decision Transformer: its bids, its days in the market, its scores in the replay; every defect is in them."""
+"""AuctionNet's own Decision Transformer: its bids, its days in the market, its scores in the
+replay; every defect is in them.
+"""
 
 import csv
 import gzip
@@ -24,7 +26,9 @@ FIXTURE = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "dt_reference_
 
 @pytest.fixture(scope="module")
 def golden():
-    """Three days of the original: states (48, 3, 16), conversions before each step, returns-to-go, multipliers (48, 3)."""
+    """Three days of the original: states (48, 3, 16), conversions before each step, returns-to-go,
+    multipliers (48, 3).
+    """
     with gzip.open(FIXTURE, "rt") as file:
         rows = list(csv.DictReader(file))
     column = lambda name: np.array([float(row[name] or 0) for row in rows]).reshape(3, 48).T  # noqa: E731
@@ -52,7 +56,9 @@ def test_a_batch_is_each_alone_and_a_period_begins_anew(golden):
     bidder = AuctionNetDT()
     together = answers(bidder, golden)
     for day in range(3):
-        np.testing.assert_allclose(answers(bidder, golden, [day])[:, 0], together[:, day], atol=1e-3)
+        np.testing.assert_allclose(
+            answers(bidder, golden, [day])[:, 0], together[:, day], atol=1e-3
+        )
 
 
 def windows_as_trained(bidder):
@@ -69,7 +75,8 @@ def late_steps_as_trained(bidder):
 
 
 @pytest.mark.parametrize(
-    ("repair", "step"), [(windows_as_trained, 10), (target_within_the_data, 0), (late_steps_as_trained, 24)]
+    ("repair", "step"),
+    [(windows_as_trained, 10), (target_within_the_data, 0), (late_steps_as_trained, 24)],
 )
 def test_repairing_a_defect_changes_its_bids(golden, repair, step):
     bidder = AuctionNetDT()
@@ -82,24 +89,35 @@ def test_conversions_are_counted_down(golden):
     states, conversions, *rest = golden
     apart = np.abs(answers(AuctionNetDT(), (states, np.zeros_like(conversions), *rest)) - golden[3])
     first = (conversions > 0).argmax(0)
-    assert all(apart[: first[day], day].max(initial=0) < 1e-3 < apart[first[day] :, day].max() for day in range(3))
+    assert all(
+        apart[: first[day], day].max(initial=0) < 1e-3 < apart[first[day] :, day].max()
+        for day in range(3)
+    )
 
 
 def test_its_day_in_the_market_is_auctionnets():
-    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the last. Another build of torch rounds a bid
-    otherwise, which may win or lose one opportunity of some cents."""
+    """Advertiser 16 of period 7: AuctionNet's draws, and the first three steps in place of the
+    last. Another build of torch rounds a bid otherwise, which may win or lose one opportunity of
+    some cents."""
     repaired = AuctionNetDT()
     repaired.features = "repaired"
-    made, other = (Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7) for b in (AuctionNetDT(), repaired))
+    made, other = (
+        Market([*roster(), ([16], b)], settle=auctionnet_settle).play(7)
+        for b in (AuctionNetDT(), repaired)
+    )
     assert made.conversions.sum(0)[16] == 15
     assert made.spend.sum(0)[16] == pytest.approx(1999.9406629734087, abs=0.2)
     assert not np.allclose(made.chosen_multipliers[:, 16], other.chosen_multipliers[:, 16])
 
 
 def test_its_scores_in_the_replay_are_auctionnets():
-    """All 48 advertisers of periods 7 and 8 at the prices of our market: conversions 35.1, score 27.9 with a deviation of 0.8 a replay."""
+    """All 48 advertisers of periods 7 and 8 at the prices of our market: conversions 35.1, score
+    27.9 with a deviation of 0.8 a replay.
+    """
     env = Auction(1, periods="7-8")
     episodes = rollout(env.baselines(0)["AuctionNet DT"], env, seed=0)
-    assert env.campaigns.exposed_value.mean() == pytest.approx(35.1, abs=0.5), "which draws of conversions hardly move"
+    assert env.campaigns.exposed_value.mean() == pytest.approx(35.1, abs=0.5), (
+        "which draws of conversions hardly move"
+    )
     assert env.score(episodes).mean() == pytest.approx(27.9, abs=1.6)
     priced.cache_clear()  # some 300 MB a period

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import PID, Constant, OnlineLP, TargetCPA, TrainedBidder, behaviour_roster, roster
+from decisionllm.baselines.rules import (
+    PID,
+    Constant,
+    OnlineLP,
+    TargetCPA,
+    TrainedBidder,
+    behaviour_roster,
+    roster,
+)
 from decisionllm.envs.auction.market import BidderContext
 
 pytestmark = pytest.mark.numeric
@@ -20,7 +28,14 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"
 def context(step=0, remaining=(100.0,), target_cpa=80.0):
     """One advertiser or a few, in category 0, 1, ..."""
     M = len(remaining)
-    return BidderContext(step, np.arange(M), np.full(M, 100.0), np.full(M, target_cpa), np.array(remaining), np.zeros(M))
+    return BidderContext(
+        step,
+        np.arange(M),
+        np.full(M, 100.0),
+        np.full(M, target_cpa),
+        np.array(remaining),
+        np.zeros(M),
+    )
 
 
 @pytest.mark.parametrize("name", ["BC", "IQL", "CQL", "TD3_BC", "MOPO", "COMBO"])
@@ -37,20 +52,30 @@ def test_a_policy_answers_as_it_was_published(name):
 
 
 def test_an_unknown_policy_or_behaviour_is_refused():
-    with pytest.raises(ValueError, match="policy: expected one of BC, COMBO, CQL, IQL, MOPO, TD3_BC, got 'DT'"):
+    with pytest.raises(
+        ValueError, match="policy: expected one of BC, COMBO, CQL, IQL, MOPO, TD3_BC, got 'DT'"
+    ):
         TrainedBidder("DT")
-    with pytest.raises(ValueError, match="behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'all'"):
+    with pytest.raises(
+        ValueError,
+        match="behaviour: expected one of reference, shuffled_bidders, constant_bidders, got 'all'",
+    ):
         behaviour_roster("all", 0)
 
 
 def played(pid, remaining):
     pid.reset()
-    return [float(pid.act(np.zeros((1, 16)), context(t, [left]))[0]) for t, left in enumerate(remaining)]
+    return [
+        float(pid.act(np.zeros((1, 16)), context(t, [left]))[0]) for t, left in enumerate(remaining)
+    ]
 
 
 def test_the_pacer_by_hand():
-    # no spend counts at step 1; step 2: 46 * 0.5 / 89.5 = 0.26 is slow; step 3: 45 * 1.8 / 87.7 = 0.92 is kept; step 4: 44 * 9 / 78.7 = 5
-    assert played(PID(), [100, 90, 89.5, 87.7, 78.7]) == pytest.approx([15, 18, 18 * 1.2, 18 * 1.2, 18 * 1.2 * 0.7])
+    # no spend counts at step 1; step 2: 46 * 0.5 / 89.5 = 0.26 is slow; step 3: 45 * 1.8 / 87.7 =
+    # 0.92 is kept; step 4: 44 * 9 / 78.7 = 5
+    assert played(PID(), [100, 90, 89.5, 87.7, 78.7]) == pytest.approx(
+        [15, 18, 18 * 1.2, 18 * 1.2, 18 * 1.2 * 0.7]
+    )
 
 
 def test_the_pacer_forgets_the_last_period():
@@ -77,7 +102,8 @@ def test_online_lp_reads_the_first_row_that_costs_more_than_is_left():
     first[0, 1:], first[1] = 3, 3
     first[1, 1:] = 4
     bidder = OnlineLP(np.array([10.0, 20.0, 30.0, 5.0]), np.array([40.0, 60.0, 130.0, 7.0]), first)
-    for left, expected in ((0, 40), (9.9, 40), (10, 60), (25, 120), (30, 80), (99, 80)):  # 130 is more than 1.5 * 80
+    # 130 is more than 1.5 * 80
+    for left, expected in ((0, 40), (9.9, 40), (10, 60), (25, 120), (30, 80), (99, 80)):
         assert bidder.act(np.zeros((1, 16)), context(0, [left])).tolist() == [expected], left
     assert bidder.act(np.zeros((2, 16)), context(0, [1.0, 1.0])).tolist() == [40, 7]
     assert bidder.act(np.zeros((1, 16)), context(1, [1.0])).tolist() == [80], "no row for this step"
@@ -98,4 +124,8 @@ def test_the_shipped_tables_cost_more_with_every_row():
     assert len(tables) == 2
     for table in tables:
         for start, end in np.stack([table.first[:, :-1], table.first[:, 1:]], -1).reshape(-1, 2):
-            assert end > start and (np.diff(table.cost[start:end]) > 0).all() and (np.diff(table.ratio[start:end]) >= 0).all()
+            assert (
+                end > start
+                and (np.diff(table.cost[start:end]) > 0).all()
+                and (np.diff(table.ratio[start:end]) >= 0).all()
+            )

@@ -1,4 +1,6 @@
-"""Logs as they may come: which actions are left out, and which numbers of which steps are corrupted, by hand."""
+"""Logs as they may come: which actions are left out, and which numbers of which steps are
+corrupted, by hand.
+"""
 
 import json
 
@@ -44,7 +46,13 @@ def test_episodes_that_keep_their_actions_are_not_those_held_out(tmp_path):
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
 @pytest.mark.parametrize(
-    ("column", "node"), [("observations", SYNTHETIC), ("rewards", SYNTHETIC), ("actions", SYNTHETIC), ("actions", DISCRETE)]
+    ("column", "node"),
+    [
+        ("observations", SYNTHETIC),
+        ("rewards", SYNTHETIC),
+        ("actions", SYNTHETIC),
+        ("actions", DISCRETE),
+    ],
 )
 def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
     options = {"column": column, "kind": kind, "share": 0.5}
@@ -52,7 +60,8 @@ def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
     for name in {"observations", "rewards", "actions"} - {column}:
         assert np.array_equal(getattr(clean, name), getattr(store, name))
     new = (getattr(clean, column) != getattr(store, column)).reshape(len(clean.rewards), -1).any(1)
-    assert 0.3 < new.mean() < 0.55  # half of the steps are drawn; an action at a bound, or the same index, may stay
+    # half of the steps are drawn; an action at a bound, or the same index, may stay
+    assert 0.3 < new.mean() < 0.55
     assert store.info["corrupted"] == f"{column} of 50 % of the steps, {kind}, scale 1"
     again = changed(tmp_path / "again", "corrupted", node, **options)[1]
     assert again.fingerprint == store.fingerprint
@@ -61,7 +70,9 @@ def test_a_share_of_one_column_changes(tmp_path, column, node, kind):
 def test_a_changed_wording_changes_no_log_again(tmp_path):
     maze = choice("dataset", "maze2d-umaze", steps=2000)
     clean, goal = changed(tmp_path, "unlabelled", maze | {"text": "goal"}, actions_kept=0.5)
-    named, worded = changed(tmp_path, "unlabelled", maze | {"text": "paraphrased"}, actions_kept=0.5)
+    named, worded = changed(
+        tmp_path, "unlabelled", maze | {"text": "paraphrased"}, actions_kept=0.5
+    )
     assert clean.path == named.path and goal.path == worded.path and goal.path != clean.path
     assert "wordings" not in goal.info and goal.info["text"] == "goal"
     assert worded.info["wordings"].keys() == {*goal.tasks} and worded.info["text"] == "paraphrased"
@@ -76,36 +87,71 @@ def test_the_scale_bounds_a_random_change(tmp_path):
 def test_an_adversary_by_hand(tmp_path):
     x = np.array([[1.0, 0], [0, 1], [1, 1], [0, 0]], np.float32)
     rewards = np.array([2.0, 1, 3, 0])  # 2 x1 + x2, in episodes of one step
-    episodes = [Episode(x[i : i + 1], np.zeros((1, 1), np.float32), rewards[i : i + 1], group=i) for i in range(4)]
-    store = write(tmp_path / "store", Source(Spec(2, 1, 1, (-1.0,), (1.0,)), episodes, {"name": "test"}))
+    episodes = [
+        Episode(x[i : i + 1], np.zeros((1, 1), np.float32), rewards[i : i + 1], group=i)
+        for i in range(4)
+    ]
+    store = write(
+        tmp_path / "store", Source(Spec(2, 1, 1, (-1.0,), (1.0,)), episodes, {"name": "test"})
+    )
     corruption = altered.Corruption(store, "observations", "adversarial", 2.0)
     np.testing.assert_allclose(corruption.slope, [2 / np.sqrt(5), 1 / np.sqrt(5), 0], rtol=1e-6)
     hit, rng = np.array([True]), np.random.default_rng(0)
-    assert corruption(store.episode(0), rng, hit).tolist() == [[0, -1]], "two deviations of 0.5 less"
+    assert corruption(store.episode(0), rng, hit).tolist() == [[0, -1]], (
+        "two deviations of 0.5 less"
+    )
     corruption = altered.Corruption(store, "rewards", "adversarial", 2.0)
-    assert corruption(store.episode(0), rng, hit).tolist() == [-4] and corruption(store.episode(0), rng, ~hit).tolist() == [2]
+    assert corruption(store.episode(0), rng, hit).tolist() == [-4] and corruption(
+        store.episode(0), rng, ~hit
+    ).tolist() == [2]
 
 
 def test_a_discrete_adversary_takes_the_allowed_action_of_the_least_return(tmp_path):
     masks = np.array([[True, True, True], [True, False, True]])
     episodes = [
-        Episode(np.zeros((1, 1), np.float32), np.full((1, 1), a, np.float32), np.array([[5.0, 1, 3][a]]), group=3 * k + a, action_masks=masks[:1])
-        for k in range(2) for a in range(3)
-    ]  # fmt: skip
-    store = write(tmp_path / "store", Source(Spec(1, 1, 1, num_actions=3), episodes, {"name": "test"}))
+        Episode(
+            np.zeros((1, 1), np.float32),
+            np.full((1, 1), a, np.float32),
+            np.array([[5.0, 1, 3][a]]),
+            group=3 * k + a,
+            action_masks=masks[:1],
+        )
+        for k in range(2)
+        for a in range(3)
+    ]
+    store = write(
+        tmp_path / "store", Source(Spec(1, 1, 1, num_actions=3), episodes, {"name": "test"})
+    )
     corruption = altered.Corruption(store, "actions", "adversarial", 1.0)
     tried = Episode(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), action_masks=masks)
-    assert corruption(tried, np.random.default_rng(0), np.array([True, True])).tolist() == [[1], [2]]
+    assert corruption(tried, np.random.default_rng(0), np.array([True, True])).tolist() == [
+        [1],
+        [2],
+    ]
 
 
 @pytest.mark.parametrize("verb", ["train", "baseline", "data"])
 def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb):
     if verb == "baseline":
         pytest.importorskip("d3rlpy")
-    words = {"train": (*LOOP, *NANO, "data.seed=3"), "baseline": ("dataset=synthetic", "dataset.episodes=40", "steps=2", "optim.batch_size=8", "device=cpu"),
-             "data": ("dataset=synthetic", "dataset.episodes=40")}[verb]  # fmt: skip
+    words = {
+        "train": (*LOOP, *NANO, "data.seed=3"),
+        "baseline": (
+            "dataset=synthetic",
+            "dataset.episodes=40",
+            "steps=2",
+            "optim.batch_size=8",
+            "device=cpu",
+        ),
+        "data": ("dataset=synthetic", "dataset.episodes=40"),
+    }[verb]
     run = (f"run={tmp_path}/run",) if verb != "data" else ()
-    corrupt = ("transform=corrupted", "transform.column=actions", "transform.kind=adversarial", "transform.share=0.2")
+    corrupt = (
+        "transform=corrupted",
+        "transform.column=actions",
+        "transform.kind=adversarial",
+        "transform.share=0.2",
+    )
     unlabelled = ("transform=unlabelled", "transform.actions_kept=0.5")
     assert command(verb, *words, *run, *corrupt) == 0
     said = capsys.readouterr().out
@@ -119,16 +165,27 @@ def test_commands_read_the_log_as_a_transform_changes_it(tmp_path, capsys, verb)
     else:
         info = json.loads((tmp_path / "run/run.json").read_text())["dataset"]
         seed = 3 if verb == "train" else 0
-        assert info["corrupted"] == "actions of 20 % of the steps, adversarial, scale 1" and info["seed_of_changes"] == seed
+        assert (
+            info["corrupted"] == "actions of 20 % of the steps, adversarial, scale 1"
+            and info["seed_of_changes"] == seed
+        )
         assert command(verb, *words, *run, *unlabelled, "fresh=true") == 0
         assert json.loads((tmp_path / "run/run.json").read_text())["dataset"]["actions_kept"] == 0.5
 
 
 def test_what_cannot_be_is_refused(tmp_path):
     for name, options, message in (
-        ("unlabelled", {"actions_kept": 0.001}, "transform.actions_kept=0.001 of 40 episodes keeps the actions of none"),
+        (
+            "unlabelled",
+            {"actions_kept": 0.001},
+            "transform.actions_kept=0.001 of 40 episodes keeps the actions of none",
+        ),
         ("unlabelled", {"actions_kept": 2.0}, "expected a share within 0 .. 1, got 2.0"),
-        ("corrupted", {"column": "time"}, "transform.column: expected one of observations, actions, rewards, got 'time'"),
+        (
+            "corrupted",
+            {"column": "time"},
+            "transform.column: expected one of observations, actions, rewards, got 'time'",
+        ),
         ("corrupted", {"kind": "mean"}, "transform.kind: expected one of random, adversarial"),
         ("corrupted", {"share": 1.5}, "expected within 0 .. 1 and above 0, got 1.5 and 1.0"),
     ):

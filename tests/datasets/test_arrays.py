@@ -15,7 +15,9 @@ from tests.conftest import LOOP, NANO, command, episode, node
 
 
 def columns(**changed):
-    """Five rows: an episode of two that terminates, one of two that is cut off, one of one that the log ends."""
+    """Five rows: an episode of two that terminates, one of two that is cut off, one of one that the
+    log ends.
+    """
     found = {
         "observations": np.arange(10.0).reshape(5, 2),
         "actions": np.array([[0.1], [0.2], [-0.3], [0.4], [0.5]]),
@@ -35,19 +37,27 @@ def test_episodes_end_at_terminals_timeouts_and_the_last_row(tmp_path):
     source = load(path=put(tmp_path / "mine.npz"))
     episodes = list(source.episodes)
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4], [5]]
-    assert [e.observations.tolist() for e in episodes] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    assert [e.observations.tolist() for e in episodes] == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+        [[8, 9]],
+    ]
     assert [(e.terminated, e.truncated, e.group) for e in episodes] == [
         (True, False, 0),
         (False, True, 1),
         (False, True, 2),
     ]
     assert (source.spec.observation_dim, source.spec.action_dim, source.spec.horizon) == (2, 1, 2)
-    assert (source.spec.low, source.spec.high) == ((np.float32(-0.3),), (0.5,)) and source.info["name"] == "mine"
+    assert (source.spec.low, source.spec.high) == ((np.float32(-0.3),), (0.5,)) and source.info[
+        "name"
+    ] == "mine"
     assert all(e.final_observation is None and e.task == "" for e in episodes)
 
 
 def test_next_observations_give_the_final_ones(tmp_path):
-    path = put(tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None)
+    path = put(
+        tmp_path / "mine.npz", next_observations=np.arange(10.0).reshape(5, 2) + 100, timeouts=None
+    )
     episodes = list(load(path=path).episodes)
     assert [e.final_observation.tolist() for e in episodes] == [[102, 103], [108, 109]]
     assert [e.rewards.tolist() for e in episodes] == [[1, 2], [3, 4, 5]]
@@ -55,7 +65,10 @@ def test_next_observations_give_the_final_ones(tmp_path):
 
 def test_integer_actions_are_discrete(tmp_path):
     path = put(tmp_path / "mine.npz", actions=np.array([0, 2, 1, 0, 2]), rewards=np.ones((5, 1)))
-    assert load(path=path).spec.num_actions == 3 and load(path=path, num_actions=7).spec.num_actions == 7
+    assert (
+        load(path=path).spec.num_actions == 3
+        and load(path=path, num_actions=7).spec.num_actions == 7
+    )
     assert next(load(path=path).episodes).actions.tolist() == [[0], [2]]
 
 
@@ -63,10 +76,23 @@ def test_rows_of_nan_actions_are_missing(tmp_path):
     gaps = columns()["actions"]
     gaps[[0, 2]] = np.nan
     source = load(path=put(tmp_path / "mine.npz", actions=gaps))
-    assert [None if e.action_weight is None else e.action_weight.tolist() for e in source.episodes] == [[0, 1], [0, 1], None]
-    assert (source.spec.low, source.spec.high) == ((np.float32(0.2),), (0.5,)), "of the actions that are there"
-    with pytest.raises(ValueError, match="expected the recorded action of some steps, all of them are missing"):
-        prepare(node("dataset", "arrays", path=put(tmp_path / "none.npz", actions=np.full((5, 1), np.nan))), tmp_path)
+    assert [
+        None if e.action_weight is None else e.action_weight.tolist() for e in source.episodes
+    ] == [[0, 1], [0, 1], None]
+    assert (source.spec.low, source.spec.high) == ((np.float32(0.2),), (0.5,)), (
+        "of the actions that are there"
+    )
+    with pytest.raises(
+        ValueError, match="expected the recorded action of some steps, all of them are missing"
+    ):
+        prepare(
+            node(
+                "dataset",
+                "arrays",
+                path=put(tmp_path / "none.npz", actions=np.full((5, 1), np.nan)),
+            ),
+            tmp_path,
+        )
     with pytest.raises(ValueError, match="expected finite actions, got inf in row 0"):
         load(path=put(tmp_path / "inf.npz", actions=np.array([[np.inf]] * 5)))
     with pytest.raises(ValueError, match="expected finite actions, got nan in row 0"):
@@ -74,14 +100,30 @@ def test_rows_of_nan_actions_are_missing(tmp_path):
 
 
 def test_options_name_the_data_the_task_and_the_space(tmp_path):
-    source = load(path=put(tmp_path / "a.npz"), name="pump", task="Fill.", text="constant", low=[-2], high=[2], horizon=9)
-    assert source.spec == Spec(2, 1, 9, (-2,), (2,)) and source.info["name"] == "pump" and next(source.episodes).task == "Fill."
+    source = load(
+        path=put(tmp_path / "a.npz"),
+        name="pump",
+        task="Fill.",
+        text="constant",
+        low=[-2],
+        high=[2],
+        horizon=9,
+    )
+    assert (
+        source.spec == Spec(2, 1, 9, (-2,), (2,))
+        and source.info["name"] == "pump"
+        and next(source.episodes).task == "Fill."
+    )
 
 
 def test_a_constant_text_needs_a_task(tmp_path):
-    with pytest.raises(ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="):
+    with pytest.raises(
+        ValueError, match="dataset.task: text=constant needs a text, got none; give dataset.task="
+    ):
         load(path=put(tmp_path / "a.npz"), text="constant")
-    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, got 'goal'"):
+    with pytest.raises(
+        ValueError, match="dataset.text: expected one of none, constant, got 'goal'"
+    ):
         load(path=put(tmp_path / "a.npz"), text="goal")
 
 
@@ -89,17 +131,36 @@ def test_an_hdf5_file_has_the_same_layout(tmp_path):
     with h5py.File(tmp_path / "mine.hdf5", "w") as file:
         for key, column in columns().items():
             file[key] = column
-    assert [e.rewards.tolist() for e in load(path=str(tmp_path / "mine.hdf5")).episodes] == [[1, 2], [3, 4], [5]]
+    assert [e.rewards.tolist() for e in load(path=str(tmp_path / "mine.hdf5")).episodes] == [
+        [1, 2],
+        [3, 4],
+        [5],
+    ]
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    ({"rewards": None}, "expected D4RL's keys, rewards not among observations, actions, terminals, timeouts"),
-    ({"actions": np.zeros((4, 1))}, "expected columns of one length, at least 1, got .*'actions': 4"),
-    ({"rewards": np.ones((5, 2))}, r"expected rewards of 1 columns, got shape \(5, 2\)"),
-    ({"observations": np.ones((5, 2, 2))}, r"expected observations of some columns, got shape \(5, 2, 2\)"),
-    ({"observations": np.array(list("abcde"))}, r"expected observations of some columns, got shape \(5,\), <U1"),
-    ({"rewards": np.array([1, 2, np.nan, 4, 5])}, "expected finite rewards, got nan in row 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"rewards": None},
+            "expected D4RL's keys, rewards not among observations, actions, terminals, timeouts",
+        ),
+        (
+            {"actions": np.zeros((4, 1))},
+            "expected columns of one length, at least 1, got .*'actions': 4",
+        ),
+        ({"rewards": np.ones((5, 2))}, r"expected rewards of 1 columns, got shape \(5, 2\)"),
+        (
+            {"observations": np.ones((5, 2, 2))},
+            r"expected observations of some columns, got shape \(5, 2, 2\)",
+        ),
+        (
+            {"observations": np.array(list("abcde"))},
+            r"expected observations of some columns, got shape \(5,\), <U1",
+        ),
+        ({"rewards": np.array([1, 2, np.nan, 4, 5])}, "expected finite rewards, got nan in row 2"),
+    ],
+)
 def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):
     path = put(tmp_path / "mine.npz", **changed)
     with pytest.raises(ValueError, match=f"{path}: {message}"):
@@ -120,9 +181,19 @@ def test_a_file_of_one_episode_marks_its_last_row(tmp_path, capsys):
     path = put(tmp_path / "one.npz", terminals=np.zeros(5, bool), timeouts=last)
     assert [e.rewards.tolist() for e in load(path=path).episodes] == [[1, 2, 3, 4, 5]]
     loop = [word for word in LOOP if not word.startswith("dataset")]
-    words = ["dataset=arrays", f"dataset.path={path}", "dataset.low=[-1]", "dataset.high=[1]", *loop, *NANO]
+    words = [
+        "dataset=arrays",
+        f"dataset.path={path}",
+        "dataset.low=[-1]",
+        "dataset.high=[1]",
+        *loop,
+        *NANO,
+    ]
     assert command("train", *words, f"run={tmp_path}/run") == 0
-    assert "1 episodes, 5 steps; 0 episodes held out (data.held_out=0.02 of 1 groups leaves none)" in capsys.readouterr().out
+    assert (
+        "1 episodes, 5 steps; 0 episodes held out (data.held_out=0.02 of 1 groups leaves none)"
+        in capsys.readouterr().out
+    )
     assert command("train", *words, "data.held_out=0", f"run={tmp_path}/all") == 0
     assert "1 episodes, 5 steps; 0 episodes held out\n" in capsys.readouterr().out
 
@@ -130,15 +201,34 @@ def test_a_file_of_one_episode_marks_its_last_row(tmp_path, capsys):
 GYMNASIUM = {"rewards": None, "terminals": None, "timeouts": None, "observations": None}
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    (GYMNASIUM | {"obs": np.ones((5, 2)), "reward": np.ones(5), "terminations": np.ones(5), "truncations": np.ones(5)},
-     "observations, rewards, terminals, timeouts not among .*; rename obs: observations, reward: rewards, terminations: terminals, "
-     "truncations: timeouts$"),
-    ({"terminals": None, "dones": np.ones(5)},
-     r"terminals not among .*; rename dones: terminals \(timeouts where a time limit ended the episode\)$"),
-    ({"timeouts": None, "truncations": np.ones(5)}, "timeouts not among .*; rename truncations: timeouts$"),
-    ({"next_obs": np.ones((5, 2))}, "next_observations not among .*; rename next_obs: next_observations$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            GYMNASIUM
+            | {
+                "obs": np.ones((5, 2)),
+                "reward": np.ones(5),
+                "terminations": np.ones(5),
+                "truncations": np.ones(5),
+            },
+            "observations, rewards, terminals, timeouts not among .*; rename obs: observations, reward: rewards, terminations: terminals, "
+            "truncations: timeouts$",
+        ),
+        (
+            {"terminals": None, "dones": np.ones(5)},
+            r"terminals not among .*; rename dones: terminals \(timeouts where a time limit ended the episode\)$",
+        ),
+        (
+            {"timeouts": None, "truncations": np.ones(5)},
+            "timeouts not among .*; rename truncations: timeouts$",
+        ),
+        (
+            {"next_obs": np.ones((5, 2))},
+            "next_observations not among .*; rename next_obs: next_observations$",
+        ),
+    ],
+)
 def test_names_of_other_libraries_are_translated(tmp_path, changed, message):
     with pytest.raises(ValueError, match=f"expected D4RL's keys, {message}"):
         load(path=put(tmp_path / "mine.npz", **changed))
@@ -149,32 +239,50 @@ def test_a_number_that_float32_cannot_hold_is_named(tmp_path):
         column = columns()[key].copy()
         column[row] = -1e300
         path = put(tmp_path / f"{key}.npz", **{key: column})
-        with pytest.raises(ValueError, match=rf"{path}: expected finite {key} \(float32\), got -1e\+300 in row {row}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{path}: expected finite {key} \(float32\), got -1e\+300 in row {row}",
+        ):
             load(path=path)
 
 
 def test_a_file_of_another_format_is_not_called_damaged(tmp_path):
-    for name, content in (("mine.csv", b"x,y,reward\n1,2,3\n"), ("mine.npy", b"\x93NUMPY"), ("mine", b"{}")):
+    for name, content in (
+        ("mine.csv", b"x,y,reward\n1,2,3\n"),
+        ("mine.npy", b"\x93NUMPY"),
+        ("mine", b"{}"),
+    ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}: expected an .npz or HDF5 file in D4RL's layout, got another format; "
-                                             "np.savez makes one of the columns of a table, see docs/data.md"):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=f"{name}: expected an .npz or HDF5 file in D4RL's layout, got another format; "
+            "np.savez makes one of the columns of a table, see docs/data.md",
+        ):
             load(path=str(tmp_path / name))
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.npz: expected an .npz or HDF5 file in D4RL's layout, found none"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="none.npz: expected an .npz or HDF5 file in D4RL's layout, found none",
+    ):
         prepare(node("dataset", "arrays", path=str(tmp_path / "none.npz")), tmp_path)
     whole = Path(put(tmp_path / "mine.npz")).read_bytes()
     for damaged in (whole[:200], b"<html>404</html>", b""):
         (tmp_path / "mine.npz").write_bytes(damaged)
-        with pytest.raises(ValueError, match="mine.npz: not a readable npz file, perhaps truncated"):
+        with pytest.raises(
+            ValueError, match="mine.npz: not a readable npz file, perhaps truncated"
+        ):
             load(path=str(tmp_path / "mine.npz"))
 
 
 @pytest.mark.parametrize("block", [1, 3, 4, 100])
 def test_blocks_of_any_size_give_the_same_episodes(block, tmp_path, monkeypatch):
     by_columns = {"observations": np.asfortranarray(columns()["observations"])}
-    paths = [put(tmp_path / "a.npz", next_observations=np.arange(10.0).reshape(5, 2)), put(tmp_path / "b.npz", **by_columns)]
+    paths = [
+        put(tmp_path / "a.npz", next_observations=np.arange(10.0).reshape(5, 2)),
+        put(tmp_path / "b.npz", **by_columns),
+    ]
     whole = [list(load(path=path).episodes) for path in paths]
     monkeypatch.setattr(arrays, "BLOCK", block)
     for path, expected in zip(paths, whole, strict=True):
@@ -221,26 +329,49 @@ def test_episodes_made_in_python_are_trained_on(tmp_path):
     chosen = from_episodes(made, tmp_path / "mine", name="mine")
     store = prepare(chosen, tmp_path / "cache")
     assert store.path == tmp_path / "mine" and not (tmp_path / "cache").exists(), "it is not copied"
-    assert store.fingerprint == open_store(tmp_path / "mine").fingerprint and store.info == {"name": "mine"}
-    assert store.spec == Spec(3, 2, 3, (0.0, 0.0), (float(np.float32(0.07)),) * 2) and store.tasks == ("Go.",)
+    assert store.fingerprint == open_store(tmp_path / "mine").fingerprint and store.info == {
+        "name": "mine"
+    }
+    assert store.spec == Spec(
+        3, 2, 3, (0.0, 0.0), (float(np.float32(0.07)),) * 2
+    ) and store.tasks == ("Go.",)
     loop = [word for word in LOOP if not word.startswith("dataset")]
-    words = ["env=none", "dataset=store", f"dataset.path={tmp_path / 'mine'}", "optim.batch_size=4", f"run={tmp_path / 'run'}"]
+    words = [
+        "env=none",
+        "dataset=store",
+        f"dataset.path={tmp_path / 'mine'}",
+        "optim.batch_size=4",
+        f"run={tmp_path / 'run'}",
+    ]
     assert command("train", *loop, *NANO, *words) == 0
 
 
 def test_integer_actions_of_episodes_are_discrete(tmp_path):
-    made = [Episode(np.zeros((2, 3)), np.array(actions), np.ones(2)) for actions in ([[0], [4]], [[1], [0]])]
+    made = [
+        Episode(np.zeros((2, 3)), np.array(actions), np.ones(2))
+        for actions in ([[0], [4]], [[1], [0]])
+    ]
     store = open_store(from_episodes(made, tmp_path / "mine", name="mine")["path"])
-    assert store.spec == Spec(3, 1, 2, num_actions=5) and store.actions.tolist() == [[0], [4], [1], [0]]
+    assert store.spec == Spec(3, 1, 2, num_actions=5) and store.actions.tolist() == [
+        [0],
+        [4],
+        [1],
+        [0],
+    ]
     pair = [Episode(np.zeros((2, 3)), np.ones((2, 2), int), np.ones(2))]
-    with pytest.raises(ValueError, match="one index, got 2 numbers; continuous actions are floating-point numbers"):
+    with pytest.raises(
+        ValueError, match="one index, got 2 numbers; continuous actions are floating-point numbers"
+    ):
         from_episodes(pair, tmp_path / "pair", name="pair")
 
 
 def test_episodes_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="episodes: expected at least one, got none"):
         from_episodes([], tmp_path / "mine", name="mine")
-    with pytest.raises(ValueError, match="episode 1: expected observations of 2 and actions of 1 numbers, got 2 and 2"):
+    with pytest.raises(
+        ValueError,
+        match="episode 1: expected observations of 2 and actions of 1 numbers, got 2 and 2",
+    ):
         from_episodes([episode([1, 2]), episode([1], A=2)], tmp_path / "mine", name="mine")
     discrete = Spec(2, 1, 5, num_actions=2)
     with pytest.raises(ValueError, match="episode 0, step 1: expected an action an index below 2"):

@@ -12,26 +12,40 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Spec
 from tests.conftest import episode, make_store, node
 
+# columns of velocity and place, and of the places of six landmarks and six agents after their presence
 VECTORS = [
     0,
     2,
     *range(5, 40, 3),
-]  # columns of velocity and place, and of the places of six landmarks and six agents after their presence
+]
 
 
 def opened(store, symmetries=True, **options):
     data = {"held_out": 0.0, "symmetries": symmetries}
-    c = train_config({"dataset": {}, "backbone": {}, "head": {}, "optim": {"batch_size": 400}, "data": data, **options})
+    c = train_config(
+        {
+            "dataset": {},
+            "backbone": {},
+            "head": {},
+            "optim": {"batch_size": 400},
+            "data": data,
+            **options,
+        }
+    )
     return open_data(c, store, [1.0]).sampler
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("spread") / "store", spread.load(groups=20, actions="continuous"))
+    return write(
+        tmp_path_factory.mktemp("spread") / "store", spread.load(groups=20, actions="continuous")
+    )
 
 
 def parts(window):
-    """The vectors of each row and step, those of the actions last (B, T, K, 2), and the other numbers of its observation."""
+    """The vectors of each row and step, those of the actions last (B, T, K, 2), and the other
+    numbers of its observation.
+    """
     pairs = window.observations[..., np.array(VECTORS)[:, None] + np.arange(2)]
     others = np.delete(window.observations, [v + i for v in VECTORS for i in range(2)], -1)
     return np.concatenate([pairs, window.actions[..., None, :]], -2), others
@@ -47,7 +61,16 @@ def of_rows(plain, turned):
 
 def test_the_eight_symmetries_of_a_square_by_hand():
     turned = (np.array([3, 1], np.float32) @ SYMMETRIES).tolist()
-    assert sorted(turned) == [[-3, -1], [-3, 1], [-1, -3], [-1, 3], [1, -3], [1, 3], [3, -1], [3, 1]]
+    assert sorted(turned) == [
+        [-3, -1],
+        [-3, 1],
+        [-1, -3],
+        [-1, 3],
+        [1, -3],
+        [1, 3],
+        [3, -1],
+        [3, 1],
+    ]
 
 
 def test_each_window_is_turned_as_a_whole(store):
@@ -59,16 +82,27 @@ def test_each_window_is_turned_as_a_whole(store):
 
 
 def test_a_team_is_turned_as_one(store):
-    plain, turned = (opened(store, on, window=2, team={"execution": "joint"})(1) for on in (False, True))
+    plain, turned = (
+        opened(store, on, window=2, team={"execution": "joint"})(1) for on in (False, True)
+    )
     by = of_rows(parts(plain)[0], parts(turned)[0])
-    assert len(by) == 1200 and len(set(by)) == 8 and all(len(set(by[turned.team == t])) == 1 for t in range(400))
+    assert (
+        len(by) == 1200
+        and len(set(by)) == 8
+        and all(len(set(by[turned.team == t])) == 1 for t in range(400))
+    )
 
 
 def test_a_turned_world_turns_what_happens():
-    """Places, velocities and rewards of a world whose start and pushes are turned: what `plane` in the log's meta says of it."""
+    """Places, velocities and rewards of a world whose start and pushes are turned: what `plane` in
+    the log's meta says of it.
+    """
     pushes = np.random.default_rng(0).uniform(-1, 1, (HORIZON, 8, 4, 2))
     world, turned = (Spread(np.full(8, 7), 4) for _ in range(2))
-    turned.positions, turned.landmarks = turned.positions @ SYMMETRIES, turned.landmarks @ SYMMETRIES
+    turned.positions, turned.landmarks = (
+        turned.positions @ SYMMETRIES,
+        turned.landmarks @ SYMMETRIES,
+    )
     for push in pushes:
         push[:] = push[0]
         rewards = world.step(push), turned.step(push @ SYMMETRIES)
@@ -78,15 +112,22 @@ def test_a_turned_world_turns_what_happens():
 
 
 def test_a_log_without_vectors_and_discrete_actions_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="data.symmetries: expected a log that says which numbers .* got none"):
+    with pytest.raises(
+        ValueError, match="data.symmetries: expected a log that says which numbers .* got none"
+    ):
         opened(make_store(tmp_path / "a", [episode([1, 2])]))
     discrete = write(tmp_path / "b", spread.load(groups=5))
-    with pytest.raises(ValueError, match="data.symmetries: expected actions that are vectors .* got 5 discrete ones"):
+    with pytest.raises(
+        ValueError,
+        match="data.symmetries: expected actions that are vectors .* got 5 discrete ones",
+    ):
         opened(discrete)
 
 
 def of_parts(tmp_path, **own):
-    """Draws of two parts of vectors in a plane: 40 episodes of 4 steps each. own: further keys of the second part."""
+    """Draws of two parts of vectors in a plane: 40 episodes of 4 steps each. own: further keys of
+    the second part.
+    """
     rng = np.random.default_rng(0)
     for name in "ab":
         made = [episode([1.0] * 4, A=2, group=g, start=rng.uniform(0.1, 0.9)) for g in range(40)]
@@ -94,7 +135,9 @@ def of_parts(tmp_path, **own):
     parts = {name: {"dataset": "store", "path": str(tmp_path / name)} for name in "ab"}
     parts["b"] |= own
     dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
-    c = train_config({"dataset": dataset, "backbone": {}, "head": {}, "window": 1, "optim": {"batch_size": 4000}})
+    c = train_config(
+        {"dataset": dataset, "backbone": {}, "head": {}, "window": 1, "optim": {"batch_size": 4000}}
+    )
     return open_data(c, prepare(dataset, tmp_path / "home"), [1.0, 1.0])
 
 
@@ -105,7 +148,10 @@ def test_a_part_has_its_own_discount_of_steps(tmp_path):
     data = of_parts(tmp_path, step_discount=0.5)
     window = data.sampler(0)
     second = data.store.part[window.episodes] == 1
-    plain, early = (np.bincount(window.timesteps[rows, 0], minlength=4) / rows.sum() for rows in (~second, second))
+    plain, early = (
+        np.bincount(window.timesteps[rows, 0], minlength=4) / rows.sum()
+        for rows in (~second, second)
+    )
     assert np.abs(plain - 1 / 4).max() < 0.04
     assert np.abs(early - np.array([8, 4, 2, 1]) / 15).max() < 0.04
     assert abs(second.mean() - 0.5) < 0.04, "its share of a batch is the same"
@@ -116,14 +162,24 @@ def test_a_part_alone_is_turned(tmp_path):
     second = plain.episodes >= 40
     same = (plain.observations == turned.observations).all((1, 2))
     assert np.array_equal(plain.episodes, turned.episodes) and same[~second].all()
-    assert abs(same[second].mean() - 1 / 4) < 0.04, "two numbers alike look the same by two of the eight"
+    assert abs(same[second].mean() - 1 / 4) < 0.04, (
+        "two numbers alike look the same by two of the eight"
+    )
 
 
 def test_a_part_of_one_wording_is_not_paraphrased_with_another_one(tmp_path):
     maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
     parts = {"goal": maze | {"text": "goal"}, "words": maze | {"text": "paraphrased"}}
     dataset = node("dataset", "mixture", parts=parts, text_wordings=0)
-    c = train_config({"dataset": dataset, "backbone": {}, "head": {}, "optim": {"batch_size": 400}, "data": {"held_out": 0.3}})
+    c = train_config(
+        {
+            "dataset": dataset,
+            "backbone": {},
+            "head": {},
+            "optim": {"batch_size": 400},
+            "data": {"held_out": 0.3},
+        }
+    )
     data = open_data(c, prepare(dataset, tmp_path), [1.0, 1.0])
     window = data.sampler(0)
     second = data.store.part[window.episodes] == 1

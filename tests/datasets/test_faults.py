@@ -1,4 +1,6 @@
-"""Faults of a log: each kind is found, counted by hand, and a clean log has none; a log is read once."""
+"""Faults of a log: each kind is found, counted by hand, and a clean log has none; a log is read
+once.
+"""
 
 from dataclasses import replace
 
@@ -12,7 +14,9 @@ from decisionllm.schema import Episode, Spec
 
 def found(path, episodes):
     S = episodes[0].observations.shape[1]
-    return faults.survey(write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))).faults
+    return faults.survey(
+        write(path, Source(Spec(S, 1, 100, (-1.0,), (1.0,)), episodes, {"name": "test"}))
+    ).faults
 
 
 def walk(group, n=40, *, columns=1, seed=None, **changed):
@@ -22,7 +26,9 @@ def walk(group, n=40, *, columns=1, seed=None, **changed):
         "actions": rng.uniform(-1, 1, (n, 1)),
         "rewards": rng.normal(size=n),
     }
-    return Episode(**{name: x.astype(np.float32) for name, x in (steps | changed).items()}, group=group)
+    return Episode(
+        **{name: x.astype(np.float32) for name, x in (steps | changed).items()}, group=group
+    )
 
 
 def test_a_clean_log_has_no_fault(tmp_path):
@@ -30,7 +36,8 @@ def test_a_clean_log_has_no_fault(tmp_path):
 
 
 def test_repeated_episodes_are_counted_and_placed(tmp_path):
-    episodes = [walk(0), walk(0), walk(1, seed=0), walk(2), walk(3), walk(3)]  # two extra copies of one, one of another
+    # two extra copies of one, one of another
+    episodes = [walk(0), walk(0), walk(1, seed=0), walk(2), walk(3), walk(3)]
     assert found(tmp_path / "s", episodes) == [
         "3 of 6 episodes repeat another one, 2 different ones; 1 of them in several groups, of which one may be held out"
     ]
@@ -45,13 +52,21 @@ def test_constant_rewards_and_numbers(tmp_path):
     ]
 
 
-def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(tmp_path, monkeypatch):
+def test_a_jump_is_one_of_the_logs_own_scale_and_not_from_one_episode_to_the_next(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(faults, "BLOCK", 7)  # each episode is a block
     line = np.arange(40.0)[:, None] % 2  # changes of 1
     jumped = line.copy()
     jumped[20] += 31.5
-    episodes = [walk(0, observations=line), walk(1, observations=line + 500), walk(2, observations=jumped)]
-    assert found(tmp_path / "s", episodes) == ["observation [0]: 2 changes of more than 30 times its usual change in a step, 1"]
+    episodes = [
+        walk(0, observations=line),
+        walk(1, observations=line + 500),
+        walk(2, observations=jumped),
+    ]
+    assert found(tmp_path / "s", episodes) == [
+        "observation [0]: 2 changes of more than 30 times its usual change in a step, 1"
+    ]
 
 
 def test_an_observation_that_holds_the_future(tmp_path, monkeypatch):
@@ -80,8 +95,13 @@ class Traced(np.ndarray):
 def test_a_log_is_read_once_from_its_begin_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "BLOCK", 80)  # of rows, about
     monkeypatch.setattr(faults, "SAMPLE", 1)  # one episode is
-    store = write(tmp_path / "s", Source(Spec(1, 1, 40, (-1.0,), (1.0,)), [walk(g) for g in range(6)], {"name": "test"}))
+    store = write(
+        tmp_path / "s",
+        Source(Spec(1, 1, 40, (-1.0,), (1.0,)), [walk(g) for g in range(6)], {"name": "test"}),
+    )
     observations = store.observations.view(Traced)
     observations.starts = []
     assert faults.survey(replace(store, observations=observations)).faults == []
-    assert observations.starts == [0, 0, 0, 40, 40, 120, 120], "the sample; then the hash and the survey of each block"
+    assert observations.starts == [0, 0, 0, 40, 40, 120, 120], (
+        "the sample; then the hash and the survey of each block"
+    )

@@ -1,4 +1,6 @@
-"""Public logs of many agents: Vaults that flashbax wrote, OMAR's folders, PyMARL's files; each against its source arrays."""
+"""Public logs of many agents: Vaults that flashbax wrote, OMAR's folders, PyMARL's files; each
+against its source arrays.
+"""
 
 import json
 import subprocess
@@ -33,7 +35,10 @@ def joined(folder, kind="vault"):
     parts = list(marl_archives.logs(folder, kind))
     meta = reduce(common_meta, (part.meta for part in parts))
     tables = [[part.tables[table] for part in parts] for table in ("steps", "agents")]
-    return Log(meta, *({name: np.concatenate([t[name] for t in each]) for name in each[0]} for each in tables))
+    return Log(
+        meta,
+        *({name: np.concatenate([t[name] for t in each]) for name in each[0]} for each in tables),
+    )
 
 
 @pytest.fixture
@@ -59,50 +64,71 @@ def worlds(arrays):
 def test_a_public_vault_loads_with_equal_arrays_worlds_and_returns(vaults, tmp_path):
     wanted = worlds(np.load(vaults / "units.npz"))
     log = joined(vaults / "toy.vlt/units")
-    with pytest.raises(ValueError, match="returns=mean: expected a reward of each agent, got one for the whole team"):
+    with pytest.raises(
+        ValueError,
+        match="returns=mean: expected a reward of each agent, got one for the whole team",
+    ):
         team.load(path=str(vaults / "toy.vlt/units"), returns="mean")
     store = write(tmp_path / "store", team.source(log))
     assert len(wanted) > 5 and np.unique(store.group).tolist() == list(range(len(wanted)))
     for g, world in enumerate(wanted):
         rows = log.agents["group"] == g
-        keys = {(t, i) for t, i in zip(log.agents["step"][rows], log.agents["agent"][rows], strict=True)}
+        keys = {
+            (t, i) for t, i in zip(log.agents["step"][rows], log.agents["agent"][rows], strict=True)
+        }
         chosen = world["legals"].copy()
         chosen[..., 0] = False
         last = [max(t for t in range(len(chosen)) if chosen[t, i].any()) for i in range(3)]
-        assert keys == {(t, i) for i in range(3) for t in range(last[i] + 1)}  # the dead have no row
+        # the dead have no row
+        assert keys == {(t, i) for i in range(3) for t in range(last[i] + 1)}
         for row in np.flatnonzero(rows):
             t, i = log.agents["step"][row], log.agents["agent"][row]
-            np.testing.assert_array_equal(log.agents["observation"][row], world["observations"][t, i])
+            np.testing.assert_array_equal(
+                log.agents["observation"][row], world["observations"][t, i]
+            )
             np.testing.assert_array_equal(log.agents["available"][row], world["legals"][t, i])
             assert log.agents["action"][row] == world["actions"][t, i]
-            assert log.agents["loss_mask"][row] == chosen[t, i].any()  # the busy have a row that is not to be imitated
+            # the busy have a row that is not to be imitated
+            assert log.agents["loss_mask"][row] == chosen[t, i].any()
         clock = log.steps["group"] == g
         np.testing.assert_array_equal(log.steps["reward"][clock], world["rewards"][:, 0])
         np.testing.assert_array_equal(log.steps["state"][clock], world["state"])
         assert log.steps["terminated"][clock][-1] == world["terminals"][-1].all()
-        np.testing.assert_allclose(store.returns[store.group == g], world["rewards"][:, 0].sum(dtype=np.float64), atol=2e-6)
+        np.testing.assert_allclose(
+            store.returns[store.group == g], world["rewards"][:, 0].sum(dtype=np.float64), atol=2e-6
+        )
 
 
 def test_a_world_of_a_vault_ends_when_all_of_its_agents_have(vaults):
     arrays = np.load(vaults / "points.npz")
     log = joined(vaults / "toy.vlt/points")
     wanted = worlds(arrays)
-    assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()  # a rule for one agent cuts more
+    # a rule for one agent cuts more
+    assert log.steps["group"].max() + 1 == len(wanted) < (arrays["terminals"][0, :, 0]).sum()
     assert log.meta["repairs"] == {"worlds cut at the end": 1}
     for g, world in enumerate(wanted):
-        own = [int(np.argmax(world["terminals"][:, i])) for i in range(3)]  # the step in which each terminated
+        # the step in which each terminated
+        own = [int(np.argmax(world["terminals"][:, i])) for i in range(3)]
         for i in range(3):
             rows = (log.agents["group"] == g) & (log.agents["agent"] == i)
             assert log.agents["step"][rows].tolist() == list(range(own[i] + 1))
-            assert log.agents["terminated"][rows].tolist() == [t == own[i] < max(own) for t in range(own[i] + 1)]
-            np.testing.assert_array_equal(log.agents["action_values"][rows], world["actions"][: own[i] + 1, i])
-            np.testing.assert_array_equal(log.agents["reward"][rows], world["rewards"][: own[i] + 1, i])
+            assert log.agents["terminated"][rows].tolist() == [
+                t == own[i] < max(own) for t in range(own[i] + 1)
+            ]
+            np.testing.assert_array_equal(
+                log.agents["action_values"][rows], world["actions"][: own[i] + 1, i]
+            )
+            np.testing.assert_array_equal(
+                log.agents["reward"][rows], world["rewards"][: own[i] + 1, i]
+            )
         near(log.steps["reward"][log.steps["group"] == g], world["rewards"].mean(1), 1e-6)
     assert "available" not in log.agents  # a mask says nothing of continuous actions
 
 
 def test_rows_of_b_are_never_joined(vaults):
-    """Each row of B of this Vault ends with a world that is cut; what follows it in memory is another seed."""
+    """Each row of B of this Vault ends with a world that is cut; what follows it in memory is
+    another seed.
+    """
     arrays = np.load(vaults / "units.npz")
     over = (arrays["terminals"] | arrays["truncations"]).all(2)
     assert not over[:, -1].any()
@@ -124,10 +150,14 @@ def test_a_vault_that_was_cut_is_refused(vaults):
     data = max((folder / "d").iterdir(), key=lambda file: file.stat().st_size)
     whole = data.read_bytes()
     data.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"
+    ):
         joined(folder)
     data.unlink()
-    with pytest.raises(ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"):
+    with pytest.raises(
+        ValueError, match=r"units: not a readable Vault, perhaps cut .*; fetch it again"
+    ):
         joined(folder)
 
 
@@ -138,7 +168,8 @@ def test_a_vault_whose_index_runs_ahead_of_its_steps_is_refused(vaults):
     store = {"driver": "ocdbt", "base": f"file://{folder}/", "path": "vault_index/"}
     ts.open({"driver": "zarr", "kvstore": store}).result()[0].write(40).result()
     with pytest.raises(
-        ValueError, match=r"units, row 0 of B, step 32: expected 40 steps \(vault_index\), got nothing from here"
+        ValueError,
+        match=r"units, row 0 of B, step 32: expected 40 steps \(vault_index\), got nothing from here",
     ):
         joined(folder)
 
@@ -153,7 +184,8 @@ def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
         del card[table]["rewards"]
     (folder / "metadata.json").write_text(json.dumps(card))
     with pytest.raises(
-        ValueError, match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state"
+        ValueError,
+        match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state",
     ):
         joined(folder)
 
@@ -174,7 +206,9 @@ def omar(folder, steps=53, N=2):
 def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
     made = omar(tmp_path / "seed_0_data")
     store = write(tmp_path / "store", team.load(path=str(tmp_path / "seed_0_data")))
-    assert store.info["name"] == "team@seed_0_data" and store.info["repairs"] == {"steps cut at the end": 3}
+    assert store.info["name"] == "team@seed_0_data" and store.info["repairs"] == {
+        "steps cut at the end": 3
+    }
     assert store.group.tolist() == [0, 0, 1, 1] and store.agent.tolist() == [0, 1, 0, 1]
     assert store.lengths.tolist() == [25] * 4 and store.truncated.all() and store.spec.horizon == 25
     paid = (made["rews_0"] + made["rews_1"]) / 2
@@ -189,19 +223,32 @@ def test_an_omar_folder_is_cut_every_25_steps(tmp_path):
 def test_an_omar_folder_that_lacks_an_array_is_refused(tmp_path):
     omar(tmp_path / "a")
     (tmp_path / "a/rews_1.npy").unlink()
-    with pytest.raises(ValueError, match=r"a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i .*rews_1.npy"):
+    with pytest.raises(
+        ValueError,
+        match=r"a: expected arrays obs_i, acs_i, rews_i of one shape for each agent i .*rews_1.npy",
+    ):
         team.load(path=str(tmp_path / "a"))
     omar(tmp_path / "short", steps=20)
-    with pytest.raises(ValueError, match="expected as many steps in each array and at least 25, got 20, 20 and 20"):
+    with pytest.raises(
+        ValueError, match="expected as many steps in each array and at least 25, got 20, 20 and 20"
+    ):
         team.load(path=str(tmp_path / "short"))
 
 
 def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
-    """Worlds padded as PyMARL does: T steps, and one more column for what was seen at the end. The one of 5 ran into the clock."""
+    """Worlds padded as PyMARL does: T steps, and one more column for what was seen at the end.
+
+    The one of 5 ran into the clock.
+    """
     rng, E, N = np.random.default_rng(0), len(lengths), 2
-    columns = {"obs": rng.normal(size=(E, T + 1, N, 4)).astype(np.float32), "actions": rng.integers(1, 3, (E, T + 1, N, 1)),
-               "avail_actions": np.ones((E, T + 1, N, 3), np.int32), "reward": rng.normal(size=(E, T + 1, 1)).astype(np.float32),
-               "terminated": np.zeros((E, T + 1, 1), np.uint8), "filled": np.zeros((E, T + 1, 1), np.int64)}  # fmt: skip
+    columns = {
+        "obs": rng.normal(size=(E, T + 1, N, 4)).astype(np.float32),
+        "actions": rng.integers(1, 3, (E, T + 1, N, 1)),
+        "avail_actions": np.ones((E, T + 1, N, 3), np.int32),
+        "reward": rng.normal(size=(E, T + 1, 1)).astype(np.float32),
+        "terminated": np.zeros((E, T + 1, 1), np.uint8),
+        "filled": np.zeros((E, T + 1, 1), np.int64),
+    }
     for e, n in enumerate(lengths):
         columns["filled"][e, : n + 1] = 1
         columns["terminated"][e, n - 1] = n < T
@@ -218,20 +265,36 @@ def pymarl(file, lengths=(3, 5, 2), T=5, last=True, **changed):
 def test_a_pymarl_file_keeps_the_steps_that_are_filled(tmp_path):
     made = pymarl(tmp_path / "3m.h5")
     store = write(tmp_path / "store", team.load(path=str(tmp_path / "3m.h5")))
-    assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [0, 0, 1, 1, 2, 2]
-    assert store.terminated.tolist() == [True, True, False, False, True, True] and store.spec.horizon == 5, (
-        "the longest world's"
-    )
+    assert store.lengths.tolist() == [3, 3, 5, 5, 2, 2] and store.group.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert (
+        store.terminated.tolist() == [True, True, False, False, True, True]
+        and store.spec.horizon == 5
+    ), "the longest world's"
     near(store.returns[::2], [made["reward"][e, :n].sum() for e, n in enumerate((3, 5, 2))], 1e-6)
-    for e, (world, i, n) in enumerate([(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]):
+    for e, (world, i, n) in enumerate(
+        [(0, 0, 3), (0, 1, 3), (1, 0, 5), (1, 1, 5), (2, 0, 2), (2, 1, 2)]
+    ):
         np.testing.assert_array_equal(store.episode(e).observations, made["obs"][world, :n, i])
         np.testing.assert_array_equal(store.episode(e).actions, made["actions"][world, :n, i])
         np.testing.assert_array_equal(store.episode(e).rewards, made["reward"][world, :n, 0])
 
 
 def test_a_pymarl_file_without_a_final_column_keeps_its_last_step(tmp_path):
-    pymarl(tmp_path / "a.h5", lengths=(3, 4), T=4, last=False, filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
-           terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None])  # fmt: skip
+    pymarl(
+        tmp_path / "a.h5",
+        lengths=(3, 4),
+        T=4,
+        last=False,
+        filled=np.array([[1, 1, 1, 0], [1, 1, 1, 1]])[..., None],
+        terminated=np.array([[0, 0, 1, 0], [0, 0, 0, 1]])[..., None],
+    )
     store = write(tmp_path / "store", team.load(path=str(tmp_path / "a.h5")))
     assert store.lengths.tolist() == [3, 3, 4, 4]
 
@@ -239,8 +302,16 @@ def test_a_pymarl_file_without_a_final_column_keeps_its_last_step(tmp_path):
 def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
     filled = np.array([[1, 0, 1, 1], [1, 1, 1, 1]])[..., None]
     for name, message, options in (
-        ("gap", "gap.h5, world 0: expected filled steps from the first on without a gap", {"filled": filled}),
-        ("key", "expected PyMARL's keys, reward not among obs, actions, terminated, filled, avail_actions", {"reward": None}),
+        (
+            "gap",
+            "gap.h5, world 0: expected filled steps from the first on without a gap",
+            {"filled": filled},
+        ),
+        (
+            "key",
+            "expected PyMARL's keys, reward not among obs, actions, terminated, filled, avail_actions",
+            {"reward": None},
+        ),
         ("size", "expected as many worlds and steps under each key, got", {"filled": filled[:1]}),
     ):
         pymarl(tmp_path / f"{name}.h5", lengths=(3, 3), T=3, **options)
@@ -254,7 +325,8 @@ def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
 
 def test_a_folder_of_several_logs_says_which_there_are(vaults):
     with pytest.raises(
-        FileNotFoundError, match="expected an .h5 file or a folder with .*, got a folder of logs: choose points, units"
+        FileNotFoundError,
+        match="expected an .h5 file or a folder with .*, got a folder of logs: choose points, units",
     ):
         team.load(path=str(vaults / "toy.vlt"))
     with pytest.raises(FileNotFoundError, match="got no such thing"):
@@ -263,9 +335,15 @@ def test_a_folder_of_several_logs_says_which_there_are(vaults):
 
 def test_a_log_of_several_parts_is_read_twice(tmp_path, monkeypatch, block):
     calls, reader = [], marl_archives.read_omar
-    monkeypatch.setattr(marl_archives, "read_omar", lambda *given, **options: calls.append(given) or reader(*given, **options))
+    monkeypatch.setattr(
+        marl_archives,
+        "read_omar",
+        lambda *given, **options: calls.append(given) or reader(*given, **options),
+    )
     omar(tmp_path / "log")
-    assert len(list(team.load(path=str(tmp_path / "log")).episodes)) == 4 and len(calls) == (2 if block == 100 else 1)
+    assert len(list(team.load(path=str(tmp_path / "log")).episodes)) == 4 and len(calls) == (
+        2 if block == 100 else 1
+    )
 
 
 @pytest.mark.parametrize("kind", ["omar", "pymarl"])

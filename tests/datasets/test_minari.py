@@ -1,4 +1,6 @@
-"""Minari datasets through the real library: written and read back, every kind of space, and the two defects of PointMaze."""
+"""Minari datasets through the real library: written and read back, every kind of space, and the two
+defects of PointMaze.
+"""
 
 import json
 import shutil
@@ -19,29 +21,51 @@ from decisionllm.datasets.store import open_store, prepare, write
 from tests.conftest import episode, make_store, node
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
-UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]  # the goal is at (-1, 1)
+# the goal is at (-1, 1)
+UMAZE = [[1, 1, 1, 1, 1], [1, "g", 0, 0, 1], [1, 1, 1, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]
 
 
 def put(minari_id, episodes, *, observation_space=BOX, action_space=BOX, **options):
-    """A local Minari dataset of (observations, actions, rewards), each episode's last step terminated."""
+    """A local Minari dataset of (observations, actions, rewards), each episode's last step
+    terminated.
+    """
     buffers = [
-        EpisodeBuffer(None, None, None, seen, done, list(got), [False] * (len(got) - 1) + [True], [False] * len(got))
+        EpisodeBuffer(
+            None,
+            None,
+            None,
+            seen,
+            done,
+            list(got),
+            [False] * (len(got) - 1) + [True],
+            [False] * len(got),
+        )
         for seen, done, got in episodes
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spaced = {"observation_space": observation_space, "action_space": action_space}
-        return minari.create_dataset_from_buffers(minari_id, buffers, data_format="hdf5", **spaced, **options)
+        return minari.create_dataset_from_buffers(
+            minari_id, buffers, data_format="hdf5", **spaced, **options
+        )
 
 
 def rows(n, size=2, start=0.0):
     return start + np.arange(n * size, dtype=np.float32).reshape(n, size) / 100
 
 
-def point_maze(minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_type="sparse", limit=300):
-    """Two episodes of three steps whose first observation still has the goal of the episode before, as in the public files."""
+def point_maze(
+    minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_type="sparse", limit=300
+):
+    """Two episodes of three steps whose first observation still has the goal of the episode before,
+    as in the public files.
+    """
     numbers = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    space = spaces.Dict(observation=spaces.Box(-np.inf, np.inf, (4,), np.float64), achieved_goal=numbers, desired_goal=numbers)
+    space = spaces.Dict(
+        observation=spaces.Box(-np.inf, np.inf, (4,), np.float64),
+        achieved_goal=numbers,
+        desired_goal=numbers,
+    )
     made = []
     for xs, goals in (
         ([1.0, 0.0, -0.54, -0.56], [[9, 9], [1, 1], [1, 1], [1, 1]]),
@@ -54,7 +78,12 @@ def point_maze(minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_ty
             "desired_goal": np.array(goals, float),
         }
         made.append((seen, rows(3), [0, 0, 1]))
-    kwargs = {"maze_map": maze_map, "reward_type": reward_type, "continuing_task": True, "reset_target": False}
+    kwargs = {
+        "maze_map": maze_map,
+        "reward_type": reward_type,
+        "continuing_task": True,
+        "reset_target": False,
+    }
     entry = "gymnasium_robotics.envs.maze.point_maze:PointMazeEnv"
     return put(
         minari_id,
@@ -67,7 +96,14 @@ def point_maze(minari_id="D4RL/pointmaze/umaze-v2", *, maze_map=UMAZE, reward_ty
 def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
     written = [
         episode([1, 2, 3], A=2, final_observation=np.array([3, 3], np.float32)),
-        episode([4], A=2, start=7, terminated=True, truncated=False, final_observation=np.array([8, 8], np.float32)),
+        episode(
+            [4],
+            A=2,
+            start=7,
+            terminated=True,
+            truncated=False,
+            final_observation=np.array([8, 8], np.float32),
+        ),
     ]
     save("mine/test-v0", make_store(tmp_path / "s", written))
     source = load(minari_id="mine/test-v0")
@@ -75,7 +111,14 @@ def test_a_store_comes_back_from_minari_as_it_was(tmp_path):
     assert source.info["name"] == "mine/test-v0"
     read = list(source.episodes)
     for before, after in zip(written, read, strict=True):
-        for name in ("observations", "actions", "rewards", "final_observation", "terminated", "truncated"):
+        for name in (
+            "observations",
+            "actions",
+            "rewards",
+            "final_observation",
+            "terminated",
+            "truncated",
+        ):
             np.testing.assert_array_equal(getattr(after, name), getattr(before, name), err_msg=name)
     assert [e.group for e in read] == [0, 1]
 
@@ -86,7 +129,10 @@ def test_discrete_actions_come_back_from_minari(tmp_path):
     assert all(action in dataset.action_space for action in dataset[0].actions)
     back = write(tmp_path / "back", load(minari_id="mine/discrete-v0"))
     assert back.spec.num_actions == 5 and back.actions.tolist() == store.actions.tolist()
-    assert back.terminated.tolist() == store.terminated.tolist() and back.offsets.tolist() == store.offsets.tolist()
+    assert (
+        back.terminated.tolist() == store.terminated.tolist()
+        and back.offsets.tolist() == store.offsets.tolist()
+    )
 
 
 def test_what_is_written_is_what_minaris_users_read(tmp_path):
@@ -94,8 +140,13 @@ def test_what_is_written_is_what_minaris_users_read(tmp_path):
     save("mine/test-v0", store, reference=(1.0, 5.0))
     dataset = minari.load_dataset("mine/test-v0")
     assert (dataset.total_episodes, dataset.total_steps) == (2, 3)
-    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], "no observation after the end: the last is repeated"
-    assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [False, True]
+    assert dataset[0].observations.tolist() == [[0, 0], [1, 1], [1, 1]], (
+        "no observation after the end: the last is repeated"
+    )
+    assert dataset[0].rewards.tolist() == [1, 2] and dataset[0].truncations.tolist() == [
+        False,
+        True,
+    ]
     assert minari.get_normalized_score(dataset, np.array([1.0, 3.0, 5.0])).tolist() == [0, 0.5, 1]
     assert store.fingerprint in dataset.storage.metadata["description"]
     info = load(minari_id="mine/test-v0").info
@@ -110,7 +161,9 @@ def test_an_export_needs_a_free_id_with_a_version(tmp_path):
     with pytest.raises(NameNotFound):
         save("mine/test-v0", store, env="NoSuchEnv-v0")
     save("mine/test-v0", store)
-    with pytest.raises(FileExistsError, match="mine/test-v0: such a Minari dataset is there already"):
+    with pytest.raises(
+        FileExistsError, match="mine/test-v0: such a Minari dataset is there already"
+    ):
         save("mine/test-v0", store)
     assert len(list(load(minari_id="mine/test-v0").episodes)) == 1
 
@@ -118,17 +171,24 @@ def test_an_export_needs_a_free_id_with_a_version(tmp_path):
 def test_a_dict_is_laid_out_key_by_key_and_a_discrete_is_one_hot():
     inner = spaces.Dict(one=spaces.Box(-9, 9, (1, 2), np.float32), two=spaces.Discrete(3, start=4))
     space = spaces.Dict(a=spaces.Box(-9, 9, (1,), np.float32), b=inner)
-    seen = {"a": np.array([[1.0], [2.0]]), "b": {"one": np.array([[[3.0, 4.0]], [[5.0, 6.0]]]), "two": np.array([6, 4])}}
+    seen = {
+        "a": np.array([[1.0], [2.0]]),
+        "b": {"one": np.array([[[3.0, 4.0]], [[5.0, 6.0]]]), "two": np.array([6, 4])},
+    }
     put("mine/dict-v0", [(seen, rows(1), [0])], observation_space=space)
     (only,) = load(minari_id="mine/dict-v0").episodes
-    assert only.observations.tolist() == [[1, 3, 4, 0, 0, 1]] and only.final_observation.tolist() == [2, 5, 6, 1, 0, 0]
+    assert only.observations.tolist() == [
+        [1, 3, 4, 0, 0, 1]
+    ] and only.final_observation.tolist() == [2, 5, 6, 1, 0, 0]
 
 
 def test_discrete_spaces_are_counted_from_their_start():
     put(
-        "mine/discrete-v0", [(np.array([2, 3, 2]), np.array([5, 7]), [0, 0])],
-        observation_space=spaces.Discrete(2, start=2), action_space=spaces.Discrete(3, start=5),
-    )  # fmt: skip
+        "mine/discrete-v0",
+        [(np.array([2, 3, 2]), np.array([5, 7]), [0, 0])],
+        observation_space=spaces.Discrete(2, start=2),
+        action_space=spaces.Discrete(3, start=5),
+    )
     source = load(minari_id="mine/discrete-v0")
     assert source.spec.num_actions == 3 and source.spec.observation_dim == 2
     (only,) = source.episodes
@@ -147,7 +207,11 @@ def test_a_multi_discrete_action_is_an_index():
 
 def test_an_action_without_bounds_takes_those_of_the_data(tmp_path):
     space = spaces.Box(np.array([-np.inf, -3], np.float32), np.array([np.inf, 3], np.float32))
-    put("mine/free-v0", [(rows(2), np.array([[-7.0, 1]]), [0]), (rows(2), np.array([[5.0, 2]]), [0])], action_space=space)
+    put(
+        "mine/free-v0",
+        [(rows(2), np.array([[-7.0, 1]]), [0]), (rows(2), np.array([[5.0, 2]]), [0])],
+        action_space=space,
+    )
     source = load(minari_id="mine/free-v0")
     assert (source.spec.low, source.spec.high) == ((-7, -3), (5, 3))
     write(tmp_path / "s", source)
@@ -157,7 +221,10 @@ def test_actions_of_any_shape_are_rows_of_numbers():
     space = spaces.Box(-1, 1, (2, 2), np.float32)
     put("mine/square-v0", [(rows(2), rows(1, 4).reshape(1, 2, 2), [0])], action_space=space)
     source = load(minari_id="mine/square-v0")
-    assert source.spec.action_dim == 4 and next(source.episodes).actions.tolist() == rows(1, 4).tolist()
+    assert (
+        source.spec.action_dim == 4
+        and next(source.episodes).actions.tolist() == rows(1, 4).tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,12 +238,19 @@ def test_actions_of_any_shape_are_rows_of_numbers():
             {"action_space": spaces.MultiBinary(2)},
             "action space: expected a Box, a Discrete or a MultiDiscrete, got MultiBinary",
         ),
-        ({"action_space": spaces.Dict(a=BOX)}, "action space: expected a Box, a Discrete or a MultiDiscrete, got Dict"),
+        (
+            {"action_space": spaces.Dict(a=BOX)},
+            "action space: expected a Box, a Discrete or a MultiDiscrete, got Dict",
+        ),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(options, message):
     seen = (rows(2), rows(2)) if "observation_space" in options else rows(2)
-    done = {"a": rows(1)} if isinstance(options.get("action_space"), spaces.Dict) else np.array([[1, 1]])
+    done = (
+        {"a": rows(1)}
+        if isinstance(options.get("action_space"), spaces.Dict)
+        else np.array([[1, 1]])
+    )
     put("mine/other-v0", [(seen, done, [0])], **options)
     with pytest.raises(ValueError, match=message):
         load(minari_id="mine/other-v0")
@@ -188,7 +262,9 @@ def test_a_pointmaze_goal_is_that_of_the_second_observation():
     assert first.observations[:, 2:4].tolist() == [[1, 1]] * 3, (
         "achieved goal, desired goal, observation: in order of their names"
     )
-    assert second.observations[:, 2:4].tolist() == [[0, -1]] * 3 and second.final_observation[2:4].tolist() == [0, -1]
+    assert second.observations[:, 2:4].tolist() == [[0, -1]] * 3 and second.final_observation[
+        2:4
+    ].tolist() == [0, -1]
     assert second.observations.shape == (3, 8) and second.rewards.tolist() == [0, 0, 1]
 
 
@@ -197,7 +273,9 @@ def test_pointmaze_rewards_are_those_of_the_evaluations_goal():
     source = load(minari_id="D4RL/pointmaze/umaze-v2")
     first, second = source.episodes
     assert first.observations.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [np.float32(-0.54), 1, 0, 0]]
-    assert first.rewards.tolist() == [0, 0, 1], "for the new position: x = 0, -0.54, -0.56, and the goal's disc begins at -0.55"
+    assert first.rewards.tolist() == [0, 0, 1], (
+        "for the new position: x = 0, -0.54, -0.56, and the goal's disc begins at -0.55"
+    )
     assert second.rewards.tolist() == [1, 1, 0], "x = -1, -1.45, -1.46"
     assert source.info["goal"] == "fixed"
 
@@ -210,7 +288,9 @@ def test_a_dense_pointmaze_has_dense_rewards():
 
 def test_a_pointmaze_without_one_goal_says_what_to_do():
     point_maze(maze_map=[["g" if cell == 0 else cell for cell in row] for row in UMAZE])
-    with pytest.raises(ValueError, match="expected one goal cell 'g' .* got 7; use dataset.goal=own"):
+    with pytest.raises(
+        ValueError, match="expected one goal cell 'g' .* got 7; use dataset.goal=own"
+    ):
         load(minari_id="D4RL/pointmaze/umaze-v2")
     assert load(minari_id="D4RL/pointmaze/umaze-v2", goal="own").info["goal"] == "own"
 
@@ -221,7 +301,9 @@ def test_pointmaze_in_the_name_alone_changes_nothing(tmp_path):
     assert only.rewards.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("limit, options, horizon", [(300, {}, 300), (2, {}, 3), (None, {}, 3), (300, {"horizon": 9}, 9)])
+@pytest.mark.parametrize(
+    "limit, options, horizon", [(300, {}, 300), (2, {}, 3), (None, {}, 3), (300, {"horizon": 9}, 9)]
+)
 def test_the_horizon_is_the_longest_episode_or_evaluation(limit, options, horizon):
     point_maze(limit=limit)
     assert load(minari_id="D4RL/pointmaze/umaze-v2", **options).spec.horizon == horizon
@@ -237,20 +319,29 @@ def test_a_constant_text_is_the_id_and_the_description(tmp_path):
 
 def test_a_task_takes_the_place_of_the_description(tmp_path):
     save("mine/test-v0", make_store(tmp_path / "s", [episode([1])]))
-    assert next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
+    assert (
+        next(load(minari_id="mine/test-v0", text="constant", task="Run.").episodes).task == "Run."
+    )
 
 
 def test_a_template_names_the_numbers_of_the_first_observation():
-    space = spaces.Dict(pos=spaces.Box(-9, 9, (1,), np.float32), arm=spaces.Dict(goal=spaces.Box(-9, 9, (3,), np.float64)))
+    space = spaces.Dict(
+        pos=spaces.Box(-9, 9, (1,), np.float32),
+        arm=spaces.Dict(goal=spaces.Box(-9, 9, (3,), np.float64)),
+    )
     seen = [
         {"pos": np.array([[p], [9]]), "arm": {"goal": np.array([goal, [9, 9, 9]])}}
         for p, goal in ((2, [1.25, -0.5, 3]), (-0.001, [0.333, 1.999, -7.1]))
     ]
     put("mine/go-v0", [(one, rows(1), [0]) for one in seen], observation_space=space)
     source = load(minari_id="mine/go-v0", text="template", task="From {pos} to {arm.goal}.")
-    assert [each.task for each in source.episodes] == ["From 2 to 1.25, -0.5, 3.", "From 0 to 0.33, 2, -7.1."]
+    assert [each.task for each in source.episodes] == [
+        "From 2 to 1.25, -0.5, 3.",
+        "From 0 to 0.33, 2, -7.1.",
+    ]
     with pytest.raises(
-        ValueError, match=r"dataset.task: expected names of parts of the observation, .arm.goal, pos., got goal"
+        ValueError,
+        match=r"dataset.task: expected names of parts of the observation, .arm.goal, pos., got goal",
     ):
         load(minari_id="mine/go-v0", text="template", task="To {goal}.")
     with pytest.raises(ValueError, match="dataset.task: text=template needs a text, got none"):
@@ -259,16 +350,25 @@ def test_a_template_names_the_numbers_of_the_first_observation():
 
 def test_a_template_of_a_pointmaze_has_the_repaired_goal():
     point_maze()
-    options = {"minari_id": "D4RL/pointmaze/umaze-v2", "text": "template", "task": "Go to {desired_goal}."}
+    options = {
+        "minari_id": "D4RL/pointmaze/umaze-v2",
+        "text": "template",
+        "task": "Go to {desired_goal}.",
+    }
     source = load(goal="own", **options)
     assert [each.task for each in source.episodes] == ["Go to 1, 1.", "Go to 0, -1."]
-    with pytest.raises(ValueError, match=r"parts of the observation, .observation., got desired_goal; dataset.goal=own keeps"):
+    with pytest.raises(
+        ValueError,
+        match=r"parts of the observation, .observation., got desired_goal; dataset.goal=own keeps",
+    ):
         load(**options)
 
 
 def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
     save("mine/test-v0", make_store(tmp_path / "s", [episode([1], start=4)]))
-    with pytest.raises(ValueError, match="got desired_goal; the observation is one vector without named parts"):
+    with pytest.raises(
+        ValueError, match="got desired_goal; the observation is one vector without named parts"
+    ):
         load(minari_id="mine/test-v0", text="template", task="Go to {desired_goal}.")
     source = load(minari_id="mine/test-v0", text="template", task="At {observation}.")
     assert next(source.episodes).task == "At 4, 4."
@@ -276,7 +376,9 @@ def test_a_template_of_a_vector_has_no_parts_but_the_whole(tmp_path):
 
 def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = save("mine/test-v0", make_store(tmp_path / "s", [episode([1])])).storage.data_path.parent
+    place = save(
+        "mine/test-v0", make_store(tmp_path / "s", [episode([1])])
+    ).storage.data_path.parent
     shutil.move(place, tmp_path / "elsewhere")
     dataset = node("dataset", "minari", minari_id="elsewhere")
     one = prepare(dataset, tmp_path / "home")
@@ -289,9 +391,14 @@ def test_a_dataset_in_any_folder_is_read_again_when_replaced(tmp_path, monkeypat
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="mine/none-v0: no such Minari dataset in .*minari download mine/none-v0"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="mine/none-v0: no such Minari dataset in .*minari download mine/none-v0",
+    ):
         load(minari_id="mine/none-v0")
-    with pytest.raises(ValueError, match="dataset.text: expected one of none, constant, template, got 'goal'"):
+    with pytest.raises(
+        ValueError, match="dataset.text: expected one of none, constant, template, got 'goal'"
+    ):
         load(minari_id="mine/none-v0", text="goal")
     with pytest.raises(ValueError, match="dataset.goal: expected one of fixed, own"):
         load(minari_id="mine/none-v0", goal="fix")
@@ -301,7 +408,10 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match="mine/empty-v0: expected at least one episode"):
         load(minari_id="mine/empty-v0")
     put("mine/nan-v0", [(rows(2), rows(1), [0]), (rows(3), rows(2), [0, np.nan])])
-    with pytest.raises(ValueError, match=r"mine/nan-v0, episode 1: Episode.rewards: expected finite numbers, got nan at \[1\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine/nan-v0, episode 1: Episode.rewards: expected finite numbers, got nan at \[1\]",
+    ):
         load(minari_id="mine/nan-v0")
 
 
@@ -312,7 +422,10 @@ def test_a_damaged_dataset_is_refused(tmp_path):
     for name, damage in (
         ("main_data.hdf5", numbers[: len(numbers) // 2]),
         ("metadata.json", card[:-9].encode()),
-        ("metadata.json", json.dumps({k: v for k, v in facts.items() if k != "dataset_id"}).encode()),
+        (
+            "metadata.json",
+            json.dumps({k: v for k, v in facts.items() if k != "dataset_id"}).encode(),
+        ),
         ("metadata.json", json.dumps(facts | {"minari_version": "0.1.0"}).encode()),
         ("metadata.json", json.dumps(facts | {"total_episodes": 2}).encode()),
     ):
@@ -338,7 +451,9 @@ def test_a_dataset_is_not_held_as_a_whole(tmp_path):
 
 
 def test_an_episode_that_is_missing_is_named(tmp_path):
-    data = save("mine/test-v0", make_store(tmp_path / "s", [episode([1, 2]), episode([3])])).storage.data_path
+    data = save(
+        "mine/test-v0", make_store(tmp_path / "s", [episode([1, 2]), episode([3])])
+    ).storage.data_path
     with h5py.File(data / "main_data.hdf5", "a") as file:
         del file["episode_1"]
     with pytest.raises(ValueError, match="mine/test-v0: not a readable Minari dataset .*episode_1"):

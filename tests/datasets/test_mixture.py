@@ -1,4 +1,6 @@
-"""Mixtures: parts keep their episodes, texts and groups, each has its share of a batch, and one run is evaluated on all of them."""
+"""Mixtures: parts keep their episodes, texts and groups, each has its share of a batch, and one run
+is evaluated on all of them.
+"""
 
 import json
 import shutil
@@ -35,13 +37,24 @@ def mixed(tmp_path):
 
 def test_parts_keep_their_episodes_and_share_no_group(mixed, tmp_path):
     alone = [
-        store.write(tmp_path / label, store.build(part["dataset"])) for label, part in described(LABELS, {}, "goal").items()
+        store.write(tmp_path / label, store.build(part["dataset"]))
+        for label, part in described(LABELS, {}, "goal").items()
     ]
     assert mixed.part.tolist() == [0] * 4 + [1] * 16 and mixed.group.tolist() == list(range(20))
-    assert {label: part.tolist() for label, part in mixed.parts.items()} == {"few": [0, 1, 2, 3], "many": list(range(4, 20))}
+    assert {label: part.tolist() for label, part in mixed.parts.items()} == {
+        "few": [0, 1, 2, 3],
+        "many": list(range(4, 20)),
+    }
     assert np.array_equal(mixed.observations, np.concatenate([s.observations for s in alone]))
-    assert mixed.tasks[mixed.task[5]] == alone[1].tasks[alone[1].task[1]] == "Walk to the goal in the south."
-    assert mixed.info["name"] == "mixture(synthetic, synthetic)" and mixed.info["parts"]["many"]["dataset"] == alone[1].info
+    assert (
+        mixed.tasks[mixed.task[5]]
+        == alone[1].tasks[alone[1].task[1]]
+        == "Walk to the goal in the south."
+    )
+    assert (
+        mixed.info["name"] == "mixture(synthetic, synthetic)"
+        and mixed.info["parts"]["many"]["dataset"] == alone[1].info
+    )
     assert mixed.info["parts"]["few"]["env"] == node("env", "synthetic", text="goal")
 
 
@@ -50,8 +63,18 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
     parts = {
         "run's": {"dataset": "auction"},
         "own": {"dataset": "auction", "text": "none", "observation": "minimal"},
-        "wordings": {"dataset": "mixture", "text_wordings": 3, "parts": ["maze2d-umaze"], "env": {"env": "maze2d-umaze"}},
-        "minari": {"dataset": "minari", "minari_id": "me/maze-v0", "goal": "own", "text": "constant"},
+        "wordings": {
+            "dataset": "mixture",
+            "text_wordings": 3,
+            "parts": ["maze2d-umaze"],
+            "env": {"env": "maze2d-umaze"},
+        },
+        "minari": {
+            "dataset": "minari",
+            "minari_id": "me/maze-v0",
+            "goal": "own",
+            "text": "constant",
+        },
     }
     chosen = node("dataset", kind, parts=parts, text="goal", text_wordings=8)
     if kind == "mixture":
@@ -60,8 +83,11 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
         made = of_embodiments(chosen)
     envs = {label: part["env"] for label, part in made.items()}
     assert {label: env["text"] for label, env in envs.items()} == {
-        "run's": "goal", "own": "none", "wordings": "goal", "minari": "constant",
-    }  # fmt: skip
+        "run's": "goal",
+        "own": "none",
+        "wordings": "goal",
+        "minari": "constant",
+    }
     assert [envs[label]["observation"] for label in ("run's", "own")] == ["auctionnet", "minimal"]
     assert (envs["run's"]["frames"], envs["wordings"]["frames"]) == (8, 3)
     assert (envs["minari"]["minari_id"], envs["minari"]["goal"]) == ("me/maze-v0", "own")
@@ -72,8 +98,15 @@ def test_the_env_of_a_part_takes_the_options_of_the_part(kind):
 def of_two(tmp_path):
     """A mixture of 1 episode of 4 steps and 3 of 2, 2 and 8 steps."""
     one = make_store(tmp_path / "one", [episode([1.0] * 4, group=7)])
-    three = make_store(tmp_path / "three", [episode([float(g)] * n, group=g) for g, n in ((7, 2), (8, 2), (9, 8))], horizon=60)
-    parts = {name: {"dataset": "store", "path": str(s.path)} for name, s in (("one", one), ("three", three))}
+    three = make_store(
+        tmp_path / "three",
+        [episode([float(g)] * n, group=g) for g, n in ((7, 2), (8, 2), (9, 8))],
+        horizon=60,
+    )
+    parts = {
+        name: {"dataset": "store", "path": str(s.path)}
+        for name, s in (("one", one), ("three", three))
+    }
     return store.write(tmp_path / "mixed", load(parts=parts))
 
 
@@ -85,10 +118,24 @@ def test_groups_of_stores_are_numbered_anew_and_the_longest_horizon_is_kept(tmp_
 def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
     mixed = of_two(tmp_path)
     steps, everything = windows.of_store(mixed), np.arange(4)
-    assert sampling.part_weights(mixed, steps, everything, [1, 3]).tolist() == [1 / 4, 3 / 12, 3 / 12, 3 / 12]
-    assert sampling.part_weights(mixed, steps, np.array([0, 1, 3]), [1, 2])[[0, 1, 3]].tolist() == [1 / 4, 2 / 10, 2 / 10]
+    assert sampling.part_weights(mixed, steps, everything, [1, 3]).tolist() == [
+        1 / 4,
+        3 / 12,
+        3 / 12,
+        3 / 12,
+    ]
+    assert sampling.part_weights(mixed, steps, np.array([0, 1, 3]), [1, 2])[[0, 1, 3]].tolist() == [
+        1 / 4,
+        2 / 10,
+        2 / 10,
+    ]
     draw = sampling.Sampler(
-        steps, everything, T=1, batch_size=4000, seed=0, weights=sampling.part_weights(mixed, steps, everything, [1, 3])
+        steps,
+        everything,
+        T=1,
+        batch_size=4000,
+        seed=0,
+        weights=sampling.part_weights(mixed, steps, everything, [1, 3]),
     )
     assert abs((mixed.part[draw(0).episodes] == 0).mean() - 0.25) < 0.03
     with pytest.raises(ValueError, match="in every part of the mixture"):
@@ -97,11 +144,20 @@ def test_each_part_has_its_share_of_the_steps_drawn_whatever_its_size(tmp_path):
 
 
 def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
-    alone = store.write(tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"]["dataset"]))
-    for options in ({"held_out": 0.25, "seed": 3}, {"held_out": 0.25, "fraction": 0.5, "min_return_quantile": 0.5}):
+    alone = store.write(
+        tmp_path / "alone", store.build(described(LABELS, {}, "goal")["many"]["dataset"])
+    )
+    for options in (
+        {"held_out": 0.25, "seed": 3},
+        {"held_out": 0.25, "fraction": 0.5, "min_return_quantile": 0.5},
+    ):
         together, apart = sampling.select(mixed, **options), sampling.select(alone, **options)
         for both, one in zip(together, apart, strict=True):
-            assert (both[both >= 4] - 4).tolist() == one.tolist() and (both < 4).any() or options["held_out"] == 0
+            assert (
+                (both[both >= 4] - 4).tolist() == one.tolist()
+                and (both < 4).any()
+                or options["held_out"] == 0
+            )
 
 
 @pytest.mark.parametrize(
@@ -111,17 +167,26 @@ def test_held_out_groups_of_a_part_are_those_of_the_part_alone(mixed, tmp_path):
         (["synthetic", "synthetic"], "a label of its own for each"),
         (["synthetc"], "no dataset 'synthetc'; there are"),
         ({"a": {"dataset": "synthetic", "episode": 3}}, "dataset=synthetic: no option episode"),
-        (["synthetic", "synthetic-discrete"], "one space, got synthetic: 2 numbers seen, 2 actions within .* and synthetic-discrete: "
-                                              "2 numbers seen, 5 discrete actions; .* is dataset=embodiments"),
+        (
+            ["synthetic", "synthetic-discrete"],
+            "one space, got synthetic: 2 numbers seen, 2 actions within .* and synthetic-discrete: "
+            "2 numbers seen, 5 discrete actions; .* is dataset=embodiments",
+        ),
     ],
-)  # fmt: skip
+)
 def test_parts_that_cannot_be_are_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         load(parts=parts)
 
 
-MIXTURE = ("dataset=mixture", f"dataset.parts={LABELS}".replace("'", ""), *(o for o in LOOP if "dataset" not in o), *NANO, "text=goal",
-           "data.held_out=0.25")  # fmt: skip
+MIXTURE = (
+    "dataset=mixture",
+    f"dataset.parts={LABELS}".replace("'", ""),
+    *(o for o in LOOP if "dataset" not in o),
+    *NANO,
+    "text=goal",
+    "data.held_out=0.25",
+)
 
 
 def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
@@ -131,17 +196,33 @@ def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
     made = store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
     kept = sampling.select(made, held_out=0.25)[0]
     for label, part in made.parts.items():
-        assert info["parts"][label]["targets"]["0.75"] == np.quantile(made.returns[np.intersect1d(part, kept)], 0.75)
+        assert info["parts"][label]["targets"]["0.75"] == np.quantile(
+            made.returns[np.intersect1d(part, kept)], 0.75
+        )
     assert info["targets"]["0.75"] == np.quantile(made.returns[kept], 0.75)
     last = metrics(run)[-1]
-    assert last["held_out_nll"] == pytest.approx((last["held_out_nll/few"] + last["held_out_nll/many"]) / 2)
+    assert last["held_out_nll"] == pytest.approx(
+        (last["held_out_nll/few"] + last["held_out_nll/many"]) / 2
+    )
     assert last["held_out_nll/few"] != last["held_out_nll/many"]
 
-    assert command("evaluate", f"run={run}", "episodes=2", "report=false", "baselines=false", "+env.goal=south") == 0
+    assert (
+        command(
+            "evaluate",
+            f"run={run}",
+            "episodes=2",
+            "report=false",
+            "baselines=false",
+            "+env.goal=south",
+        )
+        == 0
+    )
     assert command("evaluate", f"run={run}", "episodes=2", "report=false", "part=many") == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row.get("part") for row in rows][:3] == ["few", "many", "many"]
-    assert [row["target_return"] for row in rows[:2]] == [info["parts"][part]["targets"]["0.75"] for part in LABELS]
+    assert [row["target_return"] for row in rows[:2]] == [
+        info["parts"][part]["targets"]["0.75"] for part in LABELS
+    ]
     assert rows[0]["dataset"] == "synthetic" and rows[0]["protocol"] == "goal-text"
     assert command("evaluate", f"run={run}", "part=none-such") == 1
     assert "part: expected one of few, many, got 'none-such'" in capsys.readouterr().err
@@ -156,34 +237,68 @@ def test_a_part_without_texts_is_evaluated_without(tmp_path):
     assert command("evaluate", f"run={run}", *short) == 0
     assert command("evaluate", f"run={run}", *short, "part=bare", "env=synthetic") == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [(row["part"], row["text"]) for row in rows] == [("bare", "none"), ("named", "goal"), ("bare", "none")]
+    assert [(row["part"], row["text"]) for row in rows] == [
+        ("bare", "none"),
+        ("named", "goal"),
+        ("bare", "none"),
+    ]
 
 
 @pytest.mark.parametrize("weights", ["[1]", "[1,-1]", "[0,0]"])
 def test_weights_that_cannot_be_are_refused(weights, tmp_path, capsys):
     assert command("train", *MIXTURE, f"run={tmp_path}/run", f"data.part_weights={weights}") == 1
-    assert "data.part_weights: expected 2 numbers, 0 or more, one for each part" in capsys.readouterr().err
+    assert (
+        "data.part_weights: expected 2 numbers, 0 or more, one for each part"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
     assert command("train", *MIXTURE, f"run={tmp_path}/run") == 0
     config, info = checkpoint.read(tmp_path / "run")
-    job = {"train": config, "budget": {"rule": "steps"}, "reference": config["dataset"], "evaluate": {"episodes": 3}, "windows": 8,
-           "data": info["fingerprint"]}  # fmt: skip
-    found = execute(tmp_path / "job", job, cache_dir=config["cache_dir"], device="cpu", keep=False, processes=1, threads=1)
-    rows = [json.loads(line) for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()]
+    job = {
+        "train": config,
+        "budget": {"rule": "steps"},
+        "reference": config["dataset"],
+        "evaluate": {"episodes": 3},
+        "windows": 8,
+        "data": info["fingerprint"],
+    }
+    found = execute(
+        tmp_path / "job",
+        job,
+        cache_dir=config["cache_dir"],
+        device="cpu",
+        keep=False,
+        processes=1,
+        threads=1,
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "job" / "results.jsonl").read_text().splitlines()
+    ]
     assert [row["part"] for row in rows] == ["few", "many"]
-    assert all(found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2) for key in ("score", "low", "high"))
+    assert all(
+        found[key] == pytest.approx((rows[0][key] + rows[1][key]) / 2)
+        for key in ("score", "low", "high")
+    )
 
 
 def test_a_card_counts_the_parts(tmp_path):
     lines = [line.split("part ")[1].strip() for line in card(of_two(tmp_path)) if "  part " in line]
-    assert lines == ["one: 1 episodes, 4 steps, return 4.00 on average", "three: 3 episodes, 12 steps, return 34.00 on average"]
+    assert lines == [
+        "one: 1 episodes, 4 steps, return 4.00 on average",
+        "three: 3 episodes, 12 steps, return 34.00 on average",
+    ]
 
 
 def test_paraphrased_parts_keep_the_facts_of_their_tasks(tmp_path):
     options = {"source": "regenerate", "steps": 2000}
-    mixed = load(parts=["maze2d-umaze", "maze2d-medium"], options=options, text="paraphrased", text_wordings=8)
+    mixed = load(
+        parts=["maze2d-umaze", "maze2d-medium"],
+        options=options,
+        text="paraphrased",
+        text_wordings=8,
+    )
     mazes = {facts["maze"] for facts in mixed.info["wordings"].values()}
     assert mazes == {"umaze", "medium"}
     assert [part["env"]["frames"] for part in mixed.info["parts"].values()] == [8, 8]
@@ -193,7 +308,10 @@ def test_options_of_the_parts_may_be_added_to_those_of_an_experiment():
     store_choices()
     with initialize_config_dir(str(configs()), version_base="1.3"):
         words = ["experiment=generalist", "run=x", "name=x", "+dataset.options.source=regenerate"]
-        assert compose("train", words)["dataset"]["options"] == {"steps_after_goal": 50, "source": "regenerate"}
+        assert compose("train", words)["dataset"]["options"] == {
+            "steps_after_goal": 50,
+            "source": "regenerate",
+        }
         with pytest.raises(ValueError, match="no key 'dataset.optons.source'"):
             compose("train", [*words[:-1], "+dataset.optons.source=regenerate"])
 
@@ -204,8 +322,16 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
         "long": {"dataset": "synthetic-discrete", "episodes": 12, "head": "discrete"},
     }
     dataset = node("dataset", "embodiments", parts=parts, text_wordings=0)
-    assert {label: part["env"]["_target_"] for label, part in of_embodiments(dataset).items()}.keys() == parts.keys()
-    words = ("dataset=embodiments", f"dataset.parts={parts}".replace("'", ""), *LOOP[2:], *NANO, "data.held_out=0.25")
+    assert {
+        label: part["env"]["_target_"] for label, part in of_embodiments(dataset).items()
+    }.keys() == parts.keys()
+    words = (
+        "dataset=embodiments",
+        f"dataset.parts={parts}".replace("'", ""),
+        *LOOP[2:],
+        *NANO,
+        "data.held_out=0.25",
+    )
     run = tmp_path / "run"
     assert command("train", *words, f"run={run}", f"cache_dir={tmp_path}/data") == 0
     options = checkpoint.read(run)[0]
@@ -214,10 +340,16 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     data = {name: open_data(of_embodiment(c, name), each, [1.0]) for name, each in stores.items()}
     for draw in ("sampler", "validators"):
         made = {name: getattr(each, draw) for name, each in data.items()}
-        shapes = {name: (each if draw == "sampler" else each[""])(0).mask.shape for name, each in made.items()}
+        shapes = {
+            name: (each if draw == "sampler" else each[""])(0).mask.shape
+            for name, each in made.items()
+        }
         assert shapes == {"short": (8, 2), "long": (8, 5)}
     loaded = {label: checkpoint.load(run, part=label) for label in parts}
-    assert {label: policy.window for label, (policy, _, _) in loaded.items()} == {"short": 2, "long": 5}
+    assert {label: policy.window for label, (policy, _, _) in loaded.items()} == {
+        "short": 2,
+        "long": 5,
+    }
     assert loaded["short"][1]["window"] == 2, "the config of the part says so"
 
 
@@ -232,41 +364,78 @@ def test_the_parts_of_a_mixture_in_an_embodiment_have_its_window(tmp_path):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"window": 3}, "dataset.parts: few has a window of its own; those of one space share a batch"),
-        ({"step_discount": 0}, "dataset.parts: few: expected step_discount above 0 and at most 1, got 0"),
+        (
+            {"window": 3},
+            "dataset.parts: few has a window of its own; those of one space share a batch",
+        ),
+        (
+            {"step_discount": 0},
+            "dataset.parts: few: expected step_discount above 0 and at most 1, got 0",
+        ),
         ({"symmetries": 2}, "dataset.parts: few: expected symmetries true or false, got 2"),
     ],
 )
 def test_options_that_a_part_cannot_have_are_refused(own, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        store.prepare(node("dataset", "mixture", parts=LABELS | {"few": LABELS["few"] | own}, text_wordings=0), tmp_path)
+        store.prepare(
+            node(
+                "dataset", "mixture", parts=LABELS | {"few": LABELS["few"] | own}, text_wordings=0
+            ),
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize("window", [0, 2.5])
 def test_the_window_of_an_embodiment_is_a_whole_number(window):
     parts = {"few": LABELS["few"] | {"window": window}}
-    with pytest.raises(ValueError, match="dataset.parts: few: expected a window of 1 or more steps, got"):
+    with pytest.raises(
+        ValueError, match="dataset.parts: few: expected a window of 1 or more steps, got"
+    ):
         of_embodiments(node("dataset", "embodiments", parts=parts, text_wordings=0))
 
 
 def test_the_texts_and_draws_of_parts_make_no_mixture_again(tmp_path):
     maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
     opened = []
-    for own in ({"text": "goal"}, {"text": "paraphrased", "step_discount": 0.5}, {"text": "shuffled", "env": {"text": "goal"}}):
-        chosen = node("dataset", "mixture", parts={"one": maze | own, "two": maze | {"seed": 1}}, text="goal", text_wordings=0)
-        mixed, made = store.prepare(chosen, tmp_path), load(**{k: v for k, v in chosen.items() if k != "_target_"})
+    for own in (
+        {"text": "goal"},
+        {"text": "paraphrased", "step_discount": 0.5},
+        {"text": "shuffled", "env": {"text": "goal"}},
+    ):
+        chosen = node(
+            "dataset",
+            "mixture",
+            parts={"one": maze | own, "two": maze | {"seed": 1}},
+            text="goal",
+            text_wordings=0,
+        )
+        mixed, made = (
+            store.prepare(chosen, tmp_path),
+            load(**{k: v for k, v in chosen.items() if k != "_target_"}),
+        )
         opened.append(mixed)
         assert mixed.info == made.info
         assert mixed.fingerprint == store.write(tmp_path / own["text"], made).fingerprint
-    assert len({mixed.path for mixed in opened}) == 1 and len({mixed.fingerprint for mixed in opened}) == 2
-    assert opened[1].info["parts"]["one"]["step_discount"] == 0.5 and opened[2].info["parts"]["one"]["env"]["text"] == "goal"
+    assert (
+        len({mixed.path for mixed in opened}) == 1
+        and len({mixed.fingerprint for mixed in opened}) == 2
+    )
+    assert (
+        opened[1].info["parts"]["one"]["step_discount"] == 0.5
+        and opened[2].info["parts"]["one"]["env"]["text"] == "goal"
+    )
 
 
 def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
     maze = {"dataset": "maze2d-umaze", "steps": 2000, "source": "regenerate"}
     inner = {"dataset": "mixture", "parts": {"goal": maze, "bare": maze | {"text": "constant"}}}
-    chosen = node("dataset", "mixture", parts={"in": inner, "out": maze}, text="goal", text_wordings=0)
-    mixed, made = store.prepare(chosen, tmp_path), load(**{k: v for k, v in chosen.items() if k != "_target_"})
+    chosen = node(
+        "dataset", "mixture", parts={"in": inner, "out": maze}, text="goal", text_wordings=0
+    )
+    mixed, made = (
+        store.prepare(chosen, tmp_path),
+        load(**{k: v for k, v in chosen.items() if k != "_target_"}),
+    )
     assert mixed.info == made.info
     assert [mixed.tasks[i] for i in mixed.task] == [episode.task for episode in made.episodes]
     assert "Maze2D umaze. Push the ball to the goal and keep it there." in mixed.tasks
@@ -275,18 +444,27 @@ def test_a_mixture_in_a_mixture_keeps_its_texts(tmp_path):
 def test_parts_of_one_size_and_other_layouts_are_refused(tmp_path):
     """Three numbers are goal, pos in one log and pos, goal in the other."""
     log = [episode([1, 1, 1], S=3) for _ in range(4)]
-    for name, layout in (("a", [("goal", 1), ("pos", 2)]), ("b", [("pos", 2), ("goal", 1)]), ("c", None)):
+    for name, layout in (
+        ("a", [("goal", 1), ("pos", 2)]),
+        ("b", [("pos", 2), ("goal", 1)]),
+        ("c", None),
+    ):
         from_episodes(log, tmp_path / name, name=name, observation_parts=layout)
 
     def mixed(*names):
         target = "decisionllm.datasets.arrays.open_folder"
-        return load(parts={name: {"_target_": target, "path": str(tmp_path / name)} for name in names})
+        return load(
+            parts={name: {"_target_": target, "path": str(tmp_path / name)} for name in names}
+        )
 
     with pytest.raises(
-        ValueError, match=r"expected one layout, got observation_parts .*'goal', 1.* of a and .*'pos', 2.* of b"
+        ValueError,
+        match=r"expected one layout, got observation_parts .*'goal', 1.* of a and .*'pos', 2.* of b",
     ):
         mixed("a", "b")
-    assert mixed("c", "a").info["observation_parts"] == [["goal", 1], ["pos", 2]], "a log that states none is taken as it is"
+    assert mixed("c", "a").info["observation_parts"] == [["goal", 1], ["pos", 2]], (
+        "a log that states none is taken as it is"
+    )
 
 
 def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
@@ -298,7 +476,9 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
         text="goal",
     )
     made = store.prepare(data, tmp_path / "a")
-    assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, "one of each part, and the mixture"
+    assert len(list((tmp_path / "a" / "stores").iterdir())) == 3, (
+        "one of each part, and the mixture"
+    )
     for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
         shutil.rmtree(folder)
     monkeypatch.setattr("decisionllm.datasets.maze2d.generate", None)  # a call would fail

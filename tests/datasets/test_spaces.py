@@ -34,14 +34,20 @@ def test_parts_are_sorted_by_name_at_every_level():
 def test_an_observation_without_names_is_one_part():
     assert observation_parts(spaces.Box(0, 1, (2, 3))) == [("observation", 6)]
     assert observation_parts(spaces.Discrete(4)) == [("observation", 4)]
-    with pytest.raises(ValueError, match="observation space: expected a Box, a Discrete or a Dict of them, got Tuple"):
+    with pytest.raises(
+        ValueError,
+        match="observation space: expected a Box, a Discrete or a Dict of them, got Tuple",
+    ):
         observation_parts(spaces.Tuple([NESTED]))
 
 
 def test_stated_parts_make_up_an_observation():
     assert stated_parts([("goal", 1), ("pos", 2)], 3) == [["goal", 1], ["pos", 2]]
     for wrong in ([("goal", 1)], [("pos", 1), ("pos", 2)]):
-        with pytest.raises(ValueError, match="observation_parts: expected names that differ, and sizes that add up to 3"):
+        with pytest.raises(
+            ValueError,
+            match="observation_parts: expected names that differ, and sizes that add up to 3",
+        ):
             stated_parts(wrong, 3)
 
 
@@ -59,17 +65,24 @@ def test_actions_are_rows_and_come_back(space, parts, actions, rows):
     assert action_parts(space) == parts
     assert encode_actions(actions, space).tolist() == rows
     back = decode_actions(np.array(rows, np.float32), space)
-    assert back.tolist() == np.array(actions, float).tolist() and all(action in space for action in back)
+    assert back.tolist() == np.array(actions, float).tolist() and all(
+        action in space for action in back
+    )
 
 
 def test_a_multi_discrete_action_is_one_of_the_product():
     assert action_spec(spaces.MultiDiscrete([3, 2])) == {"action_dim": 1, "num_actions": 6}
     assert action_spec(spaces.MultiDiscrete([64, 64]))["num_actions"] == 4096
-    with pytest.raises(ValueError, match=r"MultiDiscrete\(\[64 65\]\): expected at most 4096 combinations, .*, got 4160"):
+    with pytest.raises(
+        ValueError,
+        match=r"MultiDiscrete\(\[64 65\]\): expected at most 4096 combinations, .*, got 4160",
+    ):
         action_spec(spaces.MultiDiscrete([64, 65]))
 
 
 def test_stated_parts_of_an_action_make_up_its_values():
     assert stated_action_parts((3, 2), 6) == [3, 2]
-    with pytest.raises(ValueError, match=r"action_parts: expected sizes whose product is 5, .*, got \[3, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"action_parts: expected sizes whose product is 5, .*, got \[3, 2\]"
+    ):
         stated_action_parts([3, 2], 5)

@@ -10,7 +10,9 @@ from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
 
 def rows_of(log):
     """The agents' columns by group, step and agent, with observations of one size."""
-    columns = log.agents | {"observation": log.agents["observation"].reshape(len(log.agents["group"]), -1)}
+    columns = log.agents | {
+        "observation": log.agents["observation"].reshape(len(log.agents["group"]), -1)
+    }
     columns.pop("observation_offsets")
     order = np.lexsort([columns[name] for name in ("agent", "step", "group")])
     return {name: column[order] for name, column in columns.items()}
@@ -19,7 +21,9 @@ def rows_of(log):
 def test_a_log_played_again_has_the_same_rewards():
     rows = rows_of(spread.generate("mixed", agents=4, groups=30, seed=2))
     world = Spread(3 * spread.SEEDS + np.arange(30), 4)
-    seen, acted, paid = (rows[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward"))
+    seen, acted, paid = (
+        rows[name].reshape(30, HORIZON, 4, -1) for name in ("observation", "action", "reward")
+    )
     for step in range(HORIZON):
         assert (world.observe() == seen[:, step].reshape(120, -1)).all()
         assert (world.step(pushes(acted[:, step])).astype(np.float32) == paid[:, step, :, 0]).all()
@@ -30,7 +34,10 @@ def test_a_log_played_again_has_the_same_rewards():
 def test_every_log_is_a_store_of_teams(tmp_path, log, actions):
     source = spread.load(log=log, groups=20, actions=actions, text="informative")
     store = write(tmp_path / "store", source)
-    assert store.spec.entity_schema == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6)) and store.spec.observation_dim == 40
+    assert (
+        store.spec.entity_schema == (("own", 4, 1), ("landmark", 3, 6), ("agent", 3, 6))
+        and store.spec.observation_dim == 40
+    )
     assert store.spec.num_actions == (5 if actions == "discrete" else 0)
     assert len(np.unique(store.group)) == 20 and "A team of" in store.tasks[0]
     for g in range(20):
@@ -43,7 +50,9 @@ def test_qualities_differ_in_their_returns():
         returns = [e.rewards.sum() for e in spread.load(log=log, groups=300).episodes]
         means[log] = np.mean(returns)
     assert means["random"] + 7 < means["medium"] < means["convention"] < means["expert"]
-    assert means["mixed"] == pytest.approx((means["expert"] + means["medium"] + means["random"]) / 3, abs=0.8)
+    assert means["mixed"] == pytest.approx(
+        (means["expert"] + means["medium"] + means["random"]) / 3, abs=0.8
+    )
 
 
 def test_a_mixed_log_has_a_third_of_each_teacher_in_no_order():
@@ -61,18 +70,25 @@ def test_in_a_varying_log_a_tenth_of_the_teams_lose_an_agent():
     for row in died:
         group, agent = log.agents["group"][row], log.agents["agent"][row]
         mine = log.agents["group"] == group
-        assert not (mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)).any()
+        assert not (
+            mine & (log.agents["agent"] == agent) & (log.agents["step"] > HORIZON // 2)
+        ).any()
         before, after = (sizes[mine & (log.agents["step"] == t)][0] for t in (0, HORIZON - 1))
         assert before - after == 4  # an offset, and two zeros of communication
-    assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(range(5))
+    assert {*np.unique(log.agents["agent"][log.agents["step"] == 0], return_counts=True)[0]} == set(
+        range(5)
+    )
     stays = [e for e in spread.load(log="varying", groups=200).episodes if e.return_after_exit]
     assert len(stays) == 20 and all(
-        len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.return_after_exit < 0 for e in stays
+        len(e.rewards) == HORIZON // 2 + 1 and e.terminated and e.return_after_exit < 0
+        for e in stays
     )
 
 
 def test_the_same_seed_is_the_same_log_and_another_is_not():
-    one, same, other = (rows_of(spread.generate("expert", groups=5, seed=s))["observation"] for s in (0, 0, 1))
+    one, same, other = (
+        rows_of(spread.generate("expert", groups=5, seed=s))["observation"] for s in (0, 0, 1)
+    )
     assert (one == same).all() and not (one == other)[:, 2].any()  # a position
 
 

@@ -1,4 +1,6 @@
-"""The store: what is written comes back, is found again, and anything damaged or out of bounds is refused by name."""
+"""The store: what is written comes back, is found again, and anything damaged or out of bounds is
+refused by name.
+"""
 
 import json
 import mmap
@@ -42,11 +44,24 @@ def folders(path):
 
 def test_episodes_come_back_as_they_were_written(tmp_path):
     written = [
-        episode([1, 2, 3], task="go north", group=7, final_observation=np.array([3, 3], np.float32)),
         episode(
-            [4], task="go south", group=9, terminated=True, truncated=False, final_observation=np.array([1, 1], np.float32)
+            [1, 2, 3], task="go north", group=7, final_observation=np.array([3, 3], np.float32)
         ),
-        episode([5, 6], task="go north", group=7, start=20, final_observation=np.array([22, 22], np.float32)),
+        episode(
+            [4],
+            task="go south",
+            group=9,
+            terminated=True,
+            truncated=False,
+            final_observation=np.array([1, 1], np.float32),
+        ),
+        episode(
+            [5, 6],
+            task="go north",
+            group=7,
+            start=20,
+            final_observation=np.array([22, 22], np.float32),
+        ),
     ]
     store = open_store(make_store(tmp_path / "s", written).path)
     assert store.offsets.tolist() == [0, 3, 4, 6] and store.lengths.tolist() == [3, 1, 2]
@@ -65,27 +80,40 @@ def test_discrete_actions_and_their_masks_come_back(tmp_path):
     store = write(tmp_path / "s", Source(spec, [discrete([2, 1], masks)]))
     assert store.spec == spec
     assert store.episode(0).actions.tolist() == [[2], [1]]
-    assert store.episode(0).action_masks.dtype == bool and store.episode(0).action_masks.tolist() == masks.tolist()
+    assert (
+        store.episode(0).action_masks.dtype == bool
+        and store.episode(0).action_masks.tolist() == masks.tolist()
+    )
 
 
 def test_members_of_a_team_come_back_and_what_it_was_paid_after_they_were_gone_counts(tmp_path):
     gone = replace(episode([1, 2]), agent=0, start=0, return_after_exit=5.0)
     stays = replace(episode([2, 5], S=2), agent=1, start=3, return_after_exit=0.0)
     store = open_store(make_store(tmp_path / "s", [gone, stays]).path)
-    assert [(e.agent, e.start, e.return_after_exit) for e in (store.episode(0), store.episode(1))] == [(0, 0, 5.0), (1, 3, 0.0)]
+    assert [
+        (e.agent, e.start, e.return_after_exit) for e in (store.episode(0), store.episode(1))
+    ] == [(0, 0, 5.0), (1, 3, 0.0)]
     assert store.returns.tolist() == [8, 7]
     assert windows.of_store(store).returns_to_go.tolist() == [8, 7, 7, 5]
 
 
 def test_a_layout_comes_back_and_must_fill_the_observation(tmp_path):
-    spec = Spec(5, 1, horizon=3, low=(-1.0,), high=(1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2)))
-    store = write(tmp_path / "s", Source(spec, [Episode(np.zeros((1, 5), np.float32), np.zeros((1, 1)), np.zeros(1))]))
+    spec = Spec(
+        5, 1, horizon=3, low=(-1.0,), high=(1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2))
+    )
+    store = write(
+        tmp_path / "s",
+        Source(spec, [Episode(np.zeros((1, 5), np.float32), np.zeros((1, 1)), np.zeros(1))]),
+    )
     assert open_store(store.path).spec == spec
     with pytest.raises(ValueError, match="blocks of 5 numbers in all"):
         replace(spec, entity_schema=(("own", 1, 2),))
 
 
-@pytest.mark.parametrize("field", ["observations", "actions", "rewards", "task", "group", "terminated", "final_observation"])
+@pytest.mark.parametrize(
+    "field",
+    ["observations", "actions", "rewards", "task", "group", "terminated", "final_observation"],
+)
 def test_one_changed_number_is_another_fingerprint(tmp_path, field):
     facts = {"final_observation": np.zeros(2, np.float32)}
     changed = {"task": {"task": "x"}, "group": {"group": 1}, "terminated": {"terminated": True}}
@@ -94,7 +122,8 @@ def test_one_changed_number_is_another_fingerprint(tmp_path, field):
     if field in ("observations", "actions", "rewards"):
         getattr(after, field)[1] += 1e-6
     one, same, other = (
-        make_store(tmp_path / name, [e]) for name, e in (("a", before), ("b", episode([1, 2], **facts)), ("c", after))
+        make_store(tmp_path / name, [e])
+        for name, e in (("a", before), ("b", episode([1, 2], **facts)), ("c", after))
     )
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
@@ -102,7 +131,10 @@ def test_one_changed_number_is_another_fingerprint(tmp_path, field):
 def test_where_episodes_part_is_in_the_fingerprint(tmp_path):
     early = make_store(tmp_path / "a", [episode([1]), episode([2, 3, 4], start=1)])
     late = make_store(tmp_path / "b", [episode([1, 2]), episode([3, 4], start=2)])
-    assert early.rewards.tolist() == late.rewards.tolist() and early.observations.tolist() == late.observations.tolist()
+    assert (
+        early.rewards.tolist() == late.rewards.tolist()
+        and early.observations.tolist() == late.observations.tolist()
+    )
     assert early.fingerprint != late.fingerprint
 
 
@@ -111,14 +143,29 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
     rewards, card = path / "rewards.npy", path / "card.json"
     good, good_card = rewards.read_bytes(), card.read_text()
     for damage, message in (
-        (lambda: rewards.write_bytes(good[:-1]), r"rewards.npy is damaged or missing .*delete the folder"),
+        (
+            lambda: rewards.write_bytes(good[:-1]),
+            r"rewards.npy is damaged or missing .*delete the folder",
+        ),
         (lambda: rewards.write_bytes(b"\0" * len(good)), r"rewards.npy is damaged or missing"),
         (rewards.unlink, r"rewards.npy is damaged or missing"),
-        (lambda: np.save(rewards, np.zeros(2, np.float32)), r"rewards.npy: expected float32 \[3\], got float32 \[2\]"),
-        (lambda: np.save(rewards, np.zeros(3)), r"rewards.npy: expected float32 \[3\], got float64 \[3\]"),
-        (lambda: rewards.write_bytes(b""), r"rewards.npy is damaged or missing .*delete the folder"),
+        (
+            lambda: np.save(rewards, np.zeros(2, np.float32)),
+            r"rewards.npy: expected float32 \[3\], got float32 \[2\]",
+        ),
+        (
+            lambda: np.save(rewards, np.zeros(3)),
+            r"rewards.npy: expected float32 \[3\], got float64 \[3\]",
+        ),
+        (
+            lambda: rewards.write_bytes(b""),
+            r"rewards.npy is damaged or missing .*delete the folder",
+        ),
         (lambda: card.write_text(good_card[:-9]), r"card.json is damaged"),
-        (lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})), r"expected store format 1, got 0"),
+        (
+            lambda: card.write_text(json.dumps(json.loads(good_card) | {"format": 0})),
+            r"expected store format 1, got 0",
+        ),
     ):
         damage()
         with pytest.raises(ValueError, match=message):
@@ -133,26 +180,36 @@ def test_a_damaged_store_is_refused_by_the_file_that_is_damaged(tmp_path):
 
 def test_unequal_lengths_and_numbers_that_are_none_are_refused_when_an_episode_is_made():
     rows = np.zeros((3, 2), np.float32)
-    with pytest.raises(ValueError, match=r"Episode.actions: expected shape \(n=3, A\), got \(2, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"Episode.actions: expected shape \(n=3, A\), got \(2, 1\)"
+    ):
         Episode(rows, np.zeros((2, 1), np.float32), np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"Episode.rewards: expected shape \(n=3\), got \(4,\)"):
         Episode(rows, np.zeros((3, 1), np.float32), np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="expected at least one step"):
         episode([])
     for bad in (np.nan, np.inf, -np.inf):
-        with pytest.raises(ValueError, match=rf"Episode.rewards: expected finite numbers, got {bad} at \[1\]"):
+        with pytest.raises(
+            ValueError, match=rf"Episode.rewards: expected finite numbers, got {bad} at \[1\]"
+        ):
             episode([0, bad])
 
 
 @pytest.mark.parametrize(
     "episodes, message",
     [
-        ([episode([1] * 4), episode([1] * 6)], r"episode 1: expected at most 5 steps \(the horizon\), got 6"),
+        (
+            [episode([1] * 4), episode([1] * 6)],
+            r"episode 1: expected at most 5 steps \(the horizon\), got 6",
+        ),
         (
             [episode([1]), episode([1, 1], start=150)],
             r"episode 1, step 0: expected an action within \[-1.0\] .. \[1.0\], got \[1.5\]",
         ),
-        ([episode([1], S=2), episode([1], S=3)], "episode 1: expected observations of 2 and actions of 1 numbers, got 3 and 1"),
+        (
+            [episode([1], S=2), episode([1], S=3)],
+            "episode 1: expected observations of 2 and actions of 1 numbers, got 3 and 1",
+        ),
         (
             [episode([1], final_observation=np.zeros(2)), episode([1])],
             "episode 1: expected final_observation in every episode or in none",
@@ -181,7 +238,11 @@ def test_rounding_beyond_a_bound_is_not_an_action_outside_its_space(tmp_path):
         ([0, 3], None, r"episode 0, step 1: expected an action an index below 3, got \[3.0\]"),
         ([0, -1], None, "step 1: expected an action an index below 3"),
         ([0, 0.5], None, "step 1: expected an action an index below 3"),
-        ([0, 2], [[1, 1, 1], [1, 1, 0]], "episode 0, step 1: the mask forbids the recorded action 2"),
+        (
+            [0, 2],
+            [[1, 1, 1], [1, 1, 0]],
+            "episode 0, step 1: the mask forbids the recorded action 2",
+        ),
         ([0, 1], [[1, 1], [1, 1]], "expected action masks of 3 actions, got 2"),
     ],
 )
@@ -193,7 +254,8 @@ def test_impossible_discrete_actions_are_refused(tmp_path, actions, masks, messa
 
 def test_a_write_that_fails_half_way_leaves_nothing_behind_and_the_old_store_whole(tmp_path):
     old = make_store(tmp_path / "s", [episode([1, 2])])
-    source = Source(old.spec, [episode([9])], {"name": object()})  # the arrays are on disk by the time the card is refused
+    # the arrays are on disk by the time the card is refused
+    source = Source(old.spec, [episode([9])], {"name": object()})
     with pytest.raises(TypeError, match="not JSON serializable"):
         write(tmp_path / "s", source)
     assert folders(tmp_path) == ["s"]
@@ -206,7 +268,10 @@ def test_a_folder_or_file_that_is_no_store_is_never_replaced(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("kept")
     for path in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
-        with pytest.raises(FileExistsError, match=f"{path}: expected a new folder, or a store to replace; choose another path"):
+        with pytest.raises(
+            FileExistsError,
+            match=f"{path}: expected a new folder, or a store to replace; choose another path",
+        ):
             make_store(path, [episode([1])])
     assert folders(tmp_path) == ["data"] and (tmp_path / "data" / "notes.txt").read_text() == "kept"
     (tmp_path / "empty").mkdir()
@@ -226,7 +291,11 @@ def test_prepare_makes_a_store_once_and_finds_it_by_its_options(tmp_path):
 AUCTION = Path(__file__).parents[1] / "fixtures" / "auctionnet" / "trajectories_periods_7_8.csv.gz"
 WORDED = [
     ("maze2d-umaze", {"steps": 3000, "seed": 1}, ("none", "constant")),
-    ("maze2d-umaze", {"steps": 3000, "seed": 1, "without_goals": "1,3"}, ("goal", "paraphrased", "shuffled")),
+    (
+        "maze2d-umaze",
+        {"steps": 3000, "seed": 1, "without_goals": "1,3"},
+        ("goal", "paraphrased", "shuffled"),
+    ),
     (
         "auction",
         {"path": str(AUCTION), "relabel": 1},
@@ -235,8 +304,12 @@ WORDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "texts"), WORDED, ids=["without goals", "with goals", "auction"])
-def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(name, options, texts, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "options", "texts"), WORDED, ids=["without goals", "with goals", "auction"]
+)
+def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(
+    name, options, texts, tmp_path
+):
     cards = []
     for text in texts:
         chosen = node("dataset", name, text=text, **options)
@@ -246,7 +319,9 @@ def test_a_changed_wording_opens_the_store_and_its_texts_are_the_readers(name, o
             made.episode(e).task for e in range(len(made.lengths))
         ]
         assert store.tasks == made.tasks and store.info == made.info
-        assert verify(store).fingerprint == made.fingerprint, "as if it had been written with these texts"
+        assert verify(store).fingerprint == made.fingerprint, (
+            "as if it had been written with these texts"
+        )
     assert len({*cards}) == 1 and len(folders(tmp_path / "stores")) == 1
 
 
@@ -270,7 +345,10 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
     content = bytearray((store.path / "rewards.npy").read_bytes())
     content[-1] ^= 1
     (store.path / "rewards.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=f"damaged: expected fingerprint {store.fingerprint}, got .*delete the folder"):
+    with pytest.raises(
+        ValueError,
+        match=f"damaged: expected fingerprint {store.fingerprint}, got .*delete the folder",
+    ):
         verify(open_store(store.path))
 
 
@@ -283,9 +361,16 @@ def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkey
 def write_log(path, reward, steps=4):
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        file["observations"], file["actions"] = np.ones((steps, 4), np.float32), np.zeros((steps, 2), np.float32)
-        file["rewards"], file["terminals"] = np.full(steps, reward, np.float32), np.zeros(steps, bool)
-    later = time.time_ns() + 10**9 * int(reward)  # a clock too coarse to tell two writes apart must not decide this test
+        file["observations"], file["actions"] = (
+            np.ones((steps, 4), np.float32),
+            np.zeros((steps, 2), np.float32),
+        )
+        file["rewards"], file["terminals"] = (
+            np.full(steps, reward, np.float32),
+            np.zeros(steps, bool),
+        )
+    # a clock too coarse to tell two writes apart must not decide this test
+    later = time.time_ns() + 10**9 * int(reward)
     os.utime(path, ns=(later, later))
 
 
@@ -310,7 +395,10 @@ def test_opening_a_million_steps_reads_none_of_them(tmp_path):
     rows = np.zeros((n, 4), np.float32)
     rows[-1] = 7
     spec = Spec(observation_dim=4, action_dim=2, horizon=n, low=(-1.0, -1.0), high=(1.0, 1.0))
-    path = write(tmp_path / "s", Source(spec, [Episode(rows, np.zeros((n, 2), np.float32), np.zeros(n, np.float32))])).path
+    path = write(
+        tmp_path / "s",
+        Source(spec, [Episode(rows, np.zeros((n, 2), np.float32), np.zeros(n, np.float32))]),
+    ).path
     tracemalloc.start()
     store = open_store(path)
     used = tracemalloc.get_traced_memory()[1]
@@ -325,7 +413,10 @@ def test_opening_a_million_steps_reads_none_of_them(tmp_path):
 
 def endless(n=10**9):
     """Episodes of 1,000 steps of 20 numbers, made one after the other."""
-    return (Episode(np.full((1000, 20), e % 7, np.float32), np.zeros((1000, 1)), np.ones(1000), group=e) for e in range(n))
+    return (
+        Episode(np.full((1000, 20), e % 7, np.float32), np.zeros((1000, 1)), np.ones(1000), group=e)
+        for e in range(n)
+    )
 
 
 def verify(store):
@@ -338,11 +429,19 @@ WIDE = Spec(observation_dim=20, action_dim=1, horizon=1000, low=(-1.0,), high=(1
 
 
 def test_files_are_those_of_numpy_whatever_the_number_of_rows(tmp_path):
-    for blocks in ([], [np.zeros((0, 3))], [np.ones((2, 3)), np.zeros((1, 3))], [np.full((1000, 3), i) for i in range(30)]):
+    for blocks in (
+        [],
+        [np.zeros((0, 3))],
+        [np.ones((2, 3)), np.zeros((1, 3))],
+        [np.full((1000, 3), i) for i in range(30)],
+    ):
         with Column(tmp_path / "ours.npy", np.float32) as column:
             for block in blocks:
                 column.append(block)
-        np.save(tmp_path / "theirs.npy", np.concatenate([*blocks, np.zeros((0, 3) if blocks else 0)]).astype(np.float32))
+        np.save(
+            tmp_path / "theirs.npy",
+            np.concatenate([*blocks, np.zeros((0, 3) if blocks else 0)]).astype(np.float32),
+        )
         assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
@@ -375,8 +474,14 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_removes_its_files(tmp_
                 os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     left = folders(tmp_path / "stores")
-    assert len(left) == 1 and left[0].startswith(".partial-") and not list((tmp_path / "stores" / left[0]).glob("card.json"))
-    assert prepare(options, tmp_path).fingerprint == whole.fingerprint and folders(tmp_path / "stores") == [whole.path.name]
+    assert (
+        len(left) == 1
+        and left[0].startswith(".partial-")
+        and not list((tmp_path / "stores" / left[0]).glob("card.json"))
+    )
+    assert prepare(options, tmp_path).fingerprint == whole.fingerprint and folders(
+        tmp_path / "stores"
+    ) == [whole.path.name]
 
 
 def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
@@ -389,30 +494,47 @@ def test_a_store_that_two_prepare_at_once_is_made_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("decisionllm.datasets.store.build", lambda _: Source(WIDE, slow()))
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)))
-    assert len(made) == 1 and found[0].fingerprint == found[1].fingerprint and found[1].rewards.sum() == 3000
+        found = list(
+            pool.map(
+                lambda _: prepare(node("dataset", "synthetic", episodes=3), tmp_path), range(2)
+            )
+        )
+    assert (
+        len(made) == 1
+        and found[0].fingerprint == found[1].fingerprint
+        and found[1].rewards.sum() == 3000
+    )
 
 
 @pytest.mark.parametrize("room", [200_000, 30])
 def test_a_full_disk_is_one_clear_error_and_leaves_the_old_store(room, tmp_path):
-    """By the limit of this process on the size of a file: within the rows, and within a file's header."""
+    """By the limit of this process on the size of a file: within the rows, and within a file's
+    header.
+    """
     old = write(tmp_path / "s", Source(WIDE, endless(2)))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with pytest.raises(
-            OSError, match=r"/s: the store could not be written \(File too large\); nothing of it is left. Make room"
+            OSError,
+            match=r"/s: the store could not be written \(File too large\); nothing of it is left. Make room",
         ):
             write(tmp_path / "s", Source(WIDE, endless(20)))
         with pytest.raises(OSError, match="t: the store could not be written"):
             write(tmp_path / "t", Source(WIDE, endless(20)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert folders(tmp_path) == ["s"] and verify(open_store(tmp_path / "s")).fingerprint == old.fingerprint
+    assert (
+        folders(tmp_path) == ["s"]
+        and verify(open_store(tmp_path / "s")).fingerprint == old.fingerprint
+    )
 
 
 def test_a_store_without_one_of_its_files_is_refused(tmp_path):
     path = write(tmp_path / "s", Source(WIDE, endless(2))).path
     (path / "rewards.npy").unlink()
-    with pytest.raises(ValueError, match=r"rewards.npy is damaged or missing \(.*\); delete the folder to make it again"):
+    with pytest.raises(
+        ValueError,
+        match=r"rewards.npy is damaged or missing \(.*\); delete the folder to make it again",
+    ):
         open_store(path)

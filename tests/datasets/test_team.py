@@ -1,4 +1,6 @@
-"""A log of many agents becomes episodes: teams that vary, agents that leave, rewards after an exit, and every bad row by name."""
+"""A log of many agents becomes episodes: teams that vary, agents that leave, rewards after an exit,
+and every bad row by name.
+"""
 
 import json
 from dataclasses import replace
@@ -12,8 +14,13 @@ from decisionllm.datasets.store import prepare, write
 from decisionllm.datasets.team import Log, canonical, collect, entity_schema, load, read, source
 from tests.conftest import near, node
 
-META = {"name": "toy", "horizon": 9, "task": "Hold the bridge.", "reward_rule": "one for each step that it stands.",
-        "types": {"guard": {"num_actions": 3, "role": "You carry a shield"}}}  # fmt: skip
+META = {
+    "name": "toy",
+    "horizon": 9,
+    "task": "Hold the bridge.",
+    "reward_rule": "one for each step that it stands.",
+    "types": {"guard": {"num_actions": 3, "role": "You carry a shield"}},
+}
 
 
 def blocks(n):
@@ -22,9 +29,11 @@ def blocks(n):
 
 
 def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
-    """Worlds of `sizes` agents, with team rewards 1, 2, 3, ... gone: (group, agent, first step away, its end or None). busy: keys.
+    """Worlds of `sizes` agents, with team rewards 1, 2, 3, ... gone: (group, agent, first step
+    away, its end or None). busy: keys.
 
-    An observation is of the numbers of (group, step, agent), so that each row is known; actions count up.
+    An observation is of the numbers of (group, step, agent), so that each row is known; actions
+    count up.
     """
     rng, keys, seen = np.random.default_rng(0), [], []
     for g, n in enumerate(sizes):
@@ -37,11 +46,14 @@ def toy(sizes=(3, 4, 5), steps=6, *, gone=(), busy=(), **meta):
     keys, seen = np.array(keys)[order], [seen[k] for k in order]
     last = {(g, i): a - 1 for g, i, a, b in gone if b is None}
     agents = dict(zip(("group", "step", "agent"), keys.T, strict=True)) | {
-        "observation": np.concatenate(seen).astype(np.float32), "observation_offsets": np.cumsum([0, *map(len, seen)]),
-        "action": keys.sum(1) % 3, "available": np.ones((len(keys), 3), bool), "reward": keys[:, 2].astype(np.float32),
+        "observation": np.concatenate(seen).astype(np.float32),
+        "observation_offsets": np.cumsum([0, *map(len, seen)]),
+        "action": keys.sum(1) % 3,
+        "available": np.ones((len(keys), 3), bool),
+        "reward": keys[:, 2].astype(np.float32),
         "loss_mask": np.array([tuple(key) not in busy for key in keys.tolist()]),
         "terminated": np.array([last.get((g, i)) == t for g, t, i in keys.tolist()]),
-    }  # fmt: skip
+    }
     group, step = (x.ravel() for x in np.meshgrid(range(len(sizes)), range(steps), indexing="ij"))
     clock = {
         "group": group,
@@ -59,7 +71,9 @@ def changed(log, table, row, **values):
     """The same log, but for this row of a table, given by its key."""
     columns = {name: column.copy() for name, column in getattr(log, table).items()}
     names = ("group", "step", "agent")[: len(row)]
-    at = np.flatnonzero(np.all([columns[name] == k for name, k in zip(names, row, strict=True)], axis=0))
+    at = np.flatnonzero(
+        np.all([columns[name] == k for name, k in zip(names, row, strict=True)], axis=0)
+    )
     for name, value in values.items():
         columns[name][at] = value
     return replace(log, **{table: columns}), f"row {at[0] + 1} "
@@ -75,36 +89,77 @@ def without(log, table, row):
 def even(log):
     """The same with observations in one matrix, for worlds of one size."""
     agents = {name: column for name, column in log.agents.items() if name != "observation_offsets"}
-    return replace(log, agents=agents | {"observation": log.agents["observation"].reshape(len(agents["group"]), -1)})
+    return replace(
+        log,
+        agents=agents
+        | {"observation": log.agents["observation"].reshape(len(agents["group"]), -1)},
+    )
 
 
 def test_one_batch_holds_groups_of_3_4_and_5_agents(tmp_path):
     store = write(tmp_path / "s", source(toy()))
-    assert store.group.tolist() == [0] * 3 + [1] * 4 + [2] * 5 and store.agent.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
-    assert store.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6)) and store.spec.observation_dim == 2 + 6 * 3
+    assert store.group.tolist() == [0] * 3 + [1] * 4 + [2] * 5 and store.agent.tolist() == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert (
+        store.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
+        and store.spec.observation_dim == 2 + 6 * 3
+    )
     for e in range(12):
         g, i = store.group[e], store.agent[e]
         episode = store.episode(e)
-        np.testing.assert_array_equal(episode.observations[:, :2], [[10 * g + t, i] for t in range(6)])
+        np.testing.assert_array_equal(
+            episode.observations[:, :2], [[10 * g + t, i] for t in range(6)]
+        )
         assert (episode.observations[:, 2::3] == (np.arange(6) < (3, 4, 5)[g] - 1)).all()  # present
         np.testing.assert_array_equal(episode.actions[:, 0], (g + np.arange(6) + i) % 3)
     window = sampling.Sampler(windows.of_store(store), np.arange(12), T=4, batch_size=64, seed=0)(0)
-    assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (64, 4, 20)
+    assert set(store.group[window.episodes]) == {0, 1, 2} and window.observations.shape == (
+        64,
+        4,
+        20,
+    )
 
 
 def test_rewards_after_a_death_are_part_of_every_return_to_go(tmp_path):
     """Agent 1 of world 0 dies in its step 1: it got 1 + 2 of 21, and all of 21 is its return."""
     store = write(tmp_path / "s", source(toy((2, 2), gone=[(0, 1, 2, None)])))
-    assert store.lengths.tolist() == [6, 2, 6, 6] and store.return_after_exit.tolist() == [0, 18, 0, 0]
+    assert store.lengths.tolist() == [6, 2, 6, 6] and store.return_after_exit.tolist() == [
+        0,
+        18,
+        0,
+        0,
+    ]
     assert store.returns.tolist() == [21] * 4 and store.rewards[6:8].tolist() == [1, 2]
-    assert store.terminated.tolist() == [False, True, False, False] and store.truncated.tolist() == [True, False, True, True]
+    assert store.terminated.tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ] and store.truncated.tolist() == [True, False, True, True]
     steps = windows.of_store(store)
     assert steps.returns_to_go[6:8].tolist() == [21, 20]
 
 
 def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
     rng = np.random.default_rng(1)
-    gone = [(g, i, int(rng.integers(1, 6)), None) for g in range(20) for i in range(3) if rng.random() < 0.7]
+    gone = [
+        (g, i, int(rng.integers(1, 6)), None)
+        for g in range(20)
+        for i in range(3)
+        if rng.random() < 0.7
+    ]
     log = toy((4,) * 20, gone=gone)
     paid = rng.normal(size=len(log.steps["step"])).astype(np.float32)
     log = replace(log, steps=log.steps | {"reward": paid})
@@ -112,22 +167,40 @@ def test_a_team_return_is_that_of_the_world_whichever_agent_dies(tmp_path):
     world = paid.reshape(20, 6).sum(1, dtype=np.float64)
     near(store.returns, world[store.group], 1e-6)
     living = np.add.reduceat(store.rewards, store.offsets[:-1])
-    assert np.abs(living - world[store.group]).max() > 0.5  # without what came later, it would not be
+    # without what came later, it would not be
+    assert np.abs(living - world[store.group]).max() > 0.5
 
 
 def test_the_dead_have_no_row_and_the_busy_are_no_targets(tmp_path):
-    store = write(tmp_path / "s", source(toy((3,), gone=[(0, 2, 4, None)], busy=[(0, 1, 0), (0, 2, 0)])))
+    store = write(
+        tmp_path / "s", source(toy((3,), gone=[(0, 2, 4, None)], busy=[(0, 1, 0), (0, 2, 0)]))
+    )
     assert store.lengths.tolist() == [6, 6, 4]
-    assert store.loss_mask[:6].tolist() == [True, False, False, True, True, True] and store.loss_mask[6:].all()
+    assert (
+        store.loss_mask[:6].tolist() == [True, False, False, True, True, True]
+        and store.loss_mask[6:].all()
+    )
     window = windows.cut(windows.of_store(store), np.array([0, 2]), np.array([0, 0]), 6)
-    assert window.loss_mask.tolist() == [[True, False, False, True, True, True], [True] * 4 + [False] * 2]
-    assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]  # the busy one is still observed
+    assert window.loss_mask.tolist() == [
+        [True, False, False, True, True, True],
+        [True] * 4 + [False] * 2,
+    ]
+    # the busy one is still observed
+    assert window.mask.tolist() == [[True] * 6, [True] * 4 + [False] * 2]
 
 
 def test_an_agent_that_comes_late_or_back_has_an_episode_a_stay(tmp_path):
     store = write(tmp_path / "s", source(toy((2,), gone=[(0, 0, 0, 1), (0, 1, 2, 4)])))
-    assert store.agent.tolist() == [0, 1, 1] and store.start.tolist() == [1, 0, 4] and store.lengths.tolist() == [5, 2, 2]
-    assert store.return_after_exit.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [20, 21, 11]
+    assert (
+        store.agent.tolist() == [0, 1, 1]
+        and store.start.tolist() == [1, 0, 4]
+        and store.lengths.tolist() == [5, 2, 2]
+    )
+    assert store.return_after_exit.tolist() == [0, 3 + 4 + 5 + 6, 0] and store.returns.tolist() == [
+        20,
+        21,
+        11,
+    ]
     assert not store.terminated.any()  # it left, or the clock ran out
 
 
@@ -135,9 +208,11 @@ def test_an_action_that_was_not_recorded_is_no_target(tmp_path):
     log, _ = changed(toy((2,)), "agents", (0, 3, 1), action=-1, available=[False, True, True])
     agents = {name: column for name, column in log.agents.items() if name != "loss_mask"}
     store = write(tmp_path / "s", source(replace(log, agents=agents)))
-    assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1  # stored as the first that was allowed
+    # stored as the first that was allowed
+    assert np.flatnonzero(~store.loss_mask).tolist() == [9] and store.actions[9] == 1
     none, _ = changed(log, "agents", (0, 3, 1), available=False, loss_mask=False)
-    assert write(tmp_path / "t", source(none)).action_masks is None  # without a choice, nothing is forbidden
+    # without a choice, nothing is forbidden
+    assert write(tmp_path / "t", source(none)).action_masks is None
 
 
 def test_individual_rewards_are_own_or_the_mean_of_the_team(tmp_path):
@@ -146,26 +221,38 @@ def test_individual_rewards_are_own_or_the_mean_of_the_team(tmp_path):
     assert own.returns.tolist() == [0, 6, 2] and own.return_after_exit.tolist() == [0, 0, 0]
     mean = write(tmp_path / "mean", source(log, returns="mean"))
     np.testing.assert_allclose(mean.returns, (0 + 6 + 2) / 3, rtol=1e-6)
-    lacking = replace(log, steps={name: column for name, column in log.steps.items() if name != "reward"})
+    lacking = replace(
+        log, steps={name: column for name, column in log.steps.items() if name != "reward"}
+    )
     assert source(lacking).info["returns"] == "own"
-    with pytest.raises(ValueError, match="log, steps: expected a column reward, which dataset.returns=team needs, got none"):
+    with pytest.raises(
+        ValueError,
+        match="log, steps: expected a column reward, which dataset.returns=team needs, got none",
+    ):
         source(lacking, returns="team")
 
 
 def test_the_other_team_is_part_of_the_world(tmp_path):
     log = toy((4,))
     side = log.agents["agent"] // 2
-    both = {name: np.concatenate([column, column]) for name, column in log.steps.items()} | {"team": np.repeat([0, 1], 6)}
+    both = {name: np.concatenate([column, column]) for name, column in log.steps.items()} | {
+        "team": np.repeat([0, 1], 6)
+    }
     both["reward"] = np.concatenate([log.steps["reward"], -log.steps["reward"]])
     log = replace(log, agents=log.agents | {"team": side}, steps=both)
     mine, theirs = (write(tmp_path / str(team), source(log, team=team)) for team in (0, 1))
     assert mine.agent.tolist() == [0, 1] and mine.returns.tolist() == [21, 21]
     assert theirs.agent.tolist() == [2, 3] and theirs.returns.tolist() == [-21, -21]
-    with pytest.raises(ValueError, match=r"dataset.team: expected one of \[0, 1\], the teams of log, got 2"):
+    with pytest.raises(
+        ValueError, match=r"dataset.team: expected one of \[0, 1\], the teams of log, got 2"
+    ):
         source(log, team=2)
     early = replace(log, steps={name: column[np.arange(12) != 11] for name, column in both.items()})
     early.steps["truncated"][10] = True
-    with pytest.raises(ValueError, match=r"row 11 \(group 0, step 4, team 1\): expected the world to end for all of its teams"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 11 \(group 0, step 4, team 1\): expected the world to end for all of its teams",
+    ):
         source(early)
 
 
@@ -174,11 +261,13 @@ def test_observations_are_put_into_the_slots_of_their_kind():
     parts = [["own", 2, 1], ["tree", 2, 2], ["", 1, 1], ["own", 1, 1]]
     shape = (("own", 4, 1), ("tree", 3, 3))
     np.testing.assert_array_equal(
-        canonical(raw, parts, shape), [[1, 2, 5, 0, 1, 3, 4, 0, 0, 0, 0, 0, 0], [1, 2, 5, 0, 0, 0, 0, 1, 5, 6, 0, 0, 0]]
+        canonical(raw, parts, shape),
+        [[1, 2, 5, 0, 1, 3, 4, 0, 0, 0, 0, 0, 0], [1, 2, 5, 0, 0, 0, 0, 1, 5, 6, 0, 0, 0]],
     )
+    # any number of axes
     np.testing.assert_array_equal(
         canonical(raw[:, None], parts, shape)[:, 0], canonical(raw, parts, shape)
-    )  # any number of axes
+    )
     typed = canonical(raw[:, :7], parts[:3], shape, agent_type=np.array([1, 0]), types=2)
     np.testing.assert_array_equal(typed[:, :4], [[1, 2, 0, 1], [1, 2, 1, 0]])
 
@@ -191,7 +280,10 @@ def test_an_entity_schema_has_the_capacity_or_more_if_observed():
     assert entity_schema({"types": types}, 2) == (("own", 7, 1), ("tree", 3, 3), ("rock", 2, 2))
     assert entity_schema({"types": {"a": types["a"]}}, 6) == (("own", 2, 1), ("tree", 3, 6))
     for given, message in (
-        ([["own", 2, 1], ["rock", 2, 2]], "type c: expected rock entities of 1 numbers as elsewhere, got 2"),
+        (
+            [["own", 2, 1], ["rock", 2, 2]],
+            "type c: expected rock entities of 1 numbers as elsewhere, got 2",
+        ),
         ([["own", 2, 1]], "type c: expected blocks of 6 numbers in all, as observed, got"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -203,7 +295,10 @@ def test_types_of_different_sizes_and_actions_share_a_model(tmp_path):
     types = {"guard": META["types"]["guard"], "scout": {"num_actions": 2, "role": "You are fast"}}
     scout = log.agents["group"] == 1
     agents = log.agents | {"agent_type": scout.astype(np.int8), "action": log.agents["action"] % 2}
-    store = write(tmp_path / "s", source(replace(log, meta=log.meta | {"types": types}, agents=agents), text="informative"))
+    store = write(
+        tmp_path / "s",
+        source(replace(log, meta=log.meta | {"types": types}, agents=agents), text="informative"),
+    )
     assert store.spec.entity_schema == (("own", 8, 1),)  # six numbers at most, and which type it is
     first, last = store.episode(0), store.episode(4)
     np.testing.assert_array_equal(first.observations[:, 6:], [[1, 0]] * 6)
@@ -218,10 +313,15 @@ def test_each_text_option_makes_its_text(tmp_path):
     assert texts["none"] == [""] * 5
     common = "Hold the bridge. At most 9 steps. Reward: one for each step that it stands."
     assert texts["constant"] == [f"toy. {common}"] * 5
-    assert texts["informative"] == [f"toy. A team of {n}. {common} Role: You carry a shield." for n in (2, 2, 3, 3, 3)]
-    assert texts["shuffled"] != texts["informative"] and sorted(texts["shuffled"]) == sorted(texts["informative"])
+    assert texts["informative"] == [
+        f"toy. A team of {n}. {common} Role: You carry a shield." for n in (2, 2, 3, 3, 3)
+    ]
+    assert texts["shuffled"] != texts["informative"] and sorted(texts["shuffled"]) == sorted(
+        texts["informative"]
+    )
     with pytest.raises(
-        ValueError, match="dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'"
+        ValueError,
+        match="dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'",
     ):
         source(toy((2,)), text="goal")
 
@@ -231,8 +331,12 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
 
     log = toy(gone=[(1, 2, 3, None)], busy=[(0, 1, 1)], behaviours=["calm", "wild"], note="ünïcode")
     log, _ = changed(log, "agents", (0, 1, 1), action=-1, reward=np.nan)
-    log = replace(log, agents=log.agents | {"agent_type": 0 * log.agents["agent"], "behaviour": log.agents["group"] % 2},
-                  steps=log.steps | {"state": np.arange(36.0).reshape(18, 2), "won": log.steps["step"] == 5})  # fmt: skip
+    log = replace(
+        log,
+        agents=log.agents
+        | {"agent_type": 0 * log.agents["agent"], "behaviour": log.agents["group"] % 2},
+        steps=log.steps | {"state": np.arange(36.0).reshape(18, 2), "won": log.steps["step"] == 5},
+    )
     team.write(tmp_path / "log", log)
     again = read(tmp_path / "log")
     nulls = parquet.read_table(tmp_path / "log/agents.parquet")
@@ -244,10 +348,14 @@ def test_a_log_comes_back_from_parquet_as_it_was(tmp_path):
         if not name.startswith("observation"):
             np.testing.assert_array_equal(again.agents[name], column[order], err_msg=name)
     parts = np.split(log.agents["observation"], log.agents["observation_offsets"][1:-1])
-    np.testing.assert_array_equal(again.agents["observation"], np.concatenate([parts[k] for k in order]))
+    np.testing.assert_array_equal(
+        again.agents["observation"], np.concatenate([parts[k] for k in order])
+    )
     for name, column in log.steps.items():
         np.testing.assert_array_equal(again.steps[name], column, err_msg=name)
-    before, after = (write(tmp_path / name, source(each)) for name, each in (("a", log), ("b", again)))
+    before, after = (
+        write(tmp_path / name, source(each)) for name, each in (("a", log), ("b", again))
+    )
     assert before.fingerprint == after.fingerprint
 
 
@@ -262,14 +370,27 @@ def test_a_log_is_written_part_by_part_in_groups_of_rows(tmp_path, monkeypatch):
     file = parquet.ParquetFile(tmp_path / "log/agents.parquet").metadata
     assert [file.row_group(k).num_rows for k in range(file.num_row_groups)] == [10, 2, 10, 10, 4]
     assert {file.row_group(k).column(0).compression for k in range(5)} == {"ZSTD"}
-    assert write(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert write(tmp_path / "s", load(path=str(tmp_path / "log"))).group.tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
     with pytest.raises(FileExistsError, match="log: is there already"):
         team.write(tmp_path / "log", parts)
 
 
 def test_a_log_that_could_not_be_written_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
-        team.write(tmp_path / "log", (toy((2,)) if k == 0 else (_ for _ in ()).throw(RuntimeError) and None for k in range(2)))
+        team.write(
+            tmp_path / "log",
+            (
+                toy((2,)) if k == 0 else (_ for _ in ()).throw(RuntimeError) and None
+                for k in range(2)
+            ),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -277,39 +398,115 @@ def test_continuous_actions_come_back_and_unrecorded_ones_are_masked(tmp_path):
     log = toy((2,))
     values = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     values[3] = np.nan
-    agents = {name: column for name, column in log.agents.items() if name not in ("action", "available", "loss_mask")}
+    agents = {
+        name: column
+        for name, column in log.agents.items()
+        if name not in ("action", "available", "loss_mask")
+    }
     types = {"guard": {"low": [-1, -1], "high": [1, 1]}}
     log = replace(log, meta=log.meta | {"types": types}, agents=agents | {"action_values": values})
     team.write(tmp_path / "log", log)
     store = write(tmp_path / "s", load(path=str(tmp_path / "log")))
     order = np.lexsort([log.agents[name] for name in ("step", "agent", "group")])
     np.testing.assert_array_equal(store.actions, np.nan_to_num(values)[order])
-    assert (store.loss_mask == (order != 3)).all() and store.spec.high == (1, 1) and store.spec.num_actions == 0
+    assert (
+        (store.loss_mask == (order != 3)).all()
+        and store.spec.high == (1, 1)
+        and store.spec.num_actions == 0
+    )
     assert store.spec.entity_schema == (("own", 4, 1),)
 
 
 BAD = {
-    "an agent that is not in steps": ("agents", (1, 5, 3), {"step": 6}, "expected a row of this group, step and team in the table of steps, got none"),
-    "a world that is not in steps": ("agents", (1, 5, 3), {"group": 7}, "expected a row of this group, step and team in the table of steps, got none"),
-    "a mask that forbids everything": ("agents", (0, 2, 1), {"available": False}, "available: expected an action that is allowed, got a mask that forbids every"),
-    "a mask that forbids the action": ("agents", (0, 2, 1), {"available": [True, True, True], "action": 0, "agent": 1}, None),
-    "the same key twice": ("agents", (0, 2, 1), {"agent": 0}, "expected one row for each group, step and agent, got a second one"),
-    "the same step twice": ("steps", (0, 2), {"step": 1}, "expected one row for each group, step and team, got a second one"),
-    "a step that is missing": ("steps", (0, 2), {"group": 9, "step": 0, "truncated": True}, "expected the steps of a world to count from 0 without a gap"),
-    "an end before the end": ("steps", (1, 2), {"terminated": True}, "expected the world's last step, since it ended here, got another one"),
-    "a world that does not end": ("steps", (2, 5), {"truncated": False}, "expected terminated or truncated on a world's last step; if the log was cut"),
-    "a row after a death": ("agents", (2, 2, 4), {"terminated": True}, "terminated: expected no row of this agent in the next step, got one"),
-    "an action out of range": ("agents", (2, 2, 4), {"action": 3}, "action: expected an index below 3, got 3"),
-    "no action though it is a target": ("agents", (2, 2, 4), {"action": -1}, "action: expected an action, since loss_mask is true, got -1"),
-    "a reward that is no number": ("steps", (2, 2), {"reward": np.nan}, "reward: expected a finite number, got nan"),
-}  # fmt: skip
+    "an agent that is not in steps": (
+        "agents",
+        (1, 5, 3),
+        {"step": 6},
+        "expected a row of this group, step and team in the table of steps, got none",
+    ),
+    "a world that is not in steps": (
+        "agents",
+        (1, 5, 3),
+        {"group": 7},
+        "expected a row of this group, step and team in the table of steps, got none",
+    ),
+    "a mask that forbids everything": (
+        "agents",
+        (0, 2, 1),
+        {"available": False},
+        "available: expected an action that is allowed, got a mask that forbids every",
+    ),
+    "a mask that forbids the action": (
+        "agents",
+        (0, 2, 1),
+        {"available": [True, True, True], "action": 0, "agent": 1},
+        None,
+    ),
+    "the same key twice": (
+        "agents",
+        (0, 2, 1),
+        {"agent": 0},
+        "expected one row for each group, step and agent, got a second one",
+    ),
+    "the same step twice": (
+        "steps",
+        (0, 2),
+        {"step": 1},
+        "expected one row for each group, step and team, got a second one",
+    ),
+    "a step that is missing": (
+        "steps",
+        (0, 2),
+        {"group": 9, "step": 0, "truncated": True},
+        "expected the steps of a world to count from 0 without a gap",
+    ),
+    "an end before the end": (
+        "steps",
+        (1, 2),
+        {"terminated": True},
+        "expected the world's last step, since it ended here, got another one",
+    ),
+    "a world that does not end": (
+        "steps",
+        (2, 5),
+        {"truncated": False},
+        "expected terminated or truncated on a world's last step; if the log was cut",
+    ),
+    "a row after a death": (
+        "agents",
+        (2, 2, 4),
+        {"terminated": True},
+        "terminated: expected no row of this agent in the next step, got one",
+    ),
+    "an action out of range": (
+        "agents",
+        (2, 2, 4),
+        {"action": 3},
+        "action: expected an index below 3, got 3",
+    ),
+    "no action though it is a target": (
+        "agents",
+        (2, 2, 4),
+        {"action": -1},
+        "action: expected an action, since loss_mask is true, got -1",
+    ),
+    "a reward that is no number": (
+        "steps",
+        (2, 2),
+        {"reward": np.nan},
+        "reward: expected a finite number, got nan",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_row_that_cannot_be_is_refused_by_file_row_and_key(tmp_path, what):
     table, key, values, message = BAD[what]
     if message is None:
-        values, message = {"available": [True, True, True]}, "available: forbids the recorded action"
+        values, message = (
+            {"available": [True, True, True]},
+            "available: forbids the recorded action",
+        )
         taken = (key[0] + key[1] + key[2]) % 3
         values["available"][taken] = False
     log, row = changed(toy(), table, key, **values)
@@ -331,7 +528,10 @@ def test_more_agents_than_the_capacity_are_refused():
 
 
 def test_a_world_longer_than_the_horizon_is_refused():
-    with pytest.raises(ValueError, match=r"steps, row 6 \(group 0, step 5\): expected at most 5 steps \(the horizon\), got 6"):
+    with pytest.raises(
+        ValueError,
+        match=r"steps, row 6 \(group 0, step 5\): expected at most 5 steps \(the horizon\), got 6",
+    ):
         source(toy((2,), horizon=5))
 
 
@@ -348,7 +548,8 @@ def test_observations_of_other_sizes_need_blocks_or_another_type():
     broken = even(toy((3,)))
     broken.agents["observation"][7, 2] = np.inf
     with pytest.raises(
-        ValueError, match=r"agents, row 8 \(group 0, step \d, agent \d\): observation: expected finite numbers, got \[.*inf"
+        ValueError,
+        match=r"agents, row 8 \(group 0, step \d, agent \d\): observation: expected finite numbers, got \[.*inf",
     ):
         source(broken)
 
@@ -356,13 +557,36 @@ def test_observations_of_other_sizes_need_blocks_or_another_type():
 def test_columns_that_do_not_fit_are_refused_by_name():
     log = toy((2,))
     for table, columns, message in (
-        ("steps", {"terminated": None}, "log, steps: expected columns .*; lacking terminated, unknown none"),
-        ("agents", {"colour": log.agents["step"]}, "log, agents: expected columns .*; lacking none, unknown colour"),
-        ("steps", {"truncated": 1 * log.steps["truncated"]}, "log, steps, truncated: expected true and false, got int64"),
-        ("agents", {"action": log.agents["action"][1:]}, "log, agents, action: expected 12 rows, got 11"),
+        (
+            "steps",
+            {"terminated": None},
+            "log, steps: expected columns .*; lacking terminated, unknown none",
+        ),
+        (
+            "agents",
+            {"colour": log.agents["step"]},
+            "log, agents: expected columns .*; lacking none, unknown colour",
+        ),
+        (
+            "steps",
+            {"truncated": 1 * log.steps["truncated"]},
+            "log, steps, truncated: expected true and false, got int64",
+        ),
+        (
+            "agents",
+            {"action": log.agents["action"][1:]},
+            "log, agents, action: expected 12 rows, got 11",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
-            replace(log, **{table: {k: v for k, v in (getattr(log, table) | columns).items() if v is not None}})
+            replace(
+                log,
+                **{
+                    table: {
+                        k: v for k, v in (getattr(log, table) | columns).items() if v is not None
+                    }
+                },
+            )
     with pytest.raises(ValueError, match="expected meta to have types and horizon, got name"):
         replace(log, meta={"name": "x"})
     with pytest.raises(ValueError, match="agents, available: expected 3 actions, got 2"):
@@ -383,11 +607,15 @@ def test_a_damaged_file_is_refused_by_file_row_and_column(tmp_path):
             read(tmp_path / "log")
 
     steps = table["step"].to_pylist()
-    parquet.write_table(table.set_column(1, "step", pa.array([*steps[:4], None, *steps[5:]], pa.int32())), file)
+    parquet.write_table(
+        table.set_column(1, "step", pa.array([*steps[:4], None, *steps[5:]], pa.int32())), file
+    )
     refused("agents.parquet, row 5, step: expected a number of int32, got none")
     parquet.write_table(table.set_column(1, "step", pa.array([2**40] * 12)), file)
     refused("agents.parquet, step: expected int32, got int64")
-    parquet.write_table(table.append_column("agent_type", pa.array(["guard"] * 11 + ["thief"])), file)
+    parquet.write_table(
+        table.append_column("agent_type", pa.array(["guard"] * 11 + ["thief"])), file
+    )
     refused("agents.parquet, row 12, agent_type: expected one of guard, as meta.json says")
     file.write_bytes(whole[: len(whole) // 2])
     refused("agents.parquet: not a readable Parquet file, perhaps cut")
@@ -409,9 +637,15 @@ def test_a_foreign_table_has_other_lists_and_further_columns(tmp_path):
     for name, kind in lists.items():
         table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
     parquet.write_table(
-        table.append_column("colour", pa.array(["red"] * 24)).take(np.random.default_rng(0).permutation(24)), file
+        table.append_column("colour", pa.array(["red"] * 24)).take(
+            np.random.default_rng(0).permutation(24)
+        ),
+        file,
     )
-    assert write(tmp_path / "a", load(path=str(tmp_path / "log"))).fingerprint == write(tmp_path / "b", source(log)).fingerprint
+    assert (
+        write(tmp_path / "a", load(path=str(tmp_path / "log"))).fingerprint
+        == write(tmp_path / "b", source(log)).fingerprint
+    )
 
 
 def test_a_json_file_says_more_of_a_log(tmp_path):
@@ -419,26 +653,45 @@ def test_a_json_file_says_more_of_a_log(tmp_path):
     more = {"task": "Hold the gate.", "types": {"guard": {"role": "You stand still"}}}
     (tmp_path / "more.json").write_text(json.dumps(more))
     found = load(path=str(tmp_path / "log"), meta=str(tmp_path / "more.json"), text="informative")
-    assert "Hold the gate." in next(iter(found.episodes)).task and "Role: You stand still." in next(iter(found.episodes)).task
-    assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))  # what it does not say is as before
+    assert (
+        "Hold the gate." in next(iter(found.episodes)).task
+        and "Role: You stand still." in next(iter(found.episodes)).task
+    )
+    # what it does not say is as before
+    assert found.spec.entity_schema == (("own", 2, 1), ("mate", 3, 6))
     with pytest.raises(ValueError, match="dataset.meta: expected a JSON file that describes a log"):
         load(path=str(tmp_path / "log"), meta=str(tmp_path / "none.json"))
 
 
 def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
-    log, _ = changed(toy((2, 3), gone=[(1, 2, 2, None)], busy=[(0, 0, 0)]), "agents", (0, 1, 0), available=[False, True, True])
+    log, _ = changed(
+        toy((2, 3), gone=[(1, 2, 2, None)], busy=[(0, 0, 0)]),
+        "agents",
+        (0, 1, 0),
+        available=[False, True, True],
+    )
     team.write(tmp_path / "log", log)
-    config = {"dataset": node("dataset", "team", path=str(tmp_path / "log")), "cache_dir": str(tmp_path), "model": {"return_horizon": 0}, "window": 3, "seed": 0,
-              "export": f"team:{tmp_path / 'copy'}"}  # fmt: skip
+    config = {
+        "dataset": node("dataset", "team", path=str(tmp_path / "log")),
+        "cache_dir": str(tmp_path),
+        "model": {"return_horizon": 0},
+        "window": 3,
+        "seed": 0,
+        "export": f"team:{tmp_path / 'copy'}",
+    }
     data(config)
     said = " ".join(capsys.readouterr().out.split())
     assert "5 in 2 groups, 26 steps" in said
     assert "agents 2 in 83.3 %, 3 in 16.7 % of the 12 joint steps" in said
     assert "episodes 0.0 % begin late, 20.0 % have rewards after their end" in said
-    # joint actions: world 0 has (t, t + 1) twice over; world 1 begins with threes, then (t + 1, t + 2), as world 0 one step on
+    # joint actions: world 0 has (t, t + 1) twice over; world 1 begins with threes, then (t + 1, t +
+    # 2), as world 0 one step on
     assert "joint action 5 different, 83.3 % of steps repeat one" in said
     assert "joint both 12 different, 0.0 % of steps repeat one" in said
-    assert f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are no training targets" in said
+    assert (
+        f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are no training targets"
+        in said
+    )
     assert read(tmp_path / "copy").meta == read(tmp_path / "log").meta
 
 
@@ -453,7 +706,9 @@ def test_a_log_that_was_written_again_is_read_again(tmp_path):
 
 
 class Meadow:
-    """A parallel world of PettingZoo's kind: two wolves and a sheep, which is caught in step 1; all is over in step 3."""
+    """A parallel world of PettingZoo's kind: two wolves and a sheep, which is caught in step 1; all
+    is over in step 3.
+    """
 
     possible_agents = ["wolf_0", "wolf_1", "sheep_0"]
 
@@ -470,10 +725,15 @@ class Meadow:
         return self.seen(), {agent: {} for agent in self.agents}
 
     def seen(self):
-        numbers = {agent: np.full((1, 2 + agent.startswith("wolf")), self.step_now + self.seed) for agent in self.agents}
+        numbers = {
+            agent: np.full((1, 2 + agent.startswith("wolf")), self.step_now + self.seed)
+            for agent in self.agents
+        }
         mask = {agent: np.arange(self.action_space(agent).n) != 1 for agent in self.agents}
         return {
-            agent: {"observation": numbers[agent], "action_mask": mask[agent]} if self.masked else numbers[agent]
+            agent: {"observation": numbers[agent], "action_mask": mask[agent]}
+            if self.masked
+            else numbers[agent]
             for agent in self.agents
         }
 
@@ -481,7 +741,10 @@ class Meadow:
         assert actions.keys() == set(self.agents)
         present, t = self.agents, self.step_now
         self.step_now += 1
-        terminated = {agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3) for agent in present}
+        terminated = {
+            agent: t == (1 if agent == "sheep_0" else 99 if self.by_clock else 3)
+            for agent in present
+        }
         truncated = dict.fromkeys(present, t == 3 and self.by_clock)
         self.agents = [agent for agent in present if not (terminated[agent] or truncated[agent])]
         return (
@@ -495,24 +758,51 @@ class Meadow:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_pettingzoo_world_is_played_into_a_log(tmp_path, masked):
-    log = collect(Meadow(masked=masked), lambda observations, infos: dict.fromkeys(observations, 0), episodes=2, seed=5,
-                  teams={"wolf": 0, "sheep": 1}, task="Catch the sheep.")  # fmt: skip
+    log = collect(
+        Meadow(masked=masked),
+        lambda observations, infos: dict.fromkeys(observations, 0),
+        episodes=2,
+        seed=5,
+        teams={"wolf": 0, "sheep": 1},
+        task="Catch the sheep.",
+    )
     team.write(tmp_path / "log", log)
-    store = write(tmp_path / "s", load(path=str(tmp_path / "log"), returns="team", text="informative"))
-    assert store.agent.tolist() == [0, 1, 0, 1] and store.lengths.tolist() == [4] * 4 and store.truncated.all()
-    assert store.returns.tolist() == [(1 + 2 + 3 + 4 - 4) / 2] * 4 and store.spec.horizon == 4 and store.spec.num_actions == 4
+    store = write(
+        tmp_path / "s", load(path=str(tmp_path / "log"), returns="team", text="informative")
+    )
+    assert (
+        store.agent.tolist() == [0, 1, 0, 1]
+        and store.lengths.tolist() == [4] * 4
+        and store.truncated.all()
+    )
+    assert (
+        store.returns.tolist() == [(1 + 2 + 3 + 4 - 4) / 2] * 4
+        and store.spec.horizon == 4
+        and store.spec.num_actions == 4
+    )
     np.testing.assert_array_equal(store.observations[:4, :3], np.repeat([[5], [6], [7], [8]], 3, 1))
-    assert store.tasks[0].startswith("log.") is False and "Catch the sheep. At most 4 steps. Role: wolf." in store.tasks[0]
+    assert (
+        store.tasks[0].startswith("log.") is False
+        and "Catch the sheep. At most 4 steps. Role: wolf." in store.tasks[0]
+    )
     assert (store.action_masks is not None) == masked and (
         not masked or store.action_masks[0].tolist() == [True, False, True, True]
     )
     sheep = write(tmp_path / "t", load(path=str(tmp_path / "log"), team=1))
-    assert sheep.terminated.all() and sheep.lengths.tolist() == [2, 2] and sheep.returns.tolist() == [-2, -2]
+    assert (
+        sheep.terminated.all()
+        and sheep.lengths.tolist() == [2, 2]
+        and sheep.returns.tolist() == [-2, -2]
+    )
     assert sheep.return_after_exit.tolist() == [0, 0]
 
 
 def test_a_world_that_is_played_ends_by_the_clock_or_by_itself():
     for by_clock in (True, False):
-        log = collect(Meadow(by_clock=by_clock), lambda observations, infos: dict.fromkeys(observations, 0), episodes=1)
+        log = collect(
+            Meadow(by_clock=by_clock),
+            lambda observations, infos: dict.fromkeys(observations, 0),
+            episodes=1,
+        )
         assert log.steps["truncated"].tolist() == [False, False, False, by_clock]
         assert log.steps["terminated"].tolist() == [False, False, False, not by_clock]

@@ -11,8 +11,8 @@ from decisionllm.eval.team_env import STARTS
 
 
 class Countdown:
-    """Two agents; agent a of world w has ended after w + a + 1 steps. A world is paid the sum of the actions, and is over after three
-    steps at the latest."""
+    """Two agents; agent a of world w has ended after w + a + 1 steps. A world is paid the sum of
+    the actions, and is over after three steps at the latest."""
 
     def __init__(self, seeds):
         self.time, self.seeds, E = 0, seeds, len(seeds)
@@ -52,10 +52,19 @@ def log(name="one", groups=3, begin=Countdown, **options):
 def test_rows_end_with_their_agent_and_rewards_go_on():
     episodes = list(source(log()).episodes)
     assert [(e.group, e.agent, e.rewards.tolist(), e.return_after_exit) for e in episodes] == [
-        (0, 0, [2], 1), (0, 1, [2, 1], 0), (1, 0, [2, 2], 1), (1, 1, [2, 2, 1], 0), (2, 0, [2, 2, 2], 0), (2, 1, [2, 2, 2], 0),
-    ]  # fmt: skip
+        (0, 0, [2], 1),
+        (0, 1, [2, 1], 0),
+        (1, 0, [2, 2], 1),
+        (1, 1, [2, 2, 1], 0),
+        (2, 0, [2, 2, 2], 0),
+        (2, 1, [2, 2, 2], 0),
+    ]
     assert [(e.terminated, e.truncated) for e in episodes] == [(True, False)] * 5 + [(False, True)]
-    assert log().steps["won"].tolist().count(True) == 2 and log().meta["generator"] == {"log": "one", "noise": 0.0, "seed": 1}
+    assert log().steps["won"].tolist().count(True) == 2 and log().meta["generator"] == {
+        "log": "one",
+        "noise": 0.0,
+        "seed": 1,
+    }
 
 
 def test_a_mixed_log_has_an_equal_share_of_each_teacher():
@@ -73,7 +82,12 @@ def test_worlds_of_logs_are_not_those_of_evaluations():
 
 def test_a_log_of_the_t_maze_is_a_store_of_teams(tmp_path):
     store = write(tmp_path / "store", tmaze.load(agents=2, length=3, groups=30, text="informative"))
-    assert store.spec.num_actions == 5 and store.spec.horizon == 4 and (store.returns == 1).all() and (store.lengths == 4).all()
+    assert (
+        store.spec.num_actions == 5
+        and store.spec.horizon == 4
+        and (store.returns == 1).all()
+        and (store.lengths == 4).all()
+    )
     assert len(np.unique(store.group)) == 30 and "A team of 2" in store.tasks[0]
     again = generate(tmaze.game(2, 3), "mixed", groups=30)
     assert 14 <= again.steps["won"].sum() <= 21, "15 of the experts and an eighth of the others"
@@ -83,7 +97,10 @@ def test_a_log_of_the_t_maze_is_a_store_of_teams(tmp_path):
     ("wrong", "message"),
     [
         (lambda: log("three"), "dataset.log: expected one of one, two, mixed, got 'three'"),
-        (lambda: log(groups=0), "expected groups of 1 .. 1000000 and noise of 0 .. 1, got 0 and 0.0"),
+        (
+            lambda: log(groups=0),
+            "expected groups of 1 .. 1000000 and noise of 0 .. 1, got 0 and 0.0",
+        ),
         (lambda: log(noise=2), "noise of 0 .. 1, got 3 and 2"),
         (lambda: tmaze.load(agents=1), "agents of 2 .. 16 and a length of at least 1, got 1 and 4"),
     ],

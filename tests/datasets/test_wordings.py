@@ -11,7 +11,16 @@ from decisionllm.datasets.maze2d import goal_facts, task_text
 from decisionllm.datasets.spread import load as spread_log
 from decisionllm.datasets.team import task_text as team_task
 from decisionllm.datasets.team import team_facts
-from decisionllm.datasets.wordings import FOLDER, KINDS, Wordings, fields_of, library, number_words, read, render
+from decisionllm.datasets.wordings import (
+    FOLDER,
+    KINDS,
+    Wordings,
+    fields_of,
+    library,
+    number_words,
+    read,
+    render,
+)
 from decisionllm.envs.auction.observation import task_facts
 from decisionllm.envs.auction.observation import task_text as task_text_of_campaign
 from decisionllm.eval.spread import SpreadTeams
@@ -21,8 +30,12 @@ LIBRARY = {
     "fields": "row column spot",
     "identify": ["row column", "spot"],
     "trained": ["Row {row}, column {column}.", "Not {other_spot}, but {spot}."],
-    "held_out": {"new_frames": ["Go to {spot}."], "contrast": ["{spot}, not {other_spot}"], "unseen_words": ["Rank {row}, {column}"]},
-}  # fmt: skip
+    "held_out": {
+        "new_frames": ["Go to {spot}."],
+        "contrast": ["{spot}, not {other_spot}"],
+        "unseen_words": ["Rank {row}, {column}"],
+    },
+}
 
 
 def put(path, **changed):
@@ -33,18 +46,33 @@ def put(path, **changed):
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"trained": ["Go to {rwo}, {column}."]}, "trained frame 'Go to {rwo}, {column}.': no field rwo; there are row, column, spot"),
-        ({"trained": ["Go to row {row}."]}, "lacks a field; expected all of one of: row column; spot"),
+        (
+            {"trained": ["Go to {rwo}, {column}."]},
+            "trained frame 'Go to {rwo}, {column}.': no field rwo; there are row, column, spot",
+        ),
+        (
+            {"trained": ["Go to row {row}."]},
+            "lacks a field; expected all of one of: row column; spot",
+        ),
         ({"trained": ["Not row {other_row}, column {other_column}."]}, "lacks a field"),
-        ({"trained": ["Go to {spot}", "{spot}", "go  to {spot}"]}, "frame 'go  to {spot}': is there twice"),
-        ({"trained": ["Go to {spot}."]}, "new_frames frame 'Go to {spot}.': is there twice; a held-out frame must not be trained"),
+        (
+            {"trained": ["Go to {spot}", "{spot}", "go  to {spot}"]},
+            "frame 'go  to {spot}': is there twice",
+        ),
+        (
+            {"trained": ["Go to {spot}."]},
+            "new_frames frame 'Go to {spot}.': is there twice; a held-out frame must not be trained",
+        ),
         ({"trained": ["Go to {spot"]}, "frame 'Go to {spot': expected '}'"),
         ({"trained": [7]}, "trained frame 7: expected a sentence with fields"),
         ({"trained": []}, "trained frame '': expected a sentence"),
-        ({"held_out": {"contrast": ["{spot}"]}}, "expected fields, identify, trained, held_out, and new_frames, contrast, unseen_words"),
+        (
+            {"held_out": {"contrast": ["{spot}"]}},
+            "expected fields, identify, trained, held_out, and new_frames, contrast, unseen_words",
+        ),
         ({"frames": []}, "expected fields, identify, trained, held_out"),
     ],
-)  # fmt: skip
+)
 def test_a_library_with_a_mistake_is_refused(tmp_path, changed, message):
     assert read(put(tmp_path / "good.yaml")).frames["trained"] == LIBRARY["trained"]
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -62,16 +90,25 @@ def test_a_file_that_is_no_yaml_and_a_library_that_is_not_there_are_refused(tmp_
 def test_a_sentence_of_the_world_stands_before_frames_that_do_not_name_it(tmp_path):
     frames = ["Walk to {spot}.", "In maze {maze} go to {spot}."]
     given = {"fields": "row column spot maze", "world": "Maze {maze}. ", "trained": frames}
-    assert read(put(tmp_path / "good.yaml", **given)).frames["trained"] == ["Maze {maze}. Walk to {spot}.", frames[1]]
+    assert read(put(tmp_path / "good.yaml", **given)).frames["trained"] == [
+        "Maze {maze}. Walk to {spot}.",
+        frames[1],
+    ]
     assert read(put(tmp_path / "none.yaml", trained=frames[:1])).frames["trained"] == frames[:1]
-    with pytest.raises(ValueError, match="world 'Maze {size}. ': no field size; there are row, column, spot, maze"):
+    with pytest.raises(
+        ValueError, match="world 'Maze {size}. ': no field size; there are row, column, spot, maze"
+    ):
         read(put(tmp_path / "bad.yaml", **given | {"world": "Maze {size}. "}))
 
 
 def test_tasks_of_two_worlds_are_not_contrasted():
     facts = goal_facts("umaze") | goal_facts("medium")
     words = Wordings(list(facts), facts)
-    seen = {words[i] for turn in np.arange(20) / 20 for i in words.number(np.zeros(1, int), np.full(1, 2), turn)}
+    seen = {
+        words[i]
+        for turn in np.arange(20) / 20
+        for i in words.number(np.zeros(1, int), np.full(1, 2), turn)
+    }
     assert seen == {
         f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 1 is the goal."
         for row, column in ((1, 2), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3))
@@ -79,7 +116,10 @@ def test_tasks_of_two_worlds_are_not_contrasted():
 
 
 def test_texts_and_number_words_by_hand():
-    facts, other = {"row": 1, "spot": "top left", "budget": 2914.0}, {"row": 3, "spot": "bottom left"}
+    facts, other = (
+        {"row": 1, "spot": "top left", "budget": 2914.0},
+        {"row": 3, "spot": "bottom left"},
+    )
     assert (
         render("Row {row}, {row!w}, {row!o}: {spot}, not {other_spot}", facts, other)
         == "Row 1, one, first: top left, not bottom left"
@@ -94,7 +134,10 @@ def test_texts_and_number_words_by_hand():
         2914: "two thousand nine hundred fourteen",
     }
     assert {n: number_words(n) for n in known} == known
-    assert number_words(87.35) == "eighty-seven point three five" and number_words(0.5) == "zero point five"
+    assert (
+        number_words(87.35) == "eighty-seven point three five"
+        and number_words(0.5) == "zero point five"
+    )
     assert number_words(110_005) == "one hundred ten thousand five"
 
 
@@ -102,11 +145,27 @@ def test_facts_of_the_cells_of_a_maze_by_hand():
     facts = goal_facts("umaze")
     assert len(facts) == 7 and list(facts)[2] == task_text("umaze", (1, 3))
     assert facts[task_text("umaze", (3, 1))] == {
-        "library": "maze2d", "maze": "umaze", "rows": 3, "columns": 3, "row": 3, "column": 1, "down": 2, "right": 0, "up": 0, "left": 2,
-        "place": "bottom left", "spot": "bottom left", "side": "south-west corner", "region": "lower left", "kind": "dead end", "path": 6,
-    }  # fmt: skip
+        "library": "maze2d",
+        "maze": "umaze",
+        "rows": 3,
+        "columns": 3,
+        "row": 3,
+        "column": 1,
+        "down": 2,
+        "right": 0,
+        "up": 0,
+        "left": 2,
+        "place": "bottom left",
+        "spot": "bottom left",
+        "side": "south-west corner",
+        "region": "lower left",
+        "kind": "dead end",
+        "path": 6,
+    }
     large = goal_facts("large")[task_text("large", (1, 1))]
-    assert large["place"] == "top left" and not {"spot", "side", "region", "path"} & set(large), "many cells have them"
+    assert large["place"] == "top left" and not {"spot", "side", "region", "path"} & set(large), (
+        "many cells have them"
+    )
 
 
 def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
@@ -114,13 +173,17 @@ def test_a_number_stands_for_a_task_a_frame_and_the_other_task_of_a_contrast():
     words = Wordings([*facts, "by itself"], facts)
     task, frame = np.array([0, 2, 2, 7]), np.array([1, 2, 3, 0])
     assert [words[i] for i in words.number(task, frame, np.zeros(4))][::2] == [
-        "Maze2D umaze. Go to row one, column one.", "Maze2D umaze. Could you roll the ball to x = 1.0, y = 3.0, please?"
-    ]  # fmt: skip
+        "Maze2D umaze. Go to row one, column one.",
+        "Maze2D umaze. Could you roll the ball to x = 1.0, y = 3.0, please?",
+    ]
     assert words[int(words.draw(np.array([7]), np.random.default_rng(0))[0])] == "by itself"
-    texts = {words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)}
+    texts = {
+        words[i] for turn in np.arange(6) / 6 for i in words.number(task[1:2], frame[1:2], turn)
+    }
     others = {(1, 1), (1, 2), (2, 3), (3, 1), (3, 2), (3, 3)}
     assert texts == {
-        f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 3 is the goal." for row, column in others
+        f"Maze2D umaze. Not row {row}, column {column}, but row 1, column 3 is the goal."
+        for row, column in others
     }
 
 
@@ -137,7 +200,9 @@ def test_the_first_frames_are_used_and_too_many_are_refused():
         with pytest.raises(ValueError, match=message):
             Wordings(list(facts), facts, frames=count)
     alone = Wordings(list(facts)[:1], facts)
-    assert not any("{other" in frame for frame in alone.frames[0]) and alone.frames[0], "no contrast with one task"
+    assert not any("{other" in frame for frame in alone.frames[0]) and alone.frames[0], (
+        "no contrast with one task"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
@@ -151,7 +216,9 @@ def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(p
     known = set().union(*map(words, frames["trained"]))
     fields = set().union(*map(fields_of, frames["trained"]))
     for kind in ("new_frames", "contrast"):
-        assert all(words(frame) <= known and fields_of(frame) <= fields for frame in frames[kind]), kind
+        assert all(
+            words(frame) <= known and fields_of(frame) <= fields for frame in frames[kind]
+        ), kind
     assert all(words(frame) - known for frame in frames["unseen_words"])
     assert all("other_" in frame for frame in frames["contrast"])
 
@@ -166,29 +233,43 @@ def test_every_text_of_a_maze_names_one_goal(maze):
 
 def test_tasks_of_several_domains_stand_side_by_side():
     campaign = task_facts(2900.0, 100.0, 3)
-    facts = goal_facts("umaze") | goal_facts("medium") | {"bid": campaign, "bid more": campaign | {"budget": 3100.0}}
+    facts = (
+        goal_facts("umaze")
+        | goal_facts("medium")
+        | {"bid": campaign, "bid more": campaign | {"budget": 3100.0}}
+    )
     words = Wordings([*facts, "by itself"], facts)
-    assert [len(words.others[k]) for k in (0, 7, 33, 35)] == [7, 26, 2, 1] and len(words.frames[7]) < len(words.frames[0]) == 60
+    assert [len(words.others[k]) for k in (0, 7, 33, 35)] == [7, 26, 2, 1] and len(
+        words.frames[7]
+    ) < len(words.frames[0]) == 60
     task = np.tile(np.arange(36), 50)
     assert all("{" not in words[i] for i in words.draw(task, np.random.default_rng(0)))
 
 
 def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amount():
     campaigns = [(2900.0, 100.0, 3), (2900.0, 100.5, 3), (987.0, 87.3, 0), (10400.0, 87.3, 5)]
-    facts, named = {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns}, {}
+    facts, named = (
+        {task_text_of_campaign(*campaign): task_facts(*campaign) for campaign in campaigns},
+        {},
+    )
     for kind in ("trained", *KINDS):
         for text, tasks in meanings(Wordings(list(facts), facts, kind=kind)).items():
             assert len(tasks | named.setdefault(text, tasks)) == 1 and "{" not in text, text
     assert "Not 2900, but 2900 is the budget" not in " ".join(named)
     assert "In cents: the budget is 98700, a conversion may cost 8730. The category is 0." in named
-    assert "Category zero: spend nine hundred eighty-seven, at eighty-seven point three for each conversion." in named
+    assert (
+        "Category zero: spend nine hundred eighty-seven, at eighty-seven point three for each conversion."
+        in named
+    )
     assert "A budget of 10.4 thousand and a target CPA of 87.3, for category 5." in named
 
 
 def test_the_libraries_are_in_the_wheel():
     import tomllib
 
-    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"][
+        "setuptools"
+    ]
     assert f"{FOLDER.name}/*.yaml" in settings["package-data"]["decisionllm.datasets"]
 
 
@@ -198,10 +279,16 @@ def test_a_wording_is_drawn_by_seed_and_step_alone(tmp_path):
     task = np.tile(np.arange(7), 100)
 
     def drawn(seed, step):
-        return words.sampler(lambda step: window(task), task=np.arange(7), seed=seed, texts=700)(step).text_index
+        return words.sampler(lambda step: window(task), task=np.arange(7), seed=seed, texts=700)(
+            step
+        ).text_index
 
     first = drawn(0, 5)
-    assert (first == drawn(0, 5)).all() and (first != drawn(0, 6)).any() and (first != drawn(1, 5)).any()
+    assert (
+        (first == drawn(0, 5)).all()
+        and (first != drawn(0, 6)).any()
+        and (first != drawn(1, 5)).any()
+    )
     texts, known = [words[i] for i in first], meanings(words)
     assert all(known[text] == {goal} for goal, text in zip(task, texts, strict=True))
     assert len({words[i] for step in range(20) for i in drawn(0, step)}) > 7 * 60
@@ -211,7 +298,9 @@ def test_rows_of_a_batch_share_a_wording():
     facts = goal_facts("umaze")
     words = Wordings(list(facts), facts)
     task = np.tile([3, 0, 5], 4)
-    drawn = words.sampler(lambda step: window(task), task=np.arange(7), seed=0, texts=3)(0).text_index
+    drawn = words.sampler(lambda step: window(task), task=np.arange(7), seed=0, texts=3)(
+        0
+    ).text_index
     assert drawn.tolist() == [*drawn[:3]] * 4
     assert (drawn[:3] // (len(facts) * words.most)).tolist() == [3, 0, 5]
 
@@ -219,9 +308,13 @@ def test_rows_of_a_batch_share_a_wording():
 def window(episodes):
     zeros = np.zeros((len(episodes), 1), np.float32)
     return Window(
-        observations=zeros[..., None], actions=zeros[..., None], returns_to_go=zeros, timesteps=zeros.astype(int),
-        mask=zeros == 0, episodes=episodes,
-    )  # fmt: skip
+        observations=zeros[..., None],
+        actions=zeros[..., None],
+        returns_to_go=zeros,
+        timesteps=zeros.astype(int),
+        mask=zeros == 0,
+        episodes=episodes,
+    )
 
 
 def meanings(words):
@@ -235,8 +328,20 @@ def meanings(words):
 
 
 def test_facts_of_a_team_by_hand():
-    meta = {"name": "smax 2s3z", "task": "Win.", "horizon": 128, "types": {"stalker": {"role": "stalker"}, "zealot": {}}}
-    facts = {"library": "teams", "size": 5, "role": "zealot", "steps": 128, "name": "smax 2s3z", "goal": "Win"}
+    meta = {
+        "name": "smax 2s3z",
+        "task": "Win.",
+        "horizon": 128,
+        "types": {"stalker": {"role": "stalker"}, "zealot": {}},
+    }
+    facts = {
+        "library": "teams",
+        "size": 5,
+        "role": "zealot",
+        "steps": 128,
+        "name": "smax 2s3z",
+        "goal": "Win",
+    }
     assert team_facts(meta, 5, "zealot") == facts
     task = team_task(meta, 5, "zealot", "paraphrased")
     assert Wordings([task], {task: facts}, frames=2)[0] == "You are the zealot in a team of 5. Win."
@@ -246,7 +351,9 @@ def test_facts_of_a_team_by_hand():
 def test_a_team_log_has_the_facts_of_its_wordings_and_its_evaluation_the_texts():
     source = spread_log(log="varying", groups=12, text="paraphrased")
     facts = source.info["wordings"]
-    assert {episode.task for episode in source.episodes} == {*facts} and {known["size"] for known in facts.values()} == {
+    assert {episode.task for episode in source.episodes} == {*facts} and {
+        known["size"] for known in facts.values()
+    } == {
         3,
         4,
         5,
@@ -262,5 +369,7 @@ def test_a_team_log_has_the_facts_of_its_wordings_and_its_evaluation_the_texts()
         "per agent, 3 agents, held-out wordings",
         "per agent, 4 agents, held-out wordings",
     ]
-    with pytest.raises(ValueError, match="env.wordings=held_out: needs text=paraphrased, got text=informative"):
+    with pytest.raises(
+        ValueError, match="env.wordings=held_out: needs text=paraphrased, got text=informative"
+    ):
         SpreadTeams(2, text="informative", wordings="held_out")

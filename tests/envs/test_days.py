@@ -1,4 +1,6 @@
-"""Replayable days: curves by hand, what is written is read again, the replay of curves and of rows agree, damaged files are refused."""
+"""Replayable days: curves by hand, what is written is read again, the replay of curves and of rows
+agree, damaged files are refused.
+"""
 
 import numpy as np
 import pytest
@@ -19,9 +21,18 @@ def linear(total=4000, period=2):
 
 
 def test_curves_by_hand():
-    """Values 0.5, 0.25 and 0 at a price of 10: ratios 20, 40 and none. Multipliers from there on win and pay 10."""
+    """Values 0.5, 0.25 and 0 at a price of 10: ratios 20, 40 and none.
+
+    Multipliers from there on win and pay 10.
+    """
     cost, value, won, mean = days.curves(np.array([[0.5], [0.25], [0.0]]), np.full(3, 10.0))
-    for multiplier, wins, worth in ((19.0, 0, 0), (20.6, 1, 0.5), (39.5, 1, 0.5), (41.0, 2, 0.75), (420.0, 2, 0.75)):
+    for multiplier, wins, worth in (
+        (19.0, 0, 0),
+        (20.6, 1, 0.5),
+        (39.5, 1, 0.5),
+        (41.0, 2, 0.75),
+        (420.0, 2, 0.75),
+    ):
         g = np.searchsorted(GRID, multiplier, side="right") - 1
         assert (won[0, g], cost[0, g], value[0, g]) == (wins, 10 * wins, worth), multiplier
     assert mean == pytest.approx([0.25]) and GRID[1] / GRID[0] == pytest.approx(1.0252, abs=1e-4)
@@ -32,7 +43,9 @@ def test_curves_by_hand():
 def test_a_day_is_read_as_it_was_written(tmp_path):
     day = linear()
     other = days.make(4, list(day.traffic()), day.by_step(day.market_price), prices="other")
-    assert [len(d.values) for d in (day, other)] == [0, day.volume.sum()], "published traffic is made again"
+    assert [len(d.values) for d in (day, other)] == [0, day.volume.sum()], (
+        "published traffic is made again"
+    )
     for each in (day, other):
         days.save(tmp_path, each)
         found = days.read(days.day_files(tmp_path, [each.period])[each.period])
@@ -52,8 +65,18 @@ def test_the_replay_of_curves_agrees_with_that_of_rows():
         spent, bought = np.zeros((2, 2, 48))
         multipliers = GRID[rng.integers(40, 140, 48)] if exact else rng.uniform(30, 200, 48)
         for step in range(48):
-            made = rows.step(step, advertiser, multipliers * (1 + 1e-7), np.full(48, 1e9), keys=advertiser[:, None])
-            held = curves.held(*(torch_of(x) for x in (np.zeros(48, int), advertiser)), step, torch_of(multipliers).float())
+            made = rows.step(
+                step,
+                advertiser,
+                multipliers * (1 + 1e-7),
+                np.full(48, 1e9),
+                keys=advertiser[:, None],
+            )
+            held = curves.held(
+                *(torch_of(x) for x in (np.zeros(48, int), advertiser)),
+                step,
+                torch_of(multipliers).float(),
+            )
             spent += made["spend"], held[0].numpy()
             bought += made["exposed_value"], held[1].numpy()
         near(spent[1], spent[0], tolerance)
@@ -86,7 +109,8 @@ def test_unfitting_or_damaged_days_are_refused(tmp_path):
         days.make(0, [(values, values)] * 2, [np.ones(2), np.ones(3)], prices="test")
     np.savez(tmp_path / "period_1.npz", format="decisionllm-replay-0")
     with pytest.raises(
-        ValueError, match=r"period_1.npz: expected format decisionllm-replay-1, got decisionllm-replay-0; make it again"
+        ValueError,
+        match=r"period_1.npz: expected format decisionllm-replay-1, got decisionllm-replay-0; make it again",
     ):
         days.read(tmp_path / "period_1.npz")
     (tmp_path / "period_2.npz").write_bytes(b"PK")

@@ -1,4 +1,6 @@
-"""The journal's file: a stop leaves one file, a copy of a live one is whole, and it is read where nothing can be written."""
+"""The journal's file: a stop leaves one file, a copy of a live one is whole, and it is read where
+nothing can be written.
+"""
 
 import sqlite3
 from contextlib import closing
@@ -29,7 +31,9 @@ def test_a_closed_journal_is_one_file(tmp_path):
     journal = written(tmp_path / "j")
     assert (tmp_path / "j-wal").exists()
     journal.close()
-    assert [p.name for p in tmp_path.iterdir()] == ["j"] and alone(tmp_path / "j", tmp_path / "copy") == 30
+    assert [p.name for p in tmp_path.iterdir()] == ["j"] and alone(
+        tmp_path / "j", tmp_path / "copy"
+    ) == 30
 
 
 def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
@@ -40,12 +44,16 @@ def test_a_live_journal_is_backed_up_whole(tmp_path, capsys):
     journal.write([ticked("c", 30, "{}", "{}")])  # it goes on
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 1
     assert "expected a new file" in capsys.readouterr().err
-    assert command("backup", f"journal={tmp_path}/none", f"to={tmp_path}/c") == 1 and not (tmp_path / "none").exists()
+    assert (
+        command("backup", f"journal={tmp_path}/none", f"to={tmp_path}/c") == 1
+        and not (tmp_path / "none").exists()
+    )
 
 
 def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_path, capsys):
     journal = written(tmp_path / "j")
-    with closing(sqlite3.connect(journal.shadow_path)) as shadow:  # as a server has it open: its row lies in the log
+    # as a server has it open: its row lies in the log
+    with closing(sqlite3.connect(journal.shadow_path)) as shadow:
         shadow.execute("PRAGMA journal_mode=WAL")
         shadow.execute("CREATE TABLE decisions (campaign TEXT, step INTEGER)")
         shadow.execute("INSERT INTO decisions VALUES ('c', 29)")
@@ -57,12 +65,16 @@ def test_the_decisions_of_a_shadow_policy_are_backed_up_with_the_journal(tmp_pat
         assert copy.execute("SELECT * FROM decisions").fetchall() == [("c", 29)]
     (tmp_path / "b" / "copy").unlink()
     assert command("backup", f"journal={tmp_path}/j", f"to={tmp_path}/b/copy") == 1
-    assert "copy.shadow, which exists" in capsys.readouterr().err and not (tmp_path / "b" / "copy").exists()
+    assert (
+        "copy.shadow, which exists" in capsys.readouterr().err
+        and not (tmp_path / "b" / "copy").exists()
+    )
 
 
 def test_a_journal_is_read_where_nothing_can_be_written(tmp_path):
     written(tmp_path / "j").close()
-    for beside in ("j-wal", "j-shm"):  # folders in their places, as good as a file system without write access, also for root
+    # folders in their places, as good as a file system without write access, also for root
+    for beside in ("j-wal", "j-shm"):
         (tmp_path / beside).mkdir()
     with pytest.raises(ValueError, match="expected a file to write"):
         Journal(tmp_path / "j")

@@ -10,7 +10,15 @@ import pytest
 
 from decisionllm.baselines.rules import Constant, TargetCPA, roster
 from decisionllm.envs.auction.campaign import MEANS
-from decisionllm.envs.auction.market import PUBLISHED, Bidder, Draws, Market, noise, opportunities, settle
+from decisionllm.envs.auction.market import (
+    PUBLISHED,
+    Bidder,
+    Draws,
+    Market,
+    noise,
+    opportunities,
+    settle,
+)
 from tests.envs.auctionnet_draws import AuctionNetDraws, auction, auctionnet_settle, dense
 
 pytestmark = pytest.mark.numeric
@@ -32,7 +40,9 @@ def columns(name):
 def bid_only(bids, **rules):
     """An auction where values do not matter."""
     n, N = np.shape(bids)
-    return auction(np.array(bids, float), np.full((n, N), 0.5), np.zeros((n, N)), np.ones((N, 2)), **rules)
+    return auction(
+        np.array(bids, float), np.full((n, N), 0.5), np.zeros((n, N)), np.ones((N, 2)), **rules
+    )
 
 
 small = partial(opportunities, total=4000)  # a period of the 48 in a tenth of a second
@@ -60,8 +70,15 @@ def test_traffic_is_auctionnets_to_the_bit(period):
             digest.update(np.ascontiguousarray(x, "<f8"))
     assert values[-1].tolist() == golden["last_row_tick47_pvalue"]
     assert counts == golden["traffic_num"]
-    np.testing.assert_allclose(np.transpose(means), [golden["pvalue_mean_per_tick"], golden["sigma_mean_per_tick"]], rtol=1e-12)
-    assert [digest.hexdigest() for digest in digests] == [golden["sha256_pvalues_f8le"], golden["sha256_sigmas_f8le"]]
+    np.testing.assert_allclose(
+        np.transpose(means),
+        [golden["pvalue_mean_per_tick"], golden["sigma_mean_per_tick"]],
+        rtol=1e-12,
+    )
+    assert [digest.hexdigest() for digest in digests] == [
+        golden["sha256_pvalues_f8le"],
+        golden["sha256_sigmas_f8le"],
+    ]
 
 
 def test_custom_sizes_survive_a_second_period():
@@ -82,13 +99,17 @@ def test_scale_multiplies_values_as_far_as_one():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="expected a period from 0, total and advertisers from 1, got -1, 500000, 48"):
+    with pytest.raises(
+        ValueError,
+        match="expected a period from 0, total and advertisers from 1, got -1, 500000, 48",
+    ):
         next(opportunities(-1))
 
 
 def test_noise_is_the_published_table_and_a_seeded_draw_elsewhere():
     np.testing.assert_allclose(
-        noise(0)[:2], [[0.004351179671394312, 0.1226202809917245], [0.6536990190246726, 0.278376054433349]]
+        noise(0)[:2],
+        [[0.004351179671394312, 0.1226202809917245], [0.6536990190246726, 0.278376054433349]],
     )
     for made in (noise(30), noise(0, 3)):
         assert ((made >= 0) & (made < 1)).all()
@@ -101,25 +122,43 @@ def test_noise_is_the_published_table_and_a_seeded_draw_elsewhere():
 def test_auctions_agree_with_auctionnet_in_every_column():
     golden = columns("auction_golden.parquet")
     for case in dict.fromkeys(golden["case"]):
-        x = {name: column[golden["case"] == case].reshape(-1, 48) for name, column in golden.items()}
-        given = x["bid_in"], x["pValue"], x["pValueSigma"], noise(x["episode"][0, 0]), x["remaining"][0]
+        x = {
+            name: column[golden["case"] == case].reshape(-1, 48) for name, column in golden.items()
+        }
+        given = (
+            x["bid_in"],
+            x["pValue"],
+            x["pValueSigma"],
+            noise(x["episode"][0, 0]),
+            x["remaining"][0],
+        )
         bids, outcome = auctionnet_settle(*given)
         outcome = dense(outcome)
         assert outcome.rounds == x["rounds"][0, 0]
         market_price = np.repeat(outcome.market_price[:, None], 48, 1)
         for name, made in (
-            ("bid_out", bids), ("xi", outcome.won), ("adSlot", outcome.slot), ("price", outcome.price),
-            ("isExposed", outcome.exposed), ("conversion", outcome.converted), ("leastWinningCost", market_price),
-        ):  # fmt: skip
+            ("bid_out", bids),
+            ("xi", outcome.won),
+            ("adSlot", outcome.slot),
+            ("price", outcome.price),
+            ("isExposed", outcome.exposed),
+            ("conversion", outcome.converted),
+            ("leastWinningCost", market_price),
+        ):
             np.testing.assert_array_equal(made, x[name], err_msg=f"{case}, {name}")
 
 
 def test_three_bidders_by_hand():
     outcome = bid_only([[3, 1, 2], [0.5, 4, 0], [0, 0, 7]], **CERTAIN)
-    # row 0: 3 pays 2, 2 pays 1, and 1 has no bid below it; row 1: 4 pays 0.5, which has no bid below it; row 2: no bid below 7
+    # row 0: 3 pays 2, 2 pays 1, and 1 has no bid below it; row 1: 4 pays 0.5, which has no bid
+    # below it; row 2: no bid below 7
     assert outcome.slot.tolist() == [[1, 0, 2], [0, 1, 0], [0, 0, 0]]
     assert outcome.price.tolist() == [[2, 0, 1], [0, 0.5, 0], [0, 0, 0]]
-    assert outcome.exposed.tolist() == outcome.won.tolist() == [[True, False, True], [False, True, False], [False] * 3]
+    assert (
+        outcome.exposed.tolist()
+        == outcome.won.tolist()
+        == [[True, False, True], [False, True, False], [False] * 3]
+    )
     assert outcome.market_price.tolist() == [1e-4] * 3
 
 
@@ -156,12 +195,16 @@ def drawn_densely(values, sigmas, errors):
     return np.random.default_rng(1).binomial(1, np.clip(values + sigmas * z, 0, 1)).astype(bool)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0])  # with 2.0 real values fall to 0 where predicted ones are not
+# with 2.0 real values fall to 0 where predicted ones are not
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0])
 def test_auctionnets_draws_skip_values_of_zero_and_restart(spread):
     rng = np.random.default_rng(5)
     values = rng.random((500, 6)) * (rng.random((500, 6)) < 0.8)
     sigmas, bids, errors = spread * values, rng.random((500, 6)), rng.random((6, 2))
-    assert spread < 1 or (np.clip(values - 2 * sigmas * errors[:, 0], 0, 1) == 0).sum() > (values == 0).sum()
+    assert (
+        spread < 1
+        or (np.clip(values - 2 * sigmas * errors[:, 0], 0, 1) == 0).sum() > (values == 0).sum()
+    )
     expected = drawn_densely(values, sigmas, errors)
     for _ in range(2):
         outcome = auction(bids, values, sigmas, errors, draws=AuctionNetDraws)
@@ -172,7 +215,10 @@ def test_auctionnets_draws_skip_values_of_zero_and_restart(spread):
 def test_our_draws_agree_with_auctionnets_in_distribution():
     values, sigmas = next(opportunities(3, total=2_000_000, scale=40))
     bids, errors = values * PUBLISHED["target_cpa"], noise(3)
-    theirs, ours = (auction(bids, values, sigmas, errors, draws=draws, seed=4) for draws in (AuctionNetDraws, Draws))
+    theirs, ours = (
+        auction(bids, values, sigmas, errors, draws=draws, seed=4)
+        for draws in (AuctionNetDraws, Draws)
+    )
     (a, converted), (b, own) = ((made.exposed, made.converted.sum()) for made in (theirs, ours))
     assert (a != b).any()
     np.testing.assert_allclose(a.mean(0), b.mean(0), atol=4 * (0.5 / len(values)) ** 0.5)
@@ -182,10 +228,12 @@ def test_our_draws_agree_with_auctionnets_in_distribution():
 def test_exposed_ads_convert_at_their_value_in_every_slot():
     n = 60_000
     bids, values = np.tile([4.0, 3.0, 2.0, 1.0], (n, 1)), np.full((n, 4), 0.3)
-    outcome = auction(bids, values, 0.1 * np.ones((n, 4)), np.ones((4, 2)))  # the error is symmetric here
+    # the error is symmetric here
+    outcome = auction(bids, values, 0.1 * np.ones((n, 4)), np.ones((4, 2)))
     rate = outcome.converted.sum(0)[:3] / outcome.exposed.sum(0)[:3]
     np.testing.assert_allclose(rate, 0.3, atol=4 * (0.21 / (0.48 * n)) ** 0.5)
-    kind = auction(bids, values, 0.1 * np.ones((n, 4)), np.tile([0.0, 1.0], (4, 1)))  # it only ever adds
+    # it only ever adds
+    kind = auction(bids, values, 0.1 * np.ones((n, 4)), np.tile([0.0, 1.0], (4, 1)))
     assert (kind.converted.sum(0)[:3] / kind.exposed.sum(0)[:3] > 0.35).all()
 
 
@@ -201,18 +249,23 @@ def test_spend_stays_in_budget_and_only_short_budgets_lose_bids():
     bids = 100 * values
     free = auction(bids, values, sigmas, noise(2))
     left = np.full(48, 1e9)
-    left[[3, 20]] = (0.4 * free.outcome.per_advertiser(free.outcome.exposed, free.outcome.cost))[[3, 20]]
+    left[[3, 20]] = (0.4 * free.outcome.per_advertiser(free.outcome.exposed, free.outcome.cost))[
+        [3, 20]
+    ]
     for draws in (AuctionNetDraws, Draws):
         kept, outcome = settle(bids, values, sigmas, noise(2), left, draws=draws)
         owed = outcome.per_advertiser(outcome.exposed, outcome.cost)
         assert (owed <= left).all() and (owed > 0.5 * left)[[3, 20]].all() and outcome.rounds > 1
         assert sorted(set(np.nonzero(kept != bids)[1])) == [3, 20]
         again = auction(kept, values, sigmas, noise(2), draws=draws)
-        np.testing.assert_array_equal(again.price, dense(outcome).price)  # the auction of the bids that remained
+        # the auction of the bids that remained
+        np.testing.assert_array_equal(again.price, dense(outcome).price)
 
 
 def test_misshapen_input_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"sigmas: expected \(2, 3\) as values are \(2, 3\), got \(2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"sigmas: expected \(2, 3\) as values are \(2, 3\), got \(2, 2\)"
+    ):
         auction(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 2)), np.ones((3, 2)))
 
 
@@ -221,17 +274,22 @@ def test_misshapen_input_is_refused_by_name():
 
 @pytest.mark.parametrize("period", [0, 7])
 def test_a_period_of_the_reference_roster_is_auctionnets(period):
-    """Each bidder must bid like the original at each step; where it does, the original's bid is played, because float32
-    sums differ between machines in the seventh digit, and one auction in a million hangs on that."""
+    """Each bidder must bid like the original at each step; where it does, the original's bid is
+    played, because float32 sums differ between machines in the seventh digit, and one auction in a
+    million hangs on that."""
     golden = columns("reference_roster_periods_0_7.parquet")
-    x = {name: column[golden["episode"] == period].reshape(48, 48) for name, column in golden.items()}
+    x = {
+        name: column[golden["episode"] == period].reshape(48, 48) for name, column in golden.items()
+    }
     market = Market(roster(), settle=auctionnet_settle)
     market.reset(period)
     bids = np.zeros(48)
     while not market.ended:
         t = market.campaigns.now
         for positions, bidder in market.roster:
-            bids[positions] = np.maximum(bidder.act(market.observe(bidder.features)[positions], market.context(positions)), 0)
+            bids[positions] = np.maximum(
+                bidder.act(market.observe(bidder.features)[positions], market.context(positions)), 0
+            )
         step = market.step(np.where(np.abs(bids - x["action"][t]) < 1e-4, x["action"][t], bids))
         for name, made in (
             ("wins", step.won),
@@ -241,10 +299,15 @@ def test_a_period_of_the_reference_roster_is_auctionnets(period):
         ):
             np.testing.assert_array_equal(made, x[name][t], err_msg=f"{name}, step {t}")
         for name, made, bound in (
-            ("action", step.multipliers, 1e-4), ("spend", step.spend, 1e-4), ("remainingBudget", step.remaining, 1e-3),
-            ("reward_continuous", step.exposed_value, 1e-9), ("lwc_mean", step.means[MEANS.index("market_price")], 1e-6),
-        ):  # fmt: skip
-            np.testing.assert_allclose(made, x[name][t], rtol=0, atol=bound, err_msg=f"{name}, step {t}")
+            ("action", step.multipliers, 1e-4),
+            ("spend", step.spend, 1e-4),
+            ("remainingBudget", step.remaining, 1e-3),
+            ("reward_continuous", step.exposed_value, 1e-9),
+            ("lwc_mean", step.means[MEANS.index("market_price")], 1e-6),
+        ):
+            np.testing.assert_allclose(
+                made, x[name][t], rtol=0, atol=bound, err_msg=f"{name}, step {t}"
+            )
 
 
 def test_a_period_played_freely_ends_like_auctionnets():
@@ -286,16 +349,24 @@ def test_a_period_is_its_steps_stacked():
         "spend",
         "conversions",
     ):
-        np.testing.assert_array_equal(getattr(made, name), [getattr(step, name) for step in steps], err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(made, name), [getattr(step, name) for step in steps], err_msg=name
+        )
     assert [len(prices) for prices in made.market_prices] == made.volume.tolist()
-    np.testing.assert_allclose([p.mean() for p in made.market_prices], made.means[:, MEANS.index("market_price"), 0])
+    np.testing.assert_allclose(
+        [p.mean() for p in made.market_prices], made.means[:, MEANS.index("market_price"), 0]
+    )
     np.testing.assert_allclose(made.means[:, MEANS.index("won")] * made.volume[:, None], made.won)
-    np.testing.assert_allclose(made.remaining[-1] - made.spend[-1], market.budgets - made.spend.sum(0))
+    np.testing.assert_allclose(
+        made.remaining[-1] - made.spend[-1], market.budgets - made.spend.sum(0)
+    )
     np.testing.assert_allclose(market.campaigns.spend, made.spend.sum(0))
     values = np.stack([v.mean(0) for v, _ in small(2)])
     np.testing.assert_allclose(made.states[:, :, 12], values)
     np.testing.assert_allclose(made.means[:, MEANS.index("bid")], made.multipliers * values)
-    assert (made.multipliers <= np.maximum(made.chosen_multipliers, 0) + 1e-9).all(), "bids are only ever taken back"
+    assert (made.multipliers <= np.maximum(made.chosen_multipliers, 0) + 1e-9).all(), (
+        "bids are only ever taken back"
+    )
 
 
 def test_given_multipliers_replace_the_rosters_for_a_step():
@@ -349,7 +420,10 @@ def test_a_step_without_opportunities_brings_nothing():
 def test_wrong_markets_are_refused():
     market = Market([([0, 2], TargetCPA())], **three)
     market.reset(0)
-    with pytest.raises(ValueError, match="step 0: expected a multiplier for every advertiser, got nan for 1; give one, or put"):
+    with pytest.raises(
+        ValueError,
+        match="step 0: expected a multiplier for every advertiser, got nan for 1; give one, or put",
+    ):
         market.step()
     with pytest.raises(ValueError, match="got inf for 2"):
         market.step([1, 2, np.inf])
@@ -357,11 +431,20 @@ def test_wrong_markets_are_refused():
         market.step([1.0], [1])
     with pytest.raises(ValueError, match="the period is over"):
         market.step([1.0], [1])
-    with pytest.raises(ValueError, match="target_cpa: expected one an advertiser, 2 as budgets has"):
+    with pytest.raises(
+        ValueError, match="target_cpa: expected one an advertiser, 2 as budgets has"
+    ):
         Market(budgets=[1, 2], target_cpa=[1])
     with pytest.raises(ValueError, match="expected values for 2 advertisers, got 3 in step 0"):
         Market(budgets=[1, 2], target_cpa=[1, 2], traffic=three["traffic"]).reset(0)
     with pytest.raises(ValueError, match="expected 48 steps, period 0 has 2"):
-        Market([([0, 1, 2], TargetCPA())], **three | {"traffic": lambda period: list(three["traffic"](period))[:2]}).play(0)
-    with pytest.raises(ValueError, match="expected finite values, got others in step 0 of period 0"):
-        Market(**three | {"traffic": lambda period: [(np.full((2, 3), np.nan), np.zeros((2, 3)))]}).reset(0)
+        Market(
+            [([0, 1, 2], TargetCPA())],
+            **three | {"traffic": lambda period: list(three["traffic"](period))[:2]},
+        ).play(0)
+    with pytest.raises(
+        ValueError, match="expected finite values, got others in step 0 of period 0"
+    ):
+        Market(
+            **three | {"traffic": lambda period: [(np.full((2, 3), np.nan), np.zeros((2, 3)))]}
+        ).reset(0)

@@ -7,7 +7,10 @@ from decisionllm.envs.maze2d import LAYOUTS, MASS, Maze, Planner, reward
 
 
 def mujoco_maze(maze, mujoco):
-    """The same maze as a MuJoCo model: the oracle. From 3.5 on MuJoCo adds the margins of both bodies."""
+    """The same maze as a MuJoCo model: the oracle.
+
+    From 3.5 on MuJoCo adds the margins of both bodies.
+    """
     margin = 0.002 if tuple(int(v) for v in mujoco.__version__.split(".")[:2]) < (3, 5) else 0.001
     boxes = "".join(
         f'<geom type="box" pos="{i + 1} {j + 1} 0" size=".5 .5 .2" contype="1" conaffinity="1"/>'
@@ -32,7 +35,8 @@ def test_one_step_equals_mujoco(name):
     states, push = maze.reset(20, rng), rng.uniform(-1, 1, (20, 2))
     touched = 0
     for t in range(150):
-        if t % 15 == 0:  # hold a direction for a while, so that walls and corners are reached at speed
+        # hold a direction for a while, so that walls and corners are reached at speed
+        if t % 15 == 0:
             push = rng.uniform(-1.3, 1.3, states[:, 2:].shape)
         expected = []
         for state, action in zip(states, push, strict=True):
@@ -57,14 +61,17 @@ def test_pointmaze_is_the_same_maze_turned_by_a_quarter():
     margin = 0.002 if tuple(int(v) for v in mujoco.__version__.split(".")[:2]) < (3, 5) else 0.004
     (observation, _) = env.reset(seed=3)
     for t in range(400):
-        X, Y, VX, VY = observation["observation"]  # x to the right, y upwards, the origin in the middle
+        # x to the right, y upwards, the origin in the middle
+        X, Y, VX, VY = observation["observation"]
         state = np.array([rows / 2 - Y - 0.7, X - 0.7 + columns / 2, -VY, VX])
         if t % 20 == 0:
             action = rng.uniform(-1, 1, 2)
         observation, *_ = env.step(np.array([action[1], -action[0]]))
         X, Y, VX, VY = observation["observation"]
         np.testing.assert_allclose(
-            maze.step(state, action, margin=margin), [rows / 2 - Y - 0.7, X - 0.7 + columns / 2, -VY, VX], atol=1e-8
+            maze.step(state, action, margin=margin),
+            [rows / 2 - Y - 0.7, X - 0.7 + columns / 2, -VY, VX],
+            atol=1e-8,
         )
     env.close()
 
@@ -80,7 +87,8 @@ def test_one_ball_moves_as_in_a_batch_of_a_thousand():
 
 
 def test_free_motion_by_hand():
-    state = Maze.named("umaze").step([3.0, 1.8, 6.0, 0.0], [1.0, 0.0])  # in the middle of a corridor along y, too fast
+    # in the middle of a corridor along y, too fast
+    state = Maze.named("umaze").step([3.0, 1.8, 6.0, 0.0], [1.0, 0.0])
     speed = 5 + 0.01 * (100 - 5) / (MASS + 0.01)
     np.testing.assert_allclose(state, [3.0 + 0.01 * speed, 1.8, speed, 0], atol=1e-12)
 
@@ -119,7 +127,9 @@ def test_unknown_mazes_and_goals_in_walls_are_refused():
     with pytest.raises(ValueError, match="expected one of open, umaze, medium, large, got 'giant'"):
         Maze.named("giant")
     with pytest.raises(ValueError, match="expected free cells"):
-        Planner(Maze.named("umaze"), 1, np.random.default_rng(0)).aim(np.array([0]), np.ones((1, 2)), np.array([[2, 1]]))
+        Planner(Maze.named("umaze"), 1, np.random.default_rng(0)).aim(
+            np.array([0]), np.ones((1, 2)), np.array([[2, 1]])
+        )
 
 
 @pytest.mark.parametrize("place", [(1.0, -3.0), (9.0, 1.0), (np.nan, 1.0)])

@@ -1,4 +1,6 @@
-"""simple_spread as arrays: equal to mpe2 to the last bit, teachers that need their own observation alone, the published scale of OMAR."""
+"""simple_spread as arrays: equal to mpe2 to the last bit, teachers that need their own observation
+alone, the published scale of OMAR.
+"""
 
 import numpy as np
 import pytest
@@ -29,26 +31,36 @@ def test_steps_observations_and_rewards_equal_mpe2_to_the_last_bit(agents, discr
 
     seeds, rng = np.arange(40, 45), np.random.default_rng(0)
     world = Spread(seeds, agents)
-    peers = [simple_spread_v3.parallel_env(N=agents, continuous_actions=not discrete) for _ in seeds]
+    peers = [
+        simple_spread_v3.parallel_env(N=agents, continuous_actions=not discrete) for _ in seeds
+    ]
     seen = [peer.reset(seed=int(seed))[0] for peer, seed in zip(peers, seeds, strict=True)]
     touched = 0
     for step in range(HORIZON):
         assert (world.observe() == np.concatenate([list(s.values()) for s in seen])).all()
         size = (len(seeds), agents)
-        drawn = rng.integers(len(PUSHES), size=(*size, 1)).astype(float) if discrete else rng.uniform(-1, 1, (*size, 2))
+        drawn = (
+            rng.integers(len(PUSHES), size=(*size, 1)).astype(float)
+            if discrete
+            else rng.uniform(-1, 1, (*size, 2))
+        )
         actions = drawn if step < 10 else towards_first(world, discrete)
         actions = actions.astype(np.float32)
         gains = world.step(pushes(actions))
         touched += (world.distance[world.both] < spread.TOUCH).sum()
         for e, peer in enumerate(peers):
-            seen[e], paid, _, over, _ = peer.step({a: in_mpe2(actions[e, i]) for i, a in enumerate(peer.possible_agents)})
+            seen[e], paid, _, over, _ = peer.step(
+                {a: in_mpe2(actions[e, i]) for i, a in enumerate(peer.possible_agents)}
+            )
             assert list(paid.values()) == gains[e].tolist()
             assert set(over.values()) == {step == HORIZON - 1}
     assert touched, "contacts were part of it"
 
 
 def towards_first(world, discrete):
-    return spread.steer(world.positions[:, :1] - world.positions, world.velocities, discrete=discrete)
+    return spread.steer(
+        world.positions[:, :1] - world.positions, world.velocities, discrete=discrete
+    )
 
 
 def test_a_world_is_the_same_beside_worlds_with_more_agents():
@@ -93,8 +105,13 @@ def test_the_teachers_action_follows_from_the_own_observation():
     for _ in range(5):
         actions = teacher.act(world)
         for row, seen in enumerate(world.observe().astype(np.float64)):
-            velocity, landmarks, others = seen[:2], seen[4:12].reshape(4, 2), seen[12:18].reshape(3, 2)
-            agents = np.concatenate([np.zeros((1, 2)), others])  # it is the first, at the origin of its own observation
+            velocity, landmarks, others = (
+                seen[:2],
+                seen[4:12].reshape(4, 2),
+                seen[12:18].reshape(3, 2),
+            )
+            # it is the first, at the origin of its own observation
+            agents = np.concatenate([np.zeros((1, 2)), others])
             mine = linear_sum_assignment(np.linalg.norm(agents[:, None] - landmarks, axis=-1))[1][0]
             alone = spread.steer(landmarks[mine], velocity, discrete=True)
             assert alone == actions.reshape(-1, 1)[row]
@@ -104,7 +121,10 @@ def test_the_teachers_action_follows_from_the_own_observation():
 def test_the_assignment_equals_scipys():
     rng = np.random.default_rng(0)
     distance, all_alive = rng.random((50, 5, 5)), np.ones((50, 5), bool)
-    assert (assignment(distance, all_alive, all_alive) == [linear_sum_assignment(d)[1] for d in distance]).all()
+    assert (
+        assignment(distance, all_alive, all_alive)
+        == [linear_sum_assignment(d)[1] for d in distance]
+    ).all()
     fewer = all_alive.copy()
     fewer[:, 2] = False
     found = assignment(distance, fewer, all_alive)[:, [0, 1, 3, 4]]
@@ -115,7 +135,11 @@ def test_the_assignment_equals_scipys():
 
 def test_teachers_are_of_three_qualities_and_a_convention_is_between():
     means = {kind: play(Spread(range(900_000, 900_400), 3), kind).mean() for kind in TEACHERS}
-    assert -8.1 < means["expert"] < -7.1 and -17.2 < means["medium"] < -15.2 and -27.3 < means["random"] < -25.0
+    assert (
+        -8.1 < means["expert"] < -7.1
+        and -17.2 < means["medium"] < -15.2
+        and -27.3 < means["random"] < -25.0
+    )
     assert means["medium"] < means["convention"] < means["expert"]
 
 
@@ -151,9 +175,9 @@ def test_omars_rules_by_hand():
     world.positions[0, 1] = [5, 0]
     world._measure()
     world.step(np.array([[[1.0, 0], [0, 0]]]))
-    assert world.velocities[0, 0, 0] == pytest.approx(0.5) and world.positions[0, 0, 0] == pytest.approx(0.05), (
-        "it moves in the same step"
-    )
+    assert world.velocities[0, 0, 0] == pytest.approx(0.5) and world.positions[
+        0, 0, 0
+    ] == pytest.approx(0.05), "it moves in the same step"
 
 
 def test_worlds_of_different_sizes_are_not_observed_together():

@@ -21,8 +21,14 @@ def test_a_team_is_right_if_each_room_of_the_cued_side_has_one_agent():
         ([[1, 4], [4, 3]], [0, 1]),
     ):
         world = cued()
-        assert [world.step(np.zeros((2, 2), int)).tolist() for _ in range(2)] == [[0, 0]] * 2 and not world.over.any()
-        assert world.step(np.array(taken)).tolist() == won and world.over.all() and not world.alive.any()
+        assert [world.step(np.zeros((2, 2), int)).tolist() for _ in range(2)] == [
+            [0, 0]
+        ] * 2 and not world.over.any()
+        assert (
+            world.step(np.array(taken)).tolist() == won
+            and world.over.all()
+            and not world.alive.any()
+        )
         assert world.won.tolist() == [bool(x) for x in won]
 
 

@@ -1,4 +1,6 @@
-"""The attention of an action to its text: of the library's own forward, and drawn for each different text."""
+"""The attention of an action to its text: of the library's own forward, and drawn for each
+different text.
+"""
 
 import numpy as np
 import pytest
@@ -20,11 +22,15 @@ def episode(task, first=0.0):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_attention_is_a_share_for_each_token_and_layer(backbone):
     policy = make_policy(SPEC, backbone=backbone)
-    found = attention.attention(policy, [episode("Go north."), episode("Go north.", 1.0), episode("Stay here, please.")])
+    found = attention.attention(
+        policy, [episode("Go north."), episode("Go north.", 1.0), episode("Stay here, please.")]
+    )
     assert [len(words) for words, _ in found] == [weights.shape[1] for _, weights in found]
     assert ["".join(words) for words, _ in found] == ["Go north.", "Stay here, please."]
     for _, weights in found:
-        assert weights.shape[0] == 2 and (weights > 0).all() and (weights.sum(1) < 1).all(), "the rest is the trajectory's"
+        assert weights.shape[0] == 2 and (weights > 0).all() and (weights.sum(1) < 1).all(), (
+            "the rest is the trajectory's"
+        )
 
 
 def test_with_equal_keys_all_tokens_get_the_same():
@@ -47,4 +53,6 @@ def test_the_library_reads_as_before_afterwards():
 
 def test_episodes_without_text_have_no_picture():
     assert attention.draw(make_policy(SPEC), [episode("")], "title") is None
-    assert attention.draw(make_policy(SPEC), [episode("Go north."), episode("")], "title") is not None
+    assert (
+        attention.draw(make_policy(SPEC), [episode("Go north."), episode("")], "title") is not None
+    )

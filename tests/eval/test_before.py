@@ -1,4 +1,6 @@
-"""The environment of a run is compared with its data before the first step, in a training and in a study."""
+"""The environment of a run is compared with its data before the first step, in a training and in a
+study.
+"""
 
 from dataclasses import replace
 
@@ -16,7 +18,10 @@ PLANE = Spec(observation_dim=2, action_dim=2, horizon=20, low=(-1.0, -1.0), high
 
 
 class Small(Env):
-    """One episode of an environment with these facts. It counts how often it is built and started."""
+    """One episode of an environment with these facts.
+
+    It counts how often it is built and started.
+    """
 
     built = 0
     started = 0
@@ -44,13 +49,21 @@ def trained(tasks=("",), **changes):
 @pytest.mark.parametrize(
     "env, longest, message",
     [
-        (Small(size=3), 20, "env: expected observations of 2 numbers, as in the data, got 3; give the environment of the data"),
+        (
+            Small(size=3),
+            20,
+            "env: expected observations of 2 numbers, as in the data, got 3; give the environment of the data",
+        ),
         (
             Small(horizon=1000),
             200,
             "env: expected episodes of at most 200 steps, .*got 1,000; give env.horizon=200, dataset.horizon=1000",
         ),
-        (Small(text="Go."), 20, "env: expected no texts, as in the data, the environment has such as 'Go.'"),
+        (
+            Small(text="Go."),
+            20,
+            "env: expected no texts, as in the data, the environment has such as 'Go.'",
+        ),
     ],
 )
 def test_an_environment_unlike_the_data_is_refused(env, longest, message):
@@ -59,14 +72,22 @@ def test_an_environment_unlike_the_data_is_refused(env, longest, message):
 
 
 def test_an_environment_without_the_texts_of_the_data_is_refused():
-    with pytest.raises(ValueError, match="env of maze: expected texts such as 'Go.', as in the data, the environment has none"):
+    with pytest.raises(
+        ValueError,
+        match="env of maze: expected texts such as 'Go.', as in the data, the environment has none",
+    ):
         compare(Small(), trained(["Go."], label="maze"), longest=20)
 
 
 def test_what_may_be_meant_so_is_a_note():
-    assert compare(Small(horizon=1000), trained(), longest=None) == [], "a model without time steps acts for any number"
+    assert compare(Small(horizon=1000), trained(), longest=None) == [], (
+        "a model without time steps acts for any number"
+    )
     (note,) = compare(Small(text="Run."), trained(["Go."]), longest=20)
-    assert note == "env: no text of the environment, such as 'Run.', is in the data, which have such as 'Go.'"
+    assert (
+        note
+        == "env: no text of the environment, such as 'Run.', is in the data, which have such as 'Go.'"
+    )
     assert compare(Small(text="Run."), trained(["Go."], info={"wordings": {}}), longest=20) == []
 
 
@@ -78,41 +99,79 @@ def test_stated_sizes_need_no_start_of_the_environment():
 
 
 def log(tmp_path, *, actions=None, horizon=200):
-    """A store of 40 episodes of three steps: four observations, an action within -1 .. 1 or one of two."""
+    """A store of 40 episodes of three steps: four observations, an action within -1 .. 1 or one of
+    two.
+    """
     discrete = actions == "discrete"
     spec = Spec(4, 1, horizon, num_actions=2) if discrete else Spec(4, 1, horizon, (-1.0,), (1.0,))
     still = replace(episode([1, 1, 1], S=4), actions=np.zeros((3, 1), np.float32))
-    from_episodes([replace(still, group=e) for e in range(40)], tmp_path / "log", name="log", spec=spec)
-    return ["dataset=store", f"dataset.path={tmp_path / 'log'}", f"head={'discrete' if discrete else 'gaussian'}"]
+    from_episodes(
+        [replace(still, group=e) for e in range(40)], tmp_path / "log", name="log", spec=spec
+    )
+    return [
+        "dataset=store",
+        f"dataset.path={tmp_path / 'log'}",
+        f"head={'discrete' if discrete else 'gaussian'}",
+    ]
 
 
 @pytest.mark.parametrize(
     "actions, options, message",
     [
-        ("discrete", ["env.id=NoSuch-v1"], "env: could not be built (env.id: Environment `NoSuch` doesn't exist"),
-        ("discrete", ["env.id=Acrobot-v1"], "trained on 2 discrete actions, the environment has 3 discrete ones"),
-        ("continuous", ["env.id=CartPole-v1"], "trained on continuous actions, the environment has 2 discrete ones"),
+        (
+            "discrete",
+            ["env.id=NoSuch-v1"],
+            "env: could not be built (env.id: Environment `NoSuch` doesn't exist",
+        ),
+        (
+            "discrete",
+            ["env.id=Acrobot-v1"],
+            "trained on 2 discrete actions, the environment has 3 discrete ones",
+        ),
+        (
+            "continuous",
+            ["env.id=CartPole-v1"],
+            "trained on continuous actions, the environment has 2 discrete ones",
+        ),
         (
             "discrete",
             ["env.id=CartPole-v1", "env.horizon=1000"],
             "expected episodes of at most 200 steps, the longest in the data",
         ),
-        ("continuous", ["env.id=Pendulum-v1"], "env: expected observations of 4 numbers, as in the data, got 3"),
+        (
+            "continuous",
+            ["env.id=Pendulum-v1"],
+            "env: expected observations of 4 numbers, as in the data, got 3",
+        ),
     ],
 )
 def test_a_run_is_refused_before_its_first_step(actions, options, message, tmp_path, capsys):
-    words = [*LOOP[2:], *NANO, *log(tmp_path, actions=actions), "env=gymnasium", *options, f"run={tmp_path / 'run'}"]
+    words = [
+        *LOOP[2:],
+        *NANO,
+        *log(tmp_path, actions=actions),
+        "env=gymnasium",
+        *options,
+        f"run={tmp_path / 'run'}",
+    ]
     assert command("train", *words) == 1
     assert message in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()
 
 
 def test_parts_that_share_an_environment_build_it_once(tmp_path):
-    from_episodes([episode([1, 1, 1]) for _ in range(40)], tmp_path / "log", name="log", spec=Spec(2, 1, 20, (-1.0,), (1.0,)))
-    part = (
-        f"{{_target_: decisionllm.datasets.arrays.open_folder, path: {tmp_path / 'log'}, env: {{_target_: {__name__}.Small}}}}"
+    from_episodes(
+        [episode([1, 1, 1]) for _ in range(40)],
+        tmp_path / "log",
+        name="log",
+        spec=Spec(2, 1, 20, (-1.0,), (1.0,)),
     )
+    part = f"{{_target_: decisionllm.datasets.arrays.open_folder, path: {tmp_path / 'log'}, env: {{_target_: {__name__}.Small}}}}"
     before = Small.built
-    words = ["dataset=mixture", f"dataset.parts={{a: {part}, b: {part}}}", f"run={tmp_path / 'run'}"]
+    words = [
+        "dataset=mixture",
+        f"dataset.parts={{a: {part}, b: {part}}}",
+        f"run={tmp_path / 'run'}",
+    ]
     assert command("train", *LOOP[2:], *NANO, *words) == 0
     assert Small.built == before + 1
 

@@ -1,4 +1,6 @@
-"""Gymnasium environments by their id or through a Minari dataset: against plain loops over the same seeds, and by hand."""
+"""Gymnasium environments by their id or through a Minari dataset: against plain loops over the same
+seeds, and by hand.
+"""
 
 import json
 import warnings
@@ -28,7 +30,11 @@ class Lean:
 
     def act(self, observations, rewards=None, action_masks=None):
         assert action_masks is None
-        return (observations[:, 2:3] > 0).astype(float) if observations.shape[1] == 4 else 2 * np.sign(observations[:, 2:3])
+        return (
+            (observations[:, 2:3] > 0).astype(float)
+            if observations.shape[1] == 4
+            else 2 * np.sign(observations[:, 2:3])
+        )
 
     def select(self, rows):
         pass
@@ -41,7 +47,9 @@ def plain(env_id, seed):
     rewards, ended = [], (False, False)
     while not any(ended):
         action = Lean().act(np.asarray(observation, np.float32)[None])[0]
-        observation, reward, *ended, _ = env.step(int(action[0]) if env_id == "CartPole-v1" else action.astype(np.float32))
+        observation, reward, *ended, _ = env.step(
+            int(action[0]) if env_id == "CartPole-v1" else action.astype(np.float32)
+        )
         rewards.append(reward)
     return rewards, *ended
 
@@ -76,7 +84,10 @@ def test_scores_are_returns_or_normalised_by_the_reference():
     env = make(1, id="Pendulum-v1", reference=[-5, -1])
     assert env.score([episode([-1, -2])]).tolist() == [50] and env.unit == ""
     for wrong in ([1], [2, 2]):
-        with pytest.raises(ValueError, match=r"env.reference: expected the returns of a random policy and of an expert"):
+        with pytest.raises(
+            ValueError,
+            match=r"env.reference: expected the returns of a random policy and of an expert",
+        ):
             make(1, id="Pendulum-v1", reference=wrong)
 
 
@@ -96,13 +107,31 @@ def test_options_reach_the_environment_and_the_text_the_policy():
     assert make(1, id="Pendulum-v1", task="Swing up.").tasks == [""]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"id": "CartPol-v1"}, "env.id: Environment `CartPol` doesn't exist.* near are CartPole-v1"),
-    ({"id": "Xyzzy-v1"}, "env.id: Environment `Xyzzy` doesn't exist.* give package:id to import"),
-    ({"id": "no_such_package:Xyzzy-v1"}, "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named"),
-    ({"id": "Pendulum-v1", "arguments": {"gee": 3}}, "env.id=Pendulum-v1, .*'gee': 3.*: could not be made"),
-    ({"id": "Pendulum-v1", "text": "goal"}, "env.text: expected one of none, constant, template, got 'goal'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"id": "CartPol-v1"},
+            "env.id: Environment `CartPol` doesn't exist.* near are CartPole-v1",
+        ),
+        (
+            {"id": "Xyzzy-v1"},
+            "env.id: Environment `Xyzzy` doesn't exist.* give package:id to import",
+        ),
+        (
+            {"id": "no_such_package:Xyzzy-v1"},
+            "no_such_package:Xyzzy-v1, env.arguments={}: could not be made .No module named",
+        ),
+        (
+            {"id": "Pendulum-v1", "arguments": {"gee": 3}},
+            "env.id=Pendulum-v1, .*'gee': 3.*: could not be made",
+        ),
+        (
+            {"id": "Pendulum-v1", "text": "goal"},
+            "env.text: expected one of none, constant, template, got 'goal'",
+        ),
+    ],
+)
 def test_an_environment_that_cannot_be_made_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make(1, **options)
@@ -111,15 +140,29 @@ def test_an_environment_that_cannot_be_made_is_refused(options, message):
 def test_actions_of_another_space_are_refused():
     env = make(1, id="CartPole-v1")
     env.reset(0)
-    with pytest.raises(ValueError, match="actions: expected 1 numbers, as Discrete.2. takes, got 3"):
+    with pytest.raises(
+        ValueError, match="actions: expected 1 numbers, as Discrete.2. takes, got 3"
+    ):
         env.step(np.zeros((1, 3)))
-    with pytest.raises(ValueError, match="actions: expected an index below 2, as Discrete.2. takes, got 4"):
+    with pytest.raises(
+        ValueError, match="actions: expected an index below 2, as Discrete.2. takes, got 4"
+    ):
         env.step(np.full((1, 1), 4.0))
 
 
-@pytest.mark.parametrize(("env_id", "space"), [("MountainCar-v0", "3 discrete"), ("MountainCarContinuous-v0", "continuous")])
+@pytest.mark.parametrize(
+    ("env_id", "space"),
+    [("MountainCar-v0", "3 discrete"), ("MountainCarContinuous-v0", "continuous")],
+)
 def test_a_run_of_another_action_space_is_refused(env_id, space, tmp_path, capsys):
-    words = [*LOOP[1:], *NANO, "dataset=synthetic-discrete", "head=discrete", "steps=1", f"run={tmp_path}/run"]
+    words = [
+        *LOOP[1:],
+        *NANO,
+        "dataset=synthetic-discrete",
+        "head=discrete",
+        "steps=1",
+        f"run={tmp_path}/run",
+    ]
     assert command("train", *words) == 0
     env = ["env=gymnasium", f"env.id={env_id}", "env.horizon=5", "env.text=none"]
     assert command("evaluate", f"run={tmp_path}/run", "episodes=2", *env) == 1
@@ -133,33 +176,64 @@ def test_an_environment_without_a_time_limit_is_refused():
 
 
 def test_a_run_on_any_data_is_evaluated_in_any_environment(tmp_path, capsys):
-    given = ["env=gymnasium", "env.id=Pendulum-v1", "env.horizon=20", "+env.arguments.g=3.0", "env.reference=[-900,0]"]
-    env = [*NANO, "dataset=arrays", f"dataset.path={tmp_path / 'log.npz'}", f"run={tmp_path / 'run'}", *given]
+    given = [
+        "env=gymnasium",
+        "env.id=Pendulum-v1",
+        "env.horizon=20",
+        "+env.arguments.g=3.0",
+        "env.reference=[-900,0]",
+    ]
+    env = [
+        *NANO,
+        "dataset=arrays",
+        f"dataset.path={tmp_path / 'log.npz'}",
+        f"run={tmp_path / 'run'}",
+        *given,
+    ]
     sizes = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
-    columns = {"observations": sizes, "actions": sizes[:, :1].clip(-2, 2), "rewards": -abs(sizes[:, 0])}
-    np.savez(tmp_path / "log.npz", **columns, terminals=np.zeros(40, bool), timeouts=np.arange(40) % 20 == 19)
+    columns = {
+        "observations": sizes,
+        "actions": sizes[:, :1].clip(-2, 2),
+        "rewards": -abs(sizes[:, 0]),
+    }
+    np.savez(
+        tmp_path / "log.npz",
+        **columns,
+        terminals=np.zeros(40, bool),
+        timeouts=np.arange(40) % 20 == 19,
+    )
     loop = [word for word in LOOP if not word.startswith("dataset")]
     assert command("train", *loop, *env, f"cache_dir={tmp_path}/data") == 0
-    evaluated = ["evaluate", f"run={tmp_path / 'run'}", f"out={tmp_path}", "episodes=2", "report=false"]
+    evaluated = [
+        "evaluate",
+        f"run={tmp_path / 'run'}",
+        f"out={tmp_path}",
+        "episodes=2",
+        "report=false",
+    ]
     assert command(*evaluated) == 0
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(row["policy"], row["protocol"], row["dataset"]) for row in rows] == [
-        ("nano", "standard", "log"), ("random", "scripted", "log"),
-    ]  # fmt: skip
+        ("nano", "standard", "log"),
+        ("random", "scripted", "log"),
+    ]
     for row in rows:
         assert row["score"] == pytest.approx(100 * (row["return"] + 900) / 900)
     capsys.readouterr()
     assert command(*evaluated, "+env.id=MountainCarContinuous-v0", "+env.arguments={}") == 1
     assert "expected observations of shape (2, 3)" in capsys.readouterr().err
     assert command(*evaluated, "+env._target_=decisionllm.eval.synthetic.PointEnv") == 1
-    assert "got (2, 2)" in capsys.readouterr().err, "options of the run's own environment are left out"
+    assert "got (2, 2)" in capsys.readouterr().err, (
+        "options of the run's own environment are left out"
+    )
 
 
 class Counter(gym.Env):
     """Adds its actions up, in an observation of several parts; ends at 3."""
 
     observation_space = spaces.Dict(
-        sum=spaces.Box(-99, 99, (1,), np.float32), parts=spaces.Dict(last=spaces.Discrete(3, start=5))
+        sum=spaces.Box(-99, 99, (1,), np.float32),
+        parts=spaces.Dict(last=spaces.Discrete(3, start=5)),
     )
     action_space = spaces.Discrete(3, start=5)
 
@@ -184,23 +258,34 @@ class Counter(gym.Env):
         return {"sum": np.array([self.sum], np.float32), "parts": {"last": self.last}}
 
 
-def counted(minari_id, *, limit=5, entry="tests.eval.test_gymnasium:Counter", reference=None, **options):
+def counted(
+    minari_id, *, limit=5, entry="tests.eval.test_gymnasium:Counter", reference=None, **options
+):
     """A dataset of one step of a Counter that names its environment."""
     env = Counter(**options)
     made = env.action_space.sample()
     seen = {"sum": np.zeros((2, 1), np.float32), "parts": {"last": np.array([5, 5])}}
     named = {"env": None}
     if entry:
-        spec = gym.envs.registration.EnvSpec("Counter-v0", entry, max_episode_steps=limit, kwargs=options)
+        spec = gym.envs.registration.EnvSpec(
+            "Counter-v0", entry, max_episode_steps=limit, kwargs=options
+        )
         named = {"eval_env": spec}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dataset = minari.create_dataset_from_buffers(
-            minari_id, [EpisodeBuffer(None, None, None, seen, [made], [0.0], [True], [False])], data_format="hdf5", description="Count.",
-            observation_space=env.observation_space, action_space=env.action_space, **named,
-        )  # fmt: skip
+            minari_id,
+            [EpisodeBuffer(None, None, None, seen, [made], [0.0], [True], [False])],
+            data_format="hdf5",
+            description="Count.",
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            **named,
+        )
     if reference:
-        dataset.storage.update_metadata({"ref_min_score": reference[0], "ref_max_score": reference[1]})
+        dataset.storage.update_metadata(
+            {"ref_min_score": reference[0], "ref_max_score": reference[1]}
+        )
 
 
 class Always:
@@ -219,14 +304,20 @@ def test_a_minari_environment_by_hand():
     counted("mine/count-v0", reference=(1.0, 5.0))
     env, player = recover(6, minari_id="mine/count-v0"), Always([1.0])
     episodes = rollout(lambda tasks: player, env, seed=0)
-    starts = [gym.utils.seeding.np_random(i)[0].integers(2) for i in range(6)]  # of the six seeds that follow the given one
+    # of the six seeds that follow the given one
+    starts = [gym.utils.seeding.np_random(i)[0].integers(2) for i in range(6)]
     assert 0 < sum(starts) < 6
     assert [e.rewards.tolist() for e in episodes] == [[1] * (3 - start) for start in starts]
     assert all(e.terminated for e in episodes)
-    for e, start in zip(episodes, starts, strict=True):  # parts.last, one-hot, then sum: in order of their names
-        assert e.observations.tolist() == [[1, 0, 0, start]] + [[0, 1, 0, start + i] for i in range(1, 3 - start)]
+    # parts.last, one-hot, then sum: in order of their names
+    for e, start in zip(episodes, starts, strict=True):
+        assert e.observations.tolist() == [[1, 0, 0, start]] + [
+            [0, 1, 0, start + i] for i in range(1, 3 - start)
+        ]
         assert e.final_observation.tolist() == [0, 1, 0, 3]
-    assert env.score(episodes).tolist() == [25 * (2 - start) for start in starts], "of returns from 1 to 5"
+    assert env.score(episodes).tolist() == [25 * (2 - start) for start in starts], (
+        "of returns from 1 to 5"
+    )
     assert env.horizon == 5 and env.tasks == [""] * 6
 
 
@@ -236,12 +327,16 @@ def test_a_minari_environment_stops_at_its_time_limit():
     assert env.tasks == ["mine/count-v0. Count."] * 2
     episodes = rollout(lambda tasks: Always([0.0]), env, seed=0)
     assert [(len(e.rewards), e.terminated, e.truncated) for e in episodes] == [(4, False, True)] * 2
-    assert env.score([episode([3, 4])]).tolist() == [7], "without references the score is the return"
+    assert env.score([episode([3, 4])]).tolist() == [7], (
+        "without references the score is the return"
+    )
 
 
 def test_actions_have_the_shape_and_type_of_the_space():
     counted("mine/square-v0", square=True)
-    episodes = rollout(lambda tasks: Always([0.0, 1.0, 0.0, 0.0]), recover(1, minari_id="mine/square-v0"), seed=1)
+    episodes = rollout(
+        lambda tasks: Always([0.0, 1.0, 0.0, 0.0]), recover(1, minari_id="mine/square-v0"), seed=1
+    )
     assert set(episodes[0].rewards) == {1}
 
 
@@ -250,7 +345,10 @@ def test_a_dataset_without_an_environment_is_refused():
     counted("mine/lost-v0", entry="no_such_package:Env")
     counted("mine/endless-v0", limit=None)
     for minari_id in ("mine/none-v0", "mine/lost-v0"):
-        with pytest.raises(ValueError, match=f"{minari_id}: its environment could not be made .*env=none trains without one"):
+        with pytest.raises(
+            ValueError,
+            match=f"{minari_id}: its environment could not be made .*env=none trains without one",
+        ):
             recover(1, minari_id=minari_id)
     with pytest.raises(ValueError, match="Counter-v0: expected an environment with a time limit"):
         recover(1, minari_id="mine/endless-v0")
@@ -266,11 +364,17 @@ def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
     env = build(node("env", "minari", minari_id=dataset["minari_id"], goal=goal), 3)
     one, again = (rollout(lambda tasks: Always([1.0, 0.0]), env, seed=5) for _ in range(2))
     assert [e.observations.tolist() for e in one] == [e.observations.tolist() for e in again]
-    assert {e.observations.shape for e in one} == {(6, size)} == {(6, build(dataset).spec.observation_dim)}
+    assert (
+        {e.observations.shape for e in one}
+        == {(6, size)}
+        == {(6, build(dataset).spec.observation_dim)}
+    )
     assert all(e.truncated for e in one) and len({tuple(e.observations[0]) for e in one}) == 3
     for e in one:
         place, goal_seen = (
-            (e.observations[:, :2], None) if goal == "fixed" else (e.observations[:, 4:6], e.observations[:, 2:4])
+            (e.observations[:, :2], None)
+            if goal == "fixed"
+            else (e.observations[:, 4:6], e.observations[:, 2:4])
         )
         assert (np.diff(place[:, 0]) > 0).all(), "pushed along x"
         if goal == "own":
@@ -281,7 +385,9 @@ def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
 class Reach(gym.Env):
     """A place and where to go; the keywords of its observation are not in the order of their names."""
 
-    observation_space = spaces.Dict(pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-9, 9, (1,), np.float64))
+    observation_space = spaces.Dict(
+        pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-9, 9, (1,), np.float64)
+    )
     action_space = spaces.Discrete(4, start=1)
 
     def reset(self, *, seed=None, options=None):
@@ -299,7 +405,11 @@ class Reach(gym.Env):
 
 
 def reach(entry="Reach", **options):
-    return gym.make(gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:{entry}", max_episode_steps=3, kwargs=options))
+    return gym.make(
+        gym.envs.registration.EnvSpec(
+            "Reach-v0", f"{__name__}:{entry}", max_episode_steps=3, kwargs=options
+        )
+    )
 
 
 def recorded(env, minari_id, *, actions):
@@ -311,8 +421,13 @@ def recorded(env, minari_id, *, actions):
         ends.append(end)
         rewards.append(reward)
     ends = np.array(ends, bool)
-    buffer = EpisodeBuffer(observations=stack(seen), actions=np.array(actions), rewards=rewards,
-                           terminations=ends[:, 0], truncations=ends[:, 1])  # fmt: skip
+    buffer = EpisodeBuffer(
+        observations=stack(seen),
+        actions=np.array(actions),
+        rewards=rewards,
+        terminations=ends[:, 0],
+        truncations=ends[:, 1],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return minari.create_dataset_from_buffers(minari_id, [buffer], env=env, data_format="hdf5")
@@ -325,28 +440,56 @@ def test_an_environment_is_laid_out_as_its_recorded_data():
     (read,) = source.episodes
     for played in (GymnasiumEnv([env]), recover(1, minari_id="mine/reach-v0")):
         rows = [played.reset(0), *(played.step(action[None])[0] for action in read.actions)]
-        np.testing.assert_array_equal(np.concatenate(rows), [*read.observations, read.final_observation])
+        np.testing.assert_array_equal(
+            np.concatenate(rows), [*read.observations, read.final_observation]
+        )
         assert played.observation_parts == [("goal", 1), ("pos", 2)]
     assert source.info["observation_parts"] == [["goal", 1], ["pos", 2]]
     assert 5 <= read.observations[0, 0] <= 6
 
 
 def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatch, capsys):
-    """As columns pos, goal; the environment's are goal, pos. A run of before, which names no parts, is rolled out with a note."""
+    """As columns pos, goal; the environment's are goal, pos.
+
+    A run of before, which names no parts, is rolled out with a note.
+    """
     spec = gym.envs.registration.EnvSpec("Reach-v0", f"{__name__}:Reach", max_episode_steps=3)
     monkeypatch.setitem(gym.registry, "Reach-v0", spec)
     log = [episode([1, 1, 1], S=3) for _ in range(40)]
     discrete = Spec(observation_dim=3, action_dim=1, horizon=3, num_actions=4)
     log = [replace(each, actions=np.ones((3, 1), np.float32)) for each in log]
-    from_episodes(log, tmp_path / "log", name="log", spec=discrete, observation_parts=[("pos", 2), ("goal", 1)])
-    words = ["dataset=store", f"dataset.path={tmp_path}/log", "head=discrete", "steps=1", f"run={tmp_path}/run"]
+    from_episodes(
+        log,
+        tmp_path / "log",
+        name="log",
+        spec=discrete,
+        observation_parts=[("pos", 2), ("goal", 1)],
+    )
+    words = [
+        "dataset=store",
+        f"dataset.path={tmp_path}/log",
+        "head=discrete",
+        "steps=1",
+        f"run={tmp_path}/run",
+    ]
     environment = ["env=gymnasium", "env.id=Reach-v0"]
     assert command("train", *LOOP[2:], *NANO, *words, *environment) == 1
-    assert "laid out as pos 2, goal 1" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert (
+        "laid out as pos 2, goal 1" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    )
     assert command("train", *LOOP[2:], *NANO, *words, "env=none") == 0
-    evaluated = ["evaluate", f"run={tmp_path}/run", "episodes=2", "report=false", *environment, "env.text=none"]
+    evaluated = [
+        "evaluate",
+        f"run={tmp_path}/run",
+        "episodes=2",
+        "report=false",
+        *environment,
+        "env.text=none",
+    ]
     assert command(*evaluated) == 1
-    message = "the data's observations are laid out as pos 2, goal 1, the environment's as goal 1, pos 2"
+    message = (
+        "the data's observations are laid out as pos 2, goal 1, the environment's as goal 1, pos 2"
+    )
     assert message in " ".join(capsys.readouterr().err.split())
     card = json.loads((tmp_path / "run/run.json").read_text())
     assert card["dataset"].pop("observation_parts") == [["pos", 2], ["goal", 1]]
@@ -372,7 +515,9 @@ def test_a_multi_discrete_environment_takes_an_index():
     env = GymnasiumEnv([gym.make(spec)])
     assert env.num_actions == 6 and list(env.action_parts) == [3, 2]
     env.reset(0)
-    assert [float(env.step(np.array([[index]]))[1][0]) for index in (0, 1, 4)] == [0, 1, 0], "(1, 5), (1, 6), (3, 5)"
+    assert [float(env.step(np.array([[index]]))[1][0]) for index in (0, 1, 4)] == [0, 1, 0], (
+        "(1, 5), (1, 6), (3, 5)"
+    )
     with pytest.raises(ValueError, match="actions: expected an index below 6, as MultiDiscrete"):
         env.decode(np.array([6.0]))
     (made,) = rollout(env.baselines(0)["random"], env, seed=0)
@@ -382,7 +527,9 @@ def test_a_multi_discrete_environment_takes_an_index():
 class Bounded(Reach):
     """The bound 0.1 is no float32 number: the nearest one lies outside."""
 
-    observation_space = spaces.Dict(pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-1, 0.1, (1,), np.float64))
+    observation_space = spaces.Dict(
+        pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-1, 0.1, (1,), np.float64)
+    )
     action_space = spaces.Box(0.1, 0.7, (1,), np.float64)
 
     def step(self, action):
@@ -400,10 +547,15 @@ def test_a_template_is_the_same_text_in_data_and_environments(monkeypatch):
     words = {"text": "template", "task": "Go to {goal}."}
     (read,) = load(minari_id="mine/reach-v0", **words).episodes
     number = read.task.removeprefix("Go to ").removesuffix(".")
-    assert float(number) == pytest.approx(read.observations[0, 0], abs=0.005) and 5 <= float(number) <= 6
+    assert (
+        float(number) == pytest.approx(read.observations[0, 0], abs=0.005)
+        and 5 <= float(number) <= 6
+    )
     for env in (make(2, id="Reach-v0", **words), recover(2, minari_id="mine/reach-v0", **words)):
         begun = []
-        made = rollout(lambda tasks, begun=begun: begun.append([*tasks]) or Always([0.0]), env, seed=0)
+        made = rollout(
+            lambda tasks, begun=begun: begun.append([*tasks]) or Always([0.0]), env, seed=0
+        )
         assert begun == [[each.task for each in made]], "a policy reads the texts of this reset"
         assert made[0].task == read.task != made[1].task
         env.reset(1)
@@ -411,7 +563,10 @@ def test_a_template_is_the_same_text_in_data_and_environments(monkeypatch):
 
 
 def test_a_template_of_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match="env.task: expected names of parts of the observation, .observation., got goal; "):
+    with pytest.raises(
+        ValueError,
+        match="env.task: expected names of parts of the observation, .observation., got goal; ",
+    ):
         make(1, id="Pendulum-v1", text="template", task="Go to {goal}.")
     with pytest.raises(ValueError, match="env.task: text=template needs a text, got none"):
         make(1, id="Pendulum-v1", text="template")
@@ -423,7 +578,9 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
     env = make(40, id="Reach-v0")
     log = rollout(env.baselines(0)["random"], env, seed=0)
     facts = Spec(observation_dim=3, **env.action, horizon=3)
-    node = from_episodes(log, tmp_path / "log", name="log", spec=facts, observation_parts=env.observation_parts)
+    node = from_episodes(
+        log, tmp_path / "log", name="log", spec=facts, observation_parts=env.observation_parts
+    )
     save(
         "mine/reach-v0",
         open_store(node["path"]),
@@ -440,11 +597,18 @@ def test_a_run_on_templates_is_evaluated_on_those_of_its_environment(tmp_path, m
     ]
     assert command("train", *LOOP[2:], *NANO, *words, "steps=1", f"run={tmp_path}/run") == 0
     assert command("evaluate", f"run={tmp_path}/run", "episodes=2", "report=false") == 0
-    assert "such as 'Go to 5" not in capsys.readouterr().out, "seed 0 is that of the log: the same goals, the same texts"
+    assert "such as 'Go to 5" not in capsys.readouterr().out, (
+        "seed 0 is that of the log: the same goals, the same texts"
+    )
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert rows[0]["text"] == "template"
     card = json.loads((tmp_path / "run/run.json").read_text())
     assert card["dataset"]["observation_parts"] == [["goal", 1], ["pos", 2]]
     assert sorted(card["tasks"]) == sorted(
-        {each.task for each in load(minari_id="mine/reach-v0", text="template", task="Go to {goal}.").episodes}
+        {
+            each.task
+            for each in load(
+                minari_id="mine/reach-v0", text="template", task="Go to {goal}."
+            ).episodes
+        }
     )

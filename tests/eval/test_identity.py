@@ -27,7 +27,9 @@ def test_options_at_their_defaults_are_left_out_and_those_that_refer_to_others()
 
 
 def test_seeds_places_and_the_log_are_no_part_of_it():
-    same = run_config(seed=3, run="runs/other", name="mine", device="cpu", cache_dir="/x", fresh=True)
+    same = run_config(
+        seed=3, run="runs/other", name="mine", device="cpu", cache_dir="/x", fresh=True
+    )
     same["log"]["every"] = 7
     assert options_of(same) == PLAIN
 
@@ -35,9 +37,14 @@ def test_seeds_places_and_the_log_are_no_part_of_it():
 def test_a_choice_is_named_by_what_was_built():
     """nano and tiny are one callable of other sizes."""
     tiny = choice("backbone", "tiny")
-    assert options_of(run_config(backbone=tiny | {"layers": 5})) == PLAIN | {"backbone": "tiny", "backbone.layers": 5}
+    assert options_of(run_config(backbone=tiny | {"layers": 5})) == PLAIN | {
+        "backbone": "tiny",
+        "backbone.layers": 5,
+    }
     wide = choice("backbone", "nano", width=256, inner=1408, layers=4)
-    assert options_of(run_config(backbone=wide))["backbone"] == "tiny", "the same numbers are the same backbone"
+    assert options_of(run_config(backbone=wide))["backbone"] == "tiny", (
+        "the same numbers are the same backbone"
+    )
     assert options_of(run_config(backbone=wide, name="nano"))["backbone.width"] == 256
     own = options_of(run_config(backbone={"_target_": "mylab.Llama", "layers": 2}))
     assert own == PLAIN | {"backbone": "mylab.Llama", "backbone.layers": 2}
@@ -45,4 +52,6 @@ def test_a_choice_is_named_by_what_was_built():
 
 def test_an_environment_is_named_where_it_is_not_that_of_the_data():
     assert options_of(run_config(env={"_target_": "none"})) == PLAIN | {"env": "none"}
-    assert options_of(run_config(env=choice("env", "synthetic", goal="south"))) == PLAIN | {"env.goal": "south"}
+    assert options_of(run_config(env=choice("env", "synthetic", goal="south"))) == PLAIN | {
+        "env.goal": "south"
+    }

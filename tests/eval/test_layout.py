@@ -46,7 +46,9 @@ def test_a_layout_that_fits_passes(data, env):
     ],
 )
 def test_another_layout_is_refused_with_both(data, env):
-    with pytest.raises(ValueError, match="runs/a: the data's observations are laid out as ") as error:
+    with pytest.raises(
+        ValueError, match="runs/a: the data's observations are laid out as "
+    ) as error:
         check_layout(data, an_env(*env), "runs/a")
     for parts in (data, env):
         assert ", ".join(f"{name} {size}" for name, size in parts) in str(error.value)
@@ -55,7 +57,11 @@ def test_another_layout_is_refused_with_both(data, env):
 @pytest.mark.parametrize("data", [None, [], [["observation", 3]]])
 def test_data_without_names_get_a_note(data):
     note = check_layout(data, an_env(*GOAL_POS), "runs/a")
-    assert note.startswith("runs/a: ") and "goal 1, pos 2" in note and "from_episodes(..., observation_parts=" in note
+    assert (
+        note.startswith("runs/a: ")
+        and "goal 1, pos 2" in note
+        and "from_episodes(..., observation_parts=" in note
+    )
     assert "\n" not in note
 
 
@@ -69,7 +75,10 @@ def discrete_env(num_actions):
 
 
 def test_indices_written_as_floats_are_named_with_their_remedy():
-    with pytest.raises(ValueError, match="the environment has 2 discrete ones; .*whole numbers.* dataset.num_actions=2"):
+    with pytest.raises(
+        ValueError,
+        match="the environment has 2 discrete ones; .*whole numbers.* dataset.num_actions=2",
+    ):
         check_actions(CONTINUOUS, discrete_env(2), "runs/a")
 
 
@@ -83,7 +92,9 @@ def test_indices_written_as_floats_are_named_with_their_remedy():
     ],
 )
 def test_other_continuous_actions_are_refused_without_it(changed):
-    with pytest.raises(ValueError, match="trained on continuous actions, the environment has 2 discrete ones") as error:
+    with pytest.raises(
+        ValueError, match="trained on continuous actions, the environment has 2 discrete ones"
+    ) as error:
         check_actions(replace(CONTINUOUS, **changed), discrete_env(2), "runs/a")
     assert "num_actions" not in str(error.value)
 
@@ -93,7 +104,9 @@ def test_equal_numbers_of_actions_pass():
     check_actions(CONTINUOUS, discrete_env(None), "runs/a")
 
 
-@pytest.mark.parametrize(("data", "env"), [([3, 2], (3, 2)), ([3, 2], ()), (None, (6,)), (None, ())])
+@pytest.mark.parametrize(
+    ("data", "env"), [([3, 2], (3, 2)), ([3, 2], ()), (None, (6,)), (None, ())]
+)
 def test_parts_of_an_action_that_fit_pass(data, env):
     world = discrete_env(6)
     world.action_parts = env
@@ -113,4 +126,7 @@ def test_data_without_parts_of_an_action_get_a_note():
     world = discrete_env(6)
     world.action_parts = (3, 2)
     note = check_layout(None, world, "runs/a")
-    assert "np.ravel_multi_index(parts, [3, 2])" in note and "from_episodes(..., action_parts=[3, 2])" in note
+    assert (
+        "np.ravel_multi_index(parts, [3, 2])" in note
+        and "from_episodes(..., action_parts=[3, 2])" in note
+    )

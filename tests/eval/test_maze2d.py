@@ -18,20 +18,33 @@ def returns(value):
 @pytest.mark.parametrize("maze, dense", REFERENCE)
 def test_maze2d_scores_0_and_100_at_its_references(maze, dense):
     random, expert = REFERENCE[maze, dense]
-    scores = Maze2D(1, maze=maze, dense=dense).score([returns(random), returns(expert), returns((random + expert) / 2)])
+    scores = Maze2D(1, maze=maze, dense=dense).score(
+        [returns(random), returns(expert), returns((random + expert) / 2)]
+    )
     np.testing.assert_allclose(scores, [0, 100, 50], atol=1e-4)
 
 
 def test_d4rls_references_are_the_published_ones():
-    assert Maze2D(1, maze="umaze").score([returns(300.0)])[0] == pytest.approx(100 * (300 - 23.85) / (161.86 - 23.85))
-    assert REFERENCE["medium", False] == (13.13, 277.39) and REFERENCE["large", False] == (6.7, 273.99)
+    assert Maze2D(1, maze="umaze").score([returns(300.0)])[0] == pytest.approx(
+        100 * (300 - 23.85) / (161.86 - 23.85)
+    )
+    assert REFERENCE["medium", False] == (13.13, 277.39) and REFERENCE["large", False] == (
+        6.7,
+        273.99,
+    )
 
 
 def test_a_maze_rewards_the_new_position_until_its_horizon():
     env = Maze2D(2, maze="umaze")
     starts = env.reset(0)
-    assert starts.shape == (2, 4) and env.horizon == 300 and env.tasks == ["", ""] and env.protocol == "standard"
-    env.states = np.array([[1.0, 1.52, 0, -4.0], [1.0, 1.48, 0, 4.0]])  # into the goal's disc, and out of it
+    assert (
+        starts.shape == (2, 4)
+        and env.horizon == 300
+        and env.tasks == ["", ""]
+        and env.protocol == "standard"
+    )
+    # into the goal's disc, and out of it
+    env.states = np.array([[1.0, 1.52, 0, -4.0], [1.0, 1.48, 0, 4.0]])
     after, rewards, ended, truncated = env.step(np.zeros((2, 2)))
     assert rewards.tolist() == [1, 0] and after[0, 1] < 1.5 < after[1, 1]
     for _ in range(298):
@@ -50,7 +63,10 @@ def test_a_dense_maze_rewards_by_distance():
 
 def test_scripted_players_have_their_known_scores():
     env = Maze2D(60, maze="umaze")
-    found = {name: env.score(rollout(begin, env, seed=0)).mean() for name, begin in env.baselines(0).items()}
+    found = {
+        name: env.score(rollout(begin, env, seed=0)).mean()
+        for name, begin in env.baselines(0).items()
+    }
     assert 130 < found["planner"] < 160, "149 over 200 episodes"
     assert -13 < found["random"] < 13, "-1 over 300"
 
@@ -64,17 +80,27 @@ def test_the_text_may_name_another_goal_than_the_rewarded_one():
     assert "row 1, column 1" in Maze2D(1, maze="umaze", text="goal").tasks[0]
     assert Maze2D(1, maze="umaze", text="shuffled").protocol == "goal-text"
     constant = Maze2D(1, maze="umaze", text="constant")
-    assert constant.protocol == "standard" and "row" not in constant.tasks[0] and "umaze" in constant.tasks[0]
+    assert (
+        constant.protocol == "standard"
+        and "row" not in constant.tasks[0]
+        and "umaze" in constant.tasks[0]
+    )
 
 
 @pytest.mark.parametrize("cell", ["2,1", "9,9", "-2,1", "1", "1,2,3", "one,two"])
 def test_a_goal_that_is_no_free_cell_is_refused(cell):
-    with pytest.raises(ValueError, match=f"env.instructed_goal: expected free cells .* 1,1 1,2 1,3 2,3 3,1 .*got '{cell}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"env.instructed_goal: expected free cells .* 1,1 1,2 1,3 2,3 3,1 .*got '{cell}'",
+    ):
         Maze2D(1, maze="umaze", text="goal", instructed_goal=cell)
 
 
 def test_an_instructed_goal_needs_a_text():
-    with pytest.raises(ValueError, match="env.instructed_goal: needs text=goal, so that the text names it; got text=none"):
+    with pytest.raises(
+        ValueError,
+        match="env.instructed_goal: needs text=goal, so that the text names it; got text=none",
+    ):
         Maze2D(1, maze="umaze", instructed_goal="3,1")
 
 
@@ -101,7 +127,11 @@ def test_reaching_and_keeping_the_goal_are_measured():
         zeros = np.zeros((299, 2), np.float32)
         return Episode(rows[:-1], zeros, zeros[:, 0], final_observation=rows[-1], task=env.tasks[0])
 
-    episodes = [walk((far, 100), (near, 200)), walk((there, 200), (far, 51), (there, 49)), walk((far, 300))]
+    episodes = [
+        walk((far, 100), (near, 200)),
+        walk((there, 200), (far, 51), (there, 49)),
+        walk((far, 300)),
+    ]
     shares = {name: env.metrics(episodes)[name] for name in ("reached", "stayed")}
     assert shares == {"reached": pytest.approx(2 / 3), "stayed": pytest.approx(1 / 3)}
 
@@ -110,7 +140,10 @@ def test_steps_after_the_first_touch_count_where_the_score_is_latched():
     """Touches from step 1 and from step 3 of 4, and none: 3, 1 and 0 steps instead of 2, 1 and 0."""
     episodes = [episode([0, 1, 0, 1]), episode([0, 0, 0, 1]), episode([0, 0, 0, 0])]
     latched = 100 * (4 / 3 - 23.85) / (161.86 - 23.85)
-    assert Maze2D(3, maze="umaze").metrics(episodes) == {"latched_return": 4 / 3, "latched_score": pytest.approx(latched)}
+    assert Maze2D(3, maze="umaze").metrics(episodes) == {
+        "latched_return": 4 / 3,
+        "latched_score": pytest.approx(latched),
+    }
     assert Maze2D(3, maze="umaze", dense=True).metrics(episodes) == {}
 
 
@@ -127,39 +160,70 @@ def test_a_random_goal_is_rewarded_and_named_by_its_text():
     assert (env.goals != first).any()
     env.reset(0)
     assert env.tasks == tasks
-    found = {name: env.score(rollout(begin, env, seed=0)).mean() for name, begin in env.baselines(0).items()}
+    found = {
+        name: env.score(rollout(begin, env, seed=0)).mean()
+        for name, begin in env.baselines(0).items()
+    }
     assert found["planner"] > 130 > 20 > found["random"]
 
 
 @pytest.mark.parametrize("options", [{}, {"text": "goal", "instructed_goal": "3,1"}])
 def test_a_random_goal_needs_its_text_alone(options):
-    with pytest.raises(ValueError, match="env.goal=random: needs text=goal and no env.instructed_goal, got text="):
+    with pytest.raises(
+        ValueError, match="env.goal=random: needs text=goal and no env.instructed_goal, got text="
+    ):
         Maze2D(1, maze="umaze", goal="random", **options)
 
 
 def test_paraphrased_texts_name_the_goal_in_trained_or_in_held_out_frames():
     trained = Maze2D(62, maze="umaze", text="paraphrased")
-    assert trained.protocol == "goal-text" and len(set(trained.tasks)) == 60 and trained.tasks[60:] == trained.tasks[:2]
-    assert trained.tasks[:2] == [task_text("umaze", (1, 1)), "Maze2D umaze. Go to row one, column one."]
+    assert (
+        trained.protocol == "goal-text"
+        and len(set(trained.tasks)) == 60
+        and trained.tasks[60:] == trained.tasks[:2]
+    )
+    assert trained.tasks[:2] == [
+        task_text("umaze", (1, 1)),
+        "Maze2D umaze. Go to row one, column one.",
+    ]
     few = Maze2D(4, maze="umaze", text="paraphrased", frames=2)
     assert few.tasks == trained.tasks[:2] * 2
     held_out = Maze2D(20, maze="umaze", text="paraphrased", wordings="held_out", frames=2)
-    assert held_out.protocol == "goal-text-held-out" and not set(held_out.tasks) & set(trained.tasks)
-    assert [kind for _, kind in held_out.meaning.values()] == ["new_frames"] * 7 + ["contrast"] * 7 + ["unseen_words"] * 6
-    several = Maze2D(4, maze="umaze", text="paraphrased", instructed_goal="1,3; 3,1", wordings="held_out")
+    assert held_out.protocol == "goal-text-held-out" and not set(held_out.tasks) & set(
+        trained.tasks
+    )
+    assert [kind for _, kind in held_out.meaning.values()] == ["new_frames"] * 7 + [
+        "contrast"
+    ] * 7 + ["unseen_words"] * 6
+    several = Maze2D(
+        4, maze="umaze", text="paraphrased", instructed_goal="1,3; 3,1", wordings="held_out"
+    )
     assert several.protocol == "instructed-1-3-3-1-held-out"
-    assert [several.meaning[task][0].tolist() for task in several.tasks] == [[1, 3], [3, 1], [1, 3], [3, 1]]
+    assert [several.meaning[task][0].tolist() for task in several.tasks] == [
+        [1, 3],
+        [3, 1],
+        [1, 3],
+        [3, 1],
+    ]
     assert Maze2D(1, maze="umaze", text="goal", instructed_goal="all").protocol == "instructed-all"
     for options, message in (
-        ({"text": "goal", "wordings": "held_out"}, "env.wordings=held_out: needs text=paraphrased, got text=goal"),
-        ({"text": "paraphrased", "wordings": "new"}, "env.wordings: expected one of trained, held_out, got 'new'"),
+        (
+            {"text": "goal", "wordings": "held_out"},
+            "env.wordings=held_out: needs text=paraphrased, got text=goal",
+        ),
+        (
+            {"text": "paraphrased", "wordings": "new"},
+            "env.wordings: expected one of trained, held_out, got 'new'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             Maze2D(1, maze="umaze", **options)
 
 
 def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
-    env = Maze2D(40, maze="umaze", text="paraphrased", instructed_goal="1,3;3,1", wordings="held_out")
+    env = Maze2D(
+        40, maze="umaze", text="paraphrased", instructed_goal="1,3;3,1", wordings="held_out"
+    )
     rows = [0, 1, 14, 39]  # 1,3 and 3,1 in a new frame; 1,3 in a contrast; 3,1 in unseen words
     ends = [(1.0, 3.0), (1.0, 1.0), (1.0, 3.1), (3.0, 1.4)]
     zeros = np.zeros((299, 2), np.float32)
@@ -170,10 +234,21 @@ def test_metrics_by_kind_of_frame_by_goal_and_by_the_cell_at_the_end():
 
     found = env.metrics([at(end, env.tasks[row]) for row, end in zip(rows, ends, strict=True)])
     assert {key: value for key, value in found.items() if not key.startswith("latched")} == {
-        "reached": 0.75, "stayed": 0.75,
-        "by_kind": {"contrast": {"reached": 1, "stayed": 1}, "new_frames": {"reached": 0.5, "stayed": 0.5},
-                    "unseen_words": {"reached": 1, "stayed": 1}},
+        "reached": 0.75,
+        "stayed": 0.75,
+        "by_kind": {
+            "contrast": {"reached": 1, "stayed": 1},
+            "new_frames": {"reached": 0.5, "stayed": 0.5},
+            "unseen_words": {"reached": 1, "stayed": 1},
+        },
         "by_goal": {"1,3": {"reached": 1, "stayed": 1}, "3,1": {"reached": 0.5, "stayed": 0.5}},
-        "final_cell": {"rows": ["1,3", "3,1"], "columns": ["1,1", "1,3", "3,1"], "shares": [[0, 1, 0], [0.5, 0, 0.5]]},
-    }  # fmt: skip
-    assert draw_tables({"title": found["final_cell"]}).axes[0].images[0].get_array().tolist() == [[0, 1, 0], [0.5, 0, 0.5]]
+        "final_cell": {
+            "rows": ["1,3", "3,1"],
+            "columns": ["1,1", "1,3", "3,1"],
+            "shares": [[0, 1, 0], [0.5, 0, 0.5]],
+        },
+    }
+    assert draw_tables({"title": found["final_cell"]}).axes[0].images[0].get_array().tolist() == [
+        [0, 1, 0],
+        [0.5, 0, 0.5],
+    ]

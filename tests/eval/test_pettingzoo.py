@@ -1,4 +1,6 @@
-"""PettingZoo environments: equal to our own simple_spread, several teams and roles, masks, agents that leave, and the command line."""
+"""PettingZoo environments: equal to our own simple_spread, several teams and roles, masks, agents
+that leave, and the command line.
+"""
 
 import json
 
@@ -21,8 +23,9 @@ pytestmark = pytest.mark.slow
 
 
 class Island:
-    """Fishers and a thief, all over after step 3. fisher_1 is only there if the seed is even, and terminates in step 1; action 1 is
-    forbidden to fishers. A fisher gets its action, and 10 in the step after the thief (two actions, from 5 on) took 6."""
+    """Fishers and a thief, all over after step 3. fisher_1 is only there if the seed is even, and
+    terminates in step 1; action 1 is forbidden to fishers. A fisher gets its action, and 10 in the
+    step after the thief (two actions, from 5 on) took 6."""
 
     possible_agents = ["fisher_0", "fisher_1", "thief_0"]
 
@@ -31,23 +34,39 @@ class Island:
 
     def observation_space(self, agent):
         numbers = Box(-np.inf, np.inf, (2 + agent.startswith("thief"),))
-        return numbers if agent == "thief_0" else Dict({"observation": numbers, "action_mask": Box(0, 1, (3,))})
+        return (
+            numbers
+            if agent == "thief_0"
+            else Dict({"observation": numbers, "action_mask": Box(0, 1, (3,))})
+        )
 
     def action_space(self, agent):
         return Discrete(2, start=5) if agent == "thief_0" else Discrete(3)
 
     def reset(self, seed=None):
         self.t, self.seed, self.stolen = 0, seed, 0
-        self.agents = [agent for agent in self.possible_agents if agent != "fisher_1" or seed % 2 == 0]
+        self.agents = [
+            agent for agent in self.possible_agents if agent != "fisher_1" or seed % 2 == 0
+        ]
         return self.seen(), {agent: {} for agent in self.agents}
 
     def seen(self):
-        fisher = {"observation": np.array([self.t, self.stolen], np.float32), "action_mask": np.array([1, 0, 1], np.int8)}
-        return {agent: np.full(3, self.t, np.float32) if agent == "thief_0" else fisher for agent in self.agents}
+        fisher = {
+            "observation": np.array([self.t, self.stolen], np.float32),
+            "action_mask": np.array([1, 0, 1], np.int8),
+        }
+        return {
+            agent: np.full(3, self.t, np.float32) if agent == "thief_0" else fisher
+            for agent in self.agents
+        }
 
     def step(self, actions):
-        assert actions.keys() == set(self.agents) and all(self.action_space(a).contains(x) for a, x in actions.items())
-        rewards = {a: 0.0 if a == "thief_0" else actions[a] + 10.0 * self.stolen for a in self.agents}
+        assert actions.keys() == set(self.agents) and all(
+            self.action_space(a).contains(x) for a, x in actions.items()
+        )
+        rewards = {
+            a: 0.0 if a == "thief_0" else actions[a] + 10.0 * self.stolen for a in self.agents
+        }
         self.stolen = int(actions["thief_0"] == 6)
         self.t += 1
         terminated = {a: a == "fisher_1" and self.t == 2 for a in self.agents}
@@ -97,31 +116,60 @@ def test_simple_spread_equals_our_own(tmp_path, from_zero):
     from mpe2 import simple_spread_v3
 
     blocks = [["own", 4, 1], ["landmark", 2, 3], ["agent", 2, 2], ["", 2, 2]]
-    log = collect(simple_spread_v3.parallel_env(N=3), lambda seen, infos: dict.fromkeys(seen, 0), episodes=1,
-                  types={"agent": {"num_actions": 5, "observations": {"18": blocks}}})  # fmt: skip
+    log = collect(
+        simple_spread_v3.parallel_env(N=3),
+        lambda seen, infos: dict.fromkeys(seen, 0),
+        episodes=1,
+        types={"agent": {"num_actions": 5, "observations": {"18": blocks}}},
+    )
     write(tmp_path / "log", log)
-    ours, theirs = SpreadTeams(4), PettingZooTeams(4, id="mpe2.simple_spread_v3", path=str(tmp_path / "log"))
-    assert theirs.entity_schema == ours.entity_schema and (theirs.groups == ours.groups).all() and theirs.horizon == 25
+    ours, theirs = (
+        SpreadTeams(4),
+        PettingZooTeams(4, id="mpe2.simple_spread_v3", path=str(tmp_path / "log")),
+    )
+    assert (
+        theirs.entity_schema == ours.entity_schema
+        and (theirs.groups == ours.groups).all()
+        and theirs.horizon == 25
+    )
     assert (ours.reset(0) == theirs.reset(0)).all()
     teacher = Teacher(ours.world, 0, np.random.default_rng(0))
     for _ in range(25):
         actions = teacher.act(ours.world).reshape(12, 1)
-        (a, gains, *over), (b, theirs_gains, *theirs_over) = ours.step(actions), theirs.step(actions)
+        (a, gains, *over), (b, theirs_gains, *theirs_over) = (
+            ours.step(actions),
+            theirs.step(actions),
+        )
         assert (a == b).all() and np.array_equal(over, theirs_over)
         np.testing.assert_allclose(gains, theirs_gains, rtol=1e-12)
     np.testing.assert_allclose(theirs.world_outcomes()["team_return"], ours.returns, rtol=1e-12)
 
 
 def test_agents_leave_and_the_team_return_goes_on_by_hand():
-    """Copy 0 has two fishers until step 1, copy 1 has one; both take 2, and 10 more after each theft."""
-    env = PettingZooTeams(2, **OPTIONS, partners={1: f"{ISLAND}.steal"}, reference=[0, 50], text="informative")
+    """Copy 0 has two fishers until step 1, copy 1 has one; both take 2, and 10 more after each
+    theft.
+    """
+    env = PettingZooTeams(
+        2, **OPTIONS, partners={1: f"{ISLAND}.steal"}, reference=[0, 50], text="informative"
+    )
     player = Always(2)
     episodes = rollout(lambda tasks: player, env, seed=0)
     assert [e.rewards.tolist() for e in episodes] == [[2, 12, 6, 6], [2, 12], [2, 12, 12, 12]]
-    assert [(e.group, e.terminated, e.truncated) for e in episodes] == [(0, False, True), (0, True, False), (1, False, True)]
+    assert [(e.group, e.terminated, e.truncated) for e in episodes] == [
+        (0, False, True),
+        (0, True, False),
+        (1, False, True),
+    ]
     assert player.masks.tolist() == [[True, False, True]] * 2 and env.num_actions == 3
-    assert [e.observations[-1].tolist() for e in episodes] == [[3, 1, 1, 0], [1, 1, 1, 0], [3, 1, 1, 0]]
-    assert env.tasks[0].endswith("A team of 2. At most 4 steps. Role: fisher.") and ". Alone. " in env.tasks[2]
+    assert [e.observations[-1].tolist() for e in episodes] == [
+        [3, 1, 1, 0],
+        [1, 1, 1, 0],
+        [3, 1, 1, 0],
+    ]
+    assert (
+        env.tasks[0].endswith("A team of 2. At most 4 steps. Role: fisher.")
+        and ". Alone. " in env.tasks[2]
+    )
     assert env.conditions("joint", False) == {"joint, 1 tests.eval.test_pettingzoo.steal": [0, 2]}
     assert env.score(episodes[::2]).tolist() == [52, 76] and env.unit == ""
     assert env.metrics(episodes[::2]) == {"return": 32.0, "agents": 1.5, "steps": 4.0}
@@ -131,18 +179,28 @@ def test_own_rewards_and_a_partner_in_the_own_team():
     env = PettingZooTeams(1, **OPTIONS | {"teams": {}}, partners={"thief": "noop"}, returns="own")
     episodes = rollout(lambda tasks: Always(2), env, seed=0)
     assert [e.rewards.tolist() for e in episodes] == [[2, 2, 2, 2], [2, 2]]
-    assert env.score(episodes[:1]) == pytest.approx((4 + 4 + 2 + 2) / 3) and env.unit == "team return"
+    assert (
+        env.score(episodes[:1]) == pytest.approx((4 + 4 + 2 + 2) / 3) and env.unit == "team return"
+    )
 
 
 def test_the_environment_of_a_log_gives_its_episodes(tmp_path, from_zero):
     fixed = lambda seen, infos: {agent: 5 if agent == "thief_0" else 2 for agent in seen}  # noqa: E731
     write(tmp_path / "log", collect(Island(), fixed, episodes=2, teams={"thief": 1}, task="Fish."))
     log = load(path=str(tmp_path / "log"), text="informative")
-    env = PettingZooTeams(2, id=ISLAND, path=str(tmp_path / "log"), partners={"thief": "noop"}, text="informative")
+    env = PettingZooTeams(
+        2, id=ISLAND, path=str(tmp_path / "log"), partners={"thief": "noop"}, text="informative"
+    )
     episodes = rollout(lambda tasks: Always(2), env, seed=0)
     for ours, logged in zip(episodes, log.episodes, strict=True):
-        assert (ours.observations == logged.observations).all() and ours.rewards.tolist() == logged.rewards.tolist()
-        assert (ours.terminated, ours.task, ours.group) == (logged.terminated, logged.task, logged.group)
+        assert (
+            ours.observations == logged.observations
+        ).all() and ours.rewards.tolist() == logged.rewards.tolist()
+        assert (ours.terminated, ours.task, ours.group) == (
+            logged.terminated,
+            logged.task,
+            logged.group,
+        )
     assert env.entity_schema == log.spec.entity_schema and env.horizon == log.spec.horizon
     thief = PettingZooTeams(2, id=ISLAND, path=str(tmp_path / "log"), team=1)
     logged = list(source(collect(Island(), fixed, episodes=2, teams={"thief": 1}), team=1).episodes)
@@ -163,22 +221,38 @@ def test_predators_act_and_the_prey_is_random(continuous):
     first, again = (rollout(env.baselines(0)["random"], env, seed=3) for _ in range(2))
     assert [e.observations.tolist() for e in first] == [e.observations.tolist() for e in again]
     assert {e.observations.shape for e in first} == {(5, 18)} and all(e.truncated for e in first)
-    assert (first[0].observations[:, 16:] == [1, 0]).all() and first[0].actions.shape[1] == (5 if continuous else 1)
+    assert (first[0].observations[:, 16:] == [1, 0]).all() and first[0].actions.shape[1] == (
+        5 if continuous else 1
+    )
     actions = np.concatenate([e.actions for e in first])
-    assert (actions.min() >= 0 and actions.max() <= 1) if continuous else len(np.unique(actions)) == 5
+    assert (
+        (actions.min() >= 0 and actions.max() <= 1) if continuous else len(np.unique(actions)) == 5
+    )
     prey = PettingZooTeams(2, **options, horizon=25, team=1)
     assert prey.groups.tolist() == [0, 1] and prey.entity_schema == (("own", 14 + 2, 1),)
 
 
 def test_a_policy_acts_while_members_of_its_team_leave():
     env = PettingZooTeams(4, **OPTIONS)
-    spec = source(collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=2,
-                          teams={"thief": 1})).spec  # fmt: skip
+    spec = source(
+        collect(
+            Island(),
+            lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen},
+            episodes=2,
+            teams={"thief": 1},
+        )
+    ).spec
     for execution in ("per_agent", "joint"):
-        policy = Policy(make_model(spec, head="discrete", execution=execution), 6, 3, 3.0, execution=execution)
-        episodes = rollout(lambda tasks, p=policy: p.begin(tasks, 4, groups=env.groups), env, seed=0)
+        policy = Policy(
+            make_model(spec, head="discrete", execution=execution), 6, 3, 3.0, execution=execution
+        )
+        episodes = rollout(
+            lambda tasks, p=policy: p.begin(tasks, 4, groups=env.groups), env, seed=0
+        )
         assert [len(e.rewards) for e in episodes] == [4, 2, 4, 4, 2, 4]
-        assert not np.isin(1, np.concatenate([e.actions for e in episodes])), "action 1 is forbidden"
+        assert not np.isin(1, np.concatenate([e.actions for e in episodes])), (
+            "action 1 is forbidden"
+        )
 
 
 def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
@@ -186,27 +260,60 @@ def test_a_log_is_trained_on_and_evaluated_in_its_environment(tmp_path):
 
     env = simple_tag_v3.parallel_env(max_cycles=6)
     random = lambda seen, infos: {agent: env.action_space(agent).sample() for agent in seen}  # noqa: E731
-    write(tmp_path / "log", collect(env, random, episodes=20, teams={"agent": 1}, task="Catch the prey"))
-    words = ("dataset=team", f"dataset.path={tmp_path}/log", "env=pettingzoo", "env.id=mpe2.simple_tag_v3", "text=informative", "head=discrete",
-             "+env.arguments={max_cycles:6}", "+env.partners={agent:noop}", "window=3", "optim.batch_size=8", "steps=2", "optim.precision=no", "device=cpu",
-             "data.held_out=0.2", "log.tracker=none", f"cache_dir={tmp_path}/data")  # fmt: skip
+    write(
+        tmp_path / "log",
+        collect(env, random, episodes=20, teams={"agent": 1}, task="Catch the prey"),
+    )
+    words = (
+        "dataset=team",
+        f"dataset.path={tmp_path}/log",
+        "env=pettingzoo",
+        "env.id=mpe2.simple_tag_v3",
+        "text=informative",
+        "head=discrete",
+        "+env.arguments={max_cycles:6}",
+        "+env.partners={agent:noop}",
+        "window=3",
+        "optim.batch_size=8",
+        "steps=2",
+        "optim.precision=no",
+        "device=cpu",
+        "data.held_out=0.2",
+        "log.tracker=none",
+        f"cache_dir={tmp_path}/data",
+    )
     assert command("train", *words, *NANO, f"run={tmp_path}/run") == 0
     for more in ((), ("+env.reference=[-10,30]",)):
-        assert command("evaluate", f"run={tmp_path}/run", f"out={tmp_path}", "episodes=3", "report=false", *more) == 0
+        assert (
+            command(
+                "evaluate",
+                f"run={tmp_path}/run",
+                f"out={tmp_path}",
+                "episodes=3",
+                "report=false",
+                *more,
+            )
+            == 0
+        )
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(r["policy"], r["protocol"], r["n"], r["agents"], r["steps"]) for r in rows] == [
-        ("nano", "per agent, agent noop", 3, 3, 6), ("random", "per agent, agent noop", 3, 3, 6),
-    ] * 2  # fmt: skip
+        ("nano", "per agent, agent noop", 3, 3, 6),
+        ("random", "per agent, agent noop", 3, 3, 6),
+    ] * 2
     assert rows[0]["score"] == pytest.approx(rows[0]["return"], abs=1e-3)
     assert rows[2]["score"] == pytest.approx(100 * (rows[2]["return"] + 10) / 40, abs=1e-3)
 
 
 def test_groups_of_a_log_are_played_in_turn():
     acts = {
-        name: lambda seen, infos, x=x: {a: 5 if a == "thief_0" else x for a in seen} for name, x in (("calm", 0), ("wild", 2))
+        name: lambda seen, infos, x=x: {a: 5 if a == "thief_0" else x for a in seen}
+        for name, x in (("calm", 0), ("wild", 2))
     }
     log = collect(Island(), acts, episodes=3)
-    assert log.meta["behaviours"] == ["calm", "wild"] and log.agents["behaviour"].tolist() == (log.agents["group"] % 2).tolist()
+    assert (
+        log.meta["behaviours"] == ["calm", "wild"]
+        and log.agents["behaviour"].tolist() == (log.agents["group"] % 2).tolist()
+    )
     fishers = log.agents["agent"] < 2
     assert (log.agents["action"][fishers] == 2 * (log.agents["group"][fishers] % 2)).all()
 
@@ -215,7 +322,9 @@ def test_a_world_is_won_by_return():
     """Fishers have (2 + 12 + 6 + 6) = 26 and 2 + 12 + 12 + 12 = 38, see above, the thief nothing."""
     for team, won in ((0, [0, 100]), (1, [100, 0])):
         partners = {0: f"{ISLAND}.fish", 1: f"{ISLAND}.steal"}
-        env = PettingZooTeams(2, **OPTIONS, team=team, partners={1 - team: partners[1 - team]}, winner=[0, 30])
+        env = PettingZooTeams(
+            2, **OPTIONS, team=team, partners={1 - team: partners[1 - team]}, winner=[0, 30]
+        )
         episodes = rollout(lambda tasks, action=2 - team: Always(action), env, seed=0)
         _, members = env.conditions("per_agent", False).popitem()
         worlds = [episodes[i] for i in members]
@@ -230,46 +339,87 @@ def island_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("island")
     rng = np.random.default_rng(0)
     random = lambda seen, infos: {a: int(rng.integers(5, 7)) if a == "thief_0" else 2 for a in seen}  # noqa: E731
-    types = {"fisher": {"num_actions": 3, "observations": {"2": [["own", 2, 1]]}},
-             "thief": {"num_actions": 2, "observations": {"3": [["own", 2, 1], ["", 1, 1]]}}}  # fmt: skip
+    types = {
+        "fisher": {"num_actions": 3, "observations": {"2": [["own", 2, 1]]}},
+        "thief": {"num_actions": 2, "observations": {"3": [["own", 2, 1], ["", 1, 1]]}},
+    }
     write(folder / "log", collect(Island(), random, episodes=8, teams={"thief": 1}, types=types))
     part = "{{dataset:team,path:{}/log,team:{},env:{{env:pettingzoo,id:{}}}}}"
-    parts = ",".join(f"{label}:{part.format(folder, team, ISLAND)}" for team, label in enumerate(("fish", "steal")))
-    assert command("train", "dataset=mixture", f"dataset.parts={{{parts}}}", "text=informative", "head=discrete", "window=2", "steps=20", "device=cpu",
-                   "optim.batch_size=8", "optim.precision=no", "log.tracker=none", f"cache_dir={folder}/data", *NANO, f"run={folder}/run") == 0  # fmt: skip
+    parts = ",".join(
+        f"{label}:{part.format(folder, team, ISLAND)}"
+        for team, label in enumerate(("fish", "steal"))
+    )
+    assert (
+        command(
+            "train",
+            "dataset=mixture",
+            f"dataset.parts={{{parts}}}",
+            "text=informative",
+            "head=discrete",
+            "window=2",
+            "steps=20",
+            "device=cpu",
+            "optim.batch_size=8",
+            "optim.precision=no",
+            "log.tracker=none",
+            f"cache_dir={folder}/data",
+            *NANO,
+            f"run={folder}/run",
+        )
+        == 0
+    )
     return folder / "run"
 
 
 def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
-    """The same pairing from either side: the run beside scripted fishers, and as the thief that they meet."""
+    """The same pairing from either side: the run beside scripted fishers, and as the thief that
+    they meet.
+    """
     policy, config, _ = checkpoint.load(island_run, part="steal")
     thief = build(config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
-    episodes = rollout(lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3)
+    episodes = rollout(
+        lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3
+    )
     node = checkpoint.load(island_run, part="fish")[1]["env"]
     fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
     rollout(lambda tasks: Always(2), fishers, seed=3)
     (rival,) = fishers.rivals
     for i, episode in enumerate(episodes):
         assert (rival.player.observations[i] == episode.observations).all()
-        assert (rival.player.actions[i] == episode.actions).all() and (rival.player.rewards[i, :3] == episode.rewards[:3]).all()
+        assert (rival.player.actions[i] == episode.actions).all() and (
+            rival.player.rewards[i, :3] == episode.rewards[:3]
+        ).all()
     assert (thief.team_returns == fishers.team_returns).all()
     assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
     assert rival.env.tasks[0].endswith("Role: thief.")
     both = build(node | {"partners": {1: str(island_run)}}, 2)
     mine = checkpoint.load(island_run, part="fish")[0]
-    episodes = rollout(lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0)
+    episodes = rollout(
+        lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0
+    )
     assert [len(e.rewards) for e in episodes] == [4, 2, 4]
 
 
 def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
     with pytest.raises(
-        ValueError, match="to play fisher_0, fisher_1, thief_0, got a run that plays fisher_0, fisher_1 or thief_0"
+        ValueError,
+        match="to play fisher_0, fisher_1, thief_0, got a run that plays fisher_0, fisher_1 or thief_0",
     ):
-        PettingZooTeams(1, id="tests.eval.test_pettingzoo", horizon=4, team=1, teams={"x": 1}, partners={0: str(island_run)})
+        PettingZooTeams(
+            1,
+            id="tests.eval.test_pettingzoo",
+            horizon=4,
+            team=1,
+            teams={"x": 1},
+            partners={0: str(island_run)},
+        )
     with pytest.raises(
-        ValueError, match="id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'"
+        ValueError,
+        match="id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'",
     ):
-        PettingZooTeams(1, id="mpe2.simple_tag_v3", horizon=4, teams={"agent": 1}, partners={1: str(island_run)})
+        PettingZooTeams(
+            1, id="mpe2.simple_tag_v3", horizon=4, teams={"agent": 1}, partners={1: str(island_run)}
+        )
     with pytest.raises(FileNotFoundError, match="expected a run directory"):
         PettingZooTeams(1, **OPTIONS, partners={1: f"{tmp_path}/none"})
 
@@ -278,13 +428,25 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
     ("options", "error", "message"),
     [
         ({"id": "no.such.world"}, ImportError, "env.id: cannot import no.such.world"),
-        ({"id": "json"}, ValueError, "env.id: expected the path of a function, but json has no parallel_env"),
+        (
+            {"id": "json"},
+            ValueError,
+            "env.id: expected the path of a function, but json has no parallel_env",
+        ),
         ({"arguments": {"size": 3}}, ValueError, "env.arguments={'size': 3}: "),
         ({"horizon": 0}, ValueError, "env: expected horizon"),
         ({"reference": [3]}, ValueError, "reference=[low,high], got 4 and [3]"),
         ({"reference": [3, 3]}, ValueError, "reference=[low,high], got 4 and [3, 3]"),
-        ({"winner": [0]}, ValueError, "expected winner=[team,return] without reference, got [0] and []"),
-        ({"winner": [0, 1], "reference": [0, 1]}, ValueError, "without reference, got [0, 1] and [0, 1]"),
+        (
+            {"winner": [0]},
+            ValueError,
+            "expected winner=[team,return] without reference, got [0] and []",
+        ),
+        (
+            {"winner": [0, 1], "reference": [0, 1]},
+            ValueError,
+            "without reference, got [0, 1] and [0, 1]",
+        ),
         ({"returns": "sum"}, ValueError, "env.returns: expected one of team, own, mean, got 'sum'"),
         (
             {"partners": {"shark": "noop"}},
@@ -311,16 +473,26 @@ def test_a_wrong_option_is_refused_by_name(options, error, message):
 
 
 def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
-    log = collect(Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=1)
+    log = collect(
+        Island(), lambda seen, infos: {a: 5 if a == "thief_0" else 2 for a in seen}, episodes=1
+    )
     for types, message in (
-        ({"shark": {"num_actions": 3}, "fisher": None}, "type in the log: expected one of thief, shark, got 'fisher'"),
-        ({"fisher": {"num_actions": 4}}, "type fisher: expected num_actions 4 as in the log, got 3"),
+        (
+            {"shark": {"num_actions": 3}, "fisher": None},
+            "type in the log: expected one of thief, shark, got 'fisher'",
+        ),
+        (
+            {"fisher": {"num_actions": 4}},
+            "type fisher: expected num_actions 4 as in the log, got 3",
+        ),
         (
             {"fisher": {"num_actions": 3, "observations": {"5": [["own", 5, 1]]}}},
             "fisher_0: expected an observation of 5 numbers",
         ),
     ):
-        meta = log.meta | {"types": {name: x for name, x in (log.meta["types"] | types).items() if x}}
+        meta = log.meta | {
+            "types": {name: x for name, x in (log.meta["types"] | types).items() if x}
+        }
         write(tmp_path / "log", type(log)(meta, log.steps, log.agents))
         with pytest.raises(ValueError, match=message):
             PettingZooTeams(1, id=ISLAND, path=str(tmp_path / "log"))
@@ -329,5 +501,8 @@ def test_an_environment_that_does_not_fit_its_log_is_refused(tmp_path):
 
 def test_an_agent_that_appears_after_the_start_is_refused():
     env = PettingZooTeams(2, **OPTIONS, arguments={"late": True})
-    with pytest.raises(ValueError, match="expected no agent of the team to appear or return after the start, got fisher_1"):
+    with pytest.raises(
+        ValueError,
+        match="expected no agent of the team to appear or return after the start, got fisher_1",
+    ):
         rollout(lambda tasks: Always(2), env, seed=0)

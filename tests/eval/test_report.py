@@ -16,7 +16,14 @@ from decisionllm.registry import discover
 
 
 def row(score, seed=0, **fields):
-    common = {"dataset": "d", "protocol": "standard", "policy": "p", "text": "none", "target_return": 5.0, "headline": True}
+    common = {
+        "dataset": "d",
+        "protocol": "standard",
+        "policy": "p",
+        "text": "none",
+        "target_return": 5.0,
+        "headline": True,
+    }
     numbers = {
         "seed": seed,
         "run": f"runs/{seed}",
@@ -33,7 +40,9 @@ def row(score, seed=0, **fields):
 def test_an_interval_holds_the_mean_of_coin_tosses():
     tosses = np.arange(400) % 2
     low, high = report.interval(tosses)
-    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.005) and high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.005)
+    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.005) and high == pytest.approx(
+        0.5 + 1.96 * 0.025, abs=0.005
+    )
     assert report.interval(tosses) == (low, high), "it repeats"
     assert report.interval([7.0]) == report.interval([7, 7, 7]) == (7, 7)
 
@@ -46,8 +55,16 @@ def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
 
 def test_rows_of_several_seeds_are_one_result():
     (result,) = report.summarise([row(10, seed=0), row(20, seed=1), row(60, seed=2)])
-    assert (result["score"], result["return"], result["seeds"], result["n"], result["seconds"]) == (30, 60, 3, 30, 9)
-    assert result["iqm"] == 30 and result["low"] == 10 and result["high"] == 60, "over seeds, three are all there are"
+    assert (result["score"], result["return"], result["seeds"], result["n"], result["seconds"]) == (
+        30,
+        60,
+        3,
+        30,
+        9,
+    )
+    assert result["iqm"] == 30 and result["low"] == 10 and result["high"] == 60, (
+        "over seeds, three are all there are"
+    )
     (latched,) = report.summarise([row(10, latched_score=12), row(20, seed=1, latched_score=30)])
     assert (
         latched["latched"] == 21
@@ -68,7 +85,9 @@ def test_rows_that_differ_in_another_key_are_other_results():
         row(6, changed="agents=5"),
     ]
     results = report.summarise(rows)
-    assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], "the table says so"
+    assert [r["protocol"] for r in results if r["score"] == 6] == ["standard, agents=5"], (
+        "the table says so"
+    )
     found = [(r["dataset"], r["score"]) for r in results]
     assert found == [("c", 7), ("d", 20), ("d", 10), ("d", 6), ("d", 5), ("d", 30)], (
         "by dataset, headlines first, the best first"
@@ -91,10 +110,26 @@ def test_the_last_row_about_a_run_is_read(tmp_path):
 
 def test_a_table_has_a_line_for_each_result():
     lines = report.table(
-        report.summarise([row(10), row(20, target_return=None, policy="random"), row(3, headline=False)])
+        report.summarise(
+            [row(10), row(20, target_return=None, policy="random"), row(3, headline=False)]
+        )
     ).splitlines()
     assert len(lines) == 4 and lines[0].split()[:4] == ["dataset", "protocol", "policy", "target"]
-    assert lines[1].split() == ["d", "standard", "random", "-", "20.0", "19.0", "..", "21.0", "40.0", "-", "1", "x", "10"]
+    assert lines[1].split() == [
+        "d",
+        "standard",
+        "random",
+        "-",
+        "20.0",
+        "19.0",
+        "..",
+        "21.0",
+        "40.0",
+        "-",
+        "1",
+        "x",
+        "10",
+    ]
     assert lines[3].endswith("1 x 10  (sweep)")
 
 
@@ -134,7 +169,10 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path):
     assert page.links == [] and not re.search("https?://|url\\(|@import", source)
     for image in page.images:
         kind, _, data = image.partition(";base64,")
-        assert kind == "data:image/png" and Image.open(io.BytesIO(base64.b64decode(data))).size[0] > 100
+        assert (
+            kind == "data:image/png"
+            and Image.open(io.BytesIO(base64.b64decode(data))).size[0] > 100
+        )
     assert len(page.images) == 3, "scores, losses, a rollout"
     for r in rows:
         assert json.dumps(r) in page.text, "as it stands in results.jsonl"
@@ -149,13 +187,21 @@ def test_published_scores_and_units_belong_to_one_dataset(tmp_path):
     assert f"auction: conversionsmaze: {report.NORMALISED}old: score" in text
     assert text.count("published scores") == 1 and "auction: published scores" in text
     labels = {"auction": "conversions", "maze": report.NORMALISED, "old": "score"}
-    panels = report.draw_scores(report.summarise(report.read_rows(tmp_path)), published, labels).axes
+    panels = report.draw_scores(
+        report.summarise(report.read_rows(tmp_path)), published, labels
+    ).axes
     ticks = [[label.get_text() for label in panel.get_yticklabels()] for panel in panels]
-    assert ticks == [["p", "DT, published"], ["p"], ["p"]] and [panel.get_xlabel() for panel in panels] == list(labels.values())
+    assert ticks == [["p", "DT, published"], ["p"], ["p"]] and [
+        panel.get_xlabel() for panel in panels
+    ] == list(labels.values())
 
 
 def test_runs_of_two_learning_rates_are_two_results_of_two_seeds():
-    rows = [row(10 * lr + seed, seed, options={"optim.lr": lr, "data.seed": 0}, env_seed=0) for lr in (1, 2) for seed in (0, 1)]
+    rows = [
+        row(10 * lr + seed, seed, options={"optim.lr": lr, "data.seed": 0}, env_seed=0)
+        for lr in (1, 2)
+        for seed in (0, 1)
+    ]
     results = report.summarise(rows)
     assert [(r["policy"], r["score"], r["seeds"], r["n"]) for r in results] == [
         ("p, optim.lr=2", 20.5, 2, 20),
@@ -165,12 +211,26 @@ def test_runs_of_two_learning_rates_are_two_results_of_two_seeds():
 
 
 def test_an_option_at_its_default_is_named_where_another_result_has_another_value():
-    """The default of optim.lr is 0.0005, that of the width of nano 128; a frozen default has no lora_rank to name."""
-    options = [{"backbone": "nano"}, {"backbone": "nano", "optim.lr": 0.002}, {"backbone": "dt", "backbone.width": 64}]
-    names = report.policy_names([row(i, run=f"runs/{i}", options=each) for i, each in enumerate(options)])
+    """The default of optim.lr is 0.0005, that of the width of nano 128; a frozen default has no
+    lora_rank to name.
+    """
+    options = [
+        {"backbone": "nano"},
+        {"backbone": "nano", "optim.lr": 0.002},
+        {"backbone": "dt", "backbone.width": 64},
+    ]
+    names = report.policy_names(
+        [row(i, run=f"runs/{i}", options=each) for i, each in enumerate(options)]
+    )
     lr, width = TrainConfig({}, {}, {}).optim.lr, discover()["backbone"]["nano"]["width"]
-    assert f"backbone=nano, backbone.width={width}, optim.lr={lr}" in names[0].replace("backbone.layers=3, ", "")
-    assert "optim.lr=0.002" in names[1] and "backbone=dt" in names[2] and "backbone.width=64" in names[2]
+    assert f"backbone=nano, backbone.width={width}, optim.lr={lr}" in names[0].replace(
+        "backbone.layers=3, ", ""
+    )
+    assert (
+        "optim.lr=0.002" in names[1]
+        and "backbone=dt" in names[2]
+        and "backbone.width=64" in names[2]
+    )
     assert "dataset" not in " ".join(names) and "seed" not in " ".join(names)
 
 
@@ -183,7 +243,9 @@ def test_evaluations_with_several_env_seeds_are_kept_and_told_apart(tmp_path):
         row(6, 1, options={}, env_seed=0, n=20),
     )
     rows = report.read_rows(tmp_path)
-    assert [r["score"] for r in rows] == [5, 2, 6], "the last evaluation with the same seed of the environment"
+    assert [r["score"] for r in rows] == [5, 2, 6], (
+        "the last evaluation with the same seed of the environment"
+    )
     found = [(r["policy"], r["score"], r["seeds"], r["n"]) for r in report.summarise(rows)]
     assert found == [("p, env seed 0", 5.5, 2, 40), ("p, env seed 3", 2, 1, 10)]
 
@@ -200,15 +262,23 @@ def test_other_data_and_other_ways_to_act_are_other_results():
 
 
 def test_an_option_that_follows_the_seed_is_part_of_the_seed():
-    """As in dataset.seed='${seed}' init_from='runs/start-${seed}': the data of each seed are its own."""
+    """As in dataset.seed='${seed}' init_from='runs/start-${seed}': the data of each seed are its
+    own.
+    """
     follow = [
-        row(s, s, fingerprint=f"data{s}", options={"dataset.seed": s, "data.seed": 0, "init_from": f"runs/start-{s}"})
+        row(
+            s,
+            s,
+            fingerprint=f"data{s}",
+            options={"dataset.seed": s, "data.seed": 0, "init_from": f"runs/start-{s}"},
+        )
         for s in (0, 1, 12)
     ]
     (result,) = report.summarise(follow)
     assert (result["policy"], result["seeds"]) == ("p", 3)
     grid = [
-        row(10 * d + s, s, fingerprint=f"data{d}", options={"dataset.seed": d}) for s, d in ((0, 0), (1, 1), (0, 1), (1, 0))
+        row(10 * d + s, s, fingerprint=f"data{d}", options={"dataset.seed": d})
+        for s, d in ((0, 0), (1, 1), (0, 1), (1, 0))
     ]
     found = {(r["policy"], r["score"]) for r in report.summarise(grid)}
     assert found == {("p, dataset.seed=0", 0.5), ("p, dataset.seed=1", 10.5)}
@@ -220,12 +290,21 @@ def test_rows_of_an_earlier_version_are_pooled_among_themselves(tmp_path):
     old = [row(10, 0, env_seed=0), row(20, 1, env_seed=0), row(30, 2, run="runs/again")]
     assert [(r["policy"], r["seeds"]) for r in report.summarise(old)] == [("p", 3)]
     new = row(50, 5, options={}, env_seed=0)
-    assert {(r["policy"], r["seeds"]) for r in report.summarise([*old, new])} == {("p, options not recorded", 3), ("p", 1)}
+    assert {(r["policy"], r["seeds"]) for r in report.summarise([*old, new])} == {
+        ("p, options not recorded", 3),
+        ("p", 1),
+    }
     written(tmp_path, *old, row(11, 0, options={}, env_seed=0), row(21, 1, options={}, env_seed=1))
-    assert sorted(r["score"] for r in report.read_rows(tmp_path)) == [11, 20, 21, 30], "evaluated again, with the same env seed"
+    assert sorted(r["score"] for r in report.read_rows(tmp_path)) == [11, 20, 21, 30], (
+        "evaluated again, with the same env seed"
+    )
 
 
 def test_a_long_value_is_cut_and_still_told_from_others():
     parts = [{"rooms": [*range(40)], "exit": i} for i in (1, 2)]
-    one, two = report.policy_names([row(i, run=f"r{i}", options={"env.maps": each}) for i, each in enumerate(parts)])
-    assert one != two and max(len(one), len(two)) < 50 and one.startswith("p, env.maps={'rooms': [0")
+    one, two = report.policy_names(
+        [row(i, run=f"r{i}", options={"env.maps": each}) for i, each in enumerate(parts)]
+    )
+    assert (
+        one != two and max(len(one), len(two)) < 50 and one.startswith("p, env.maps={'rooms': [0")
+    )

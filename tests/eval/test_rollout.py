@@ -13,7 +13,9 @@ from tests.conftest import make_policy
 
 
 class Walk(Env):
-    """Points at 1, 2, 3 and 9 that end at 0 and are truncated above 5; ended ones are at -7 afterwards."""
+    """Points at 1, 2, 3 and 9 that end at 0 and are truncated above 5; ended ones are at -7
+    afterwards.
+    """
 
     tasks = ["a", "b", "c", "d"]
     horizon = 9
@@ -37,7 +39,13 @@ class Down:
         self.calls, self.tasks = [], list(tasks)
 
     def act(self, observations, rewards=None, action_masks=None):
-        self.calls.append((observations[:, 0].tolist(), None if rewards is None else rewards.tolist(), list(self.tasks)))
+        self.calls.append(
+            (
+                observations[:, 0].tolist(),
+                None if rewards is None else rewards.tolist(),
+                list(self.tasks),
+            )
+        )
         return np.full((len(observations), 1), -1.0)
 
     def select(self, rows):
@@ -56,13 +64,21 @@ def test_a_scripted_player_gets_the_return_worked_out_by_hand():
 
 def test_ended_episodes_leave_the_batch():
     env, players, steps = Walk(), [], []
-    rollout(lambda tasks: players.append(Down(tasks)) or players[0], env, seed=0, progress=steps.append)
-    assert players[0].calls == [([1, 2, 3, 9], None, ["a", "b", "c", "d"]), ([1, 2], [-1, -2], ["b", "c"]), ([1], [-1], ["c"])]
+    rollout(
+        lambda tasks: players.append(Down(tasks)) or players[0], env, seed=0, progress=steps.append
+    )
+    assert players[0].calls == [
+        ([1, 2, 3, 9], None, ["a", "b", "c", "d"]),
+        ([1, 2], [-1, -2], ["b", "c"]),
+        ([1], [-1], ["c"]),
+    ]
     assert env.got == [[-1, -1, -1, -1], [0, -1, -1, 0], [0, 0, -1, 0]] and steps == [1, 1, 1]
 
 
 def test_observations_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"env: expected observations of shape \(4, 3\), .* got \(4, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"env: expected observations of shape \(4, 3\), .* got \(4, 1\)"
+    ):
         rollout(Down, Walk(), seed=0, observation_dim=3)
     assert len(rollout(Down, Walk(), seed=0, observation_dim=1)) == 4
 
@@ -91,5 +107,8 @@ def test_a_rollout_repeats_with_its_seed():
     one, again, other = (played(PointEnv(5), seed, begin) for seed in (3, 3, 4))
     assert one == again and one != other
     mazes = [Maze2D(3, maze="umaze") for _ in range(3)]
-    one, again, other = (played(maze, seed, maze.baselines(0)["random"]) for maze, seed in zip(mazes, (3, 3, 4), strict=True))
+    one, again, other = (
+        played(maze, seed, maze.baselines(0)["random"])
+        for maze, seed in zip(mazes, (3, 3, 4), strict=True)
+    )
     assert one == again and one != other

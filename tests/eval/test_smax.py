@@ -24,8 +24,9 @@ KINDS = ("marine", "marauder", "stalker", "zealot", "zergling", "hydralisk")
 
 
 class Duel:
-    """Three allies against two marines, all in range of each other, none of which can walk. A hit takes half a marine; marine e hits ally e, or the first that
-    lives, for 0.6 of it, all at once. Worlds whose seed is odd are out of time after two steps."""
+    """Three allies against two marines, all in range of each other, none of which can walk. A hit
+    takes half a marine; marine e hits ally e, or the first that lives, for 0.6 of it, all at once.
+    Worlds whose seed is odd are out of time after two steps."""
 
     facts = Facts(3, 2, KINDS, (2, 3), (45.0, 125.0, 160.0, 150.0, 35.0, 80.0), "by hand")
     hit = 0.5
@@ -45,7 +46,9 @@ class Duel:
     @property
     def masks(self):
         enemies = np.broadcast_to(self.health[:, None, 3:] > 0, (len(self.odd), 3, 2))
-        return np.concatenate([np.broadcast_to(np.arange(5) == STOP, (len(self.odd), 3, 5)), enemies], -1)
+        return np.concatenate(
+            [np.broadcast_to(np.arange(5) == STOP, (len(self.odd), 3, 5)), enemies], -1
+        )
 
     @property
     def observations(self):
@@ -62,7 +65,11 @@ class Duel:
     def step(self, actions):
         self.time += 1
         self.taken.append(actions)
-        going, before, hits = ~self.over, self.health.copy(), allowed(self.masks, actions) & self.acting
+        going, before, hits = (
+            ~self.over,
+            self.health.copy(),
+            allowed(self.masks, actions) & self.acting,
+        )
         for w in np.flatnonzero(going):
             for i in range(3):
                 if hits[w, i] and actions[w, i] > STOP:
@@ -89,16 +96,24 @@ def duel(monkeypatch):
 @pytest.fixture(scope="module")
 def recorded():
     return read(FIXTURE / "log"), {
-        name: np.array(x) for name, x in json.loads((FIXTURE / "played_again.json").read_text()).items()
+        name: np.array(x)
+        for name, x in json.loads((FIXTURE / "played_again.json").read_text()).items()
     }
 
 
 def test_every_unit_has_the_return_of_its_team(recorded):
     log, world = recorded
     episodes = list(source(log).episodes)
-    own, later = (np.array(x) for x in zip(*((e.rewards.sum(dtype=float), e.return_after_exit) for e in episodes), strict=True))
+    own, later = (
+        np.array(x)
+        for x in zip(
+            *((e.rewards.sum(dtype=float), e.return_after_exit) for e in episodes), strict=True
+        )
+    )
     assert np.abs(own + later - world["returns"][[e.group for e in episodes]]).max() < 1e-5
-    assert later.sum() > 0.3 * (own + later).sum(), "without the rows after a death a third were lost"
+    assert later.sum() > 0.3 * (own + later).sum(), (
+        "without the rows after a death a third were lost"
+    )
 
 
 def test_the_dead_have_no_row_and_the_living_have_one(recorded):
@@ -109,19 +124,32 @@ def test_the_dead_have_no_row_and_the_living_have_one(recorded):
     ended = np.bincount(log.steps["group"])
     assert (length == ended).all()
     for e in episodes:
-        assert len(e.rewards) == world["lives"][e.group, e.agent] and e.start == 0 and e.loss_mask.all()
-        assert e.terminated == (len(e.rewards) < ended[e.group] or e.group in log.steps["group"][log.steps["terminated"]])
+        assert (
+            len(e.rewards) == world["lives"][e.group, e.agent]
+            and e.start == 0
+            and e.loss_mask.all()
+        )
+        assert e.terminated == (
+            len(e.rewards) < ended[e.group]
+            or e.group in log.steps["group"][log.steps["terminated"]]
+        )
 
 
 def test_no_recorded_action_is_forbidden_and_many_are(recorded):
     log, _ = recorded
     masks = log.agents["available"]
-    assert np.take_along_axis(masks, log.agents["action"][:, None], 1).all() and 0.2 < 1 - masks.mean() < 0.8
+    assert (
+        np.take_along_axis(masks, log.agents["action"][:, None], 1).all()
+        and 0.2 < 1 - masks.mean() < 0.8
+    )
 
 
 def test_a_recorded_log_is_a_store_with_unit_types_and_enemies(tmp_path, recorded):
     store = write(tmp_path / "store", source(recorded[0], text="informative"))
-    assert store.spec.entity_schema == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6)) and store.spec.num_actions == 10
+    assert (
+        store.spec.entity_schema == (("own", 12, 1), ("ally", 14, 6), ("enemy", 14, 6))
+        and store.spec.num_actions == 10
+    )
     assert sorted(task.split()[-1] for task in store.tasks) == ["stalker.", "zealot."]
     assert store.spec == source(recorded[0]).spec
     enemies = store.observations[:, 12 + 14 * 6 :].reshape(-1, 6, 14)
@@ -131,22 +159,39 @@ def test_a_recorded_log_is_a_store_with_unit_types_and_enemies(tmp_path, recorde
 
 
 def test_focused_fire_wins_by_hand(duel):
-    """Marine 0 falls in the first step and marine 1 in the second, in which ally 1 falls too: 1/2 + 1/2 + 1."""
+    """Marine 0 falls in the first step and marine 1 in the second, in which ally 1 falls too: 1/2 +
+    1/2 + 1.
+    """
     env = SmaxTeams(2)
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     assert [e.rewards.tolist() for e in episodes] == [[0.5, 1.5]] * 6
-    assert env.score(episodes[::3]).tolist() == [100, 100] and [e.group for e in episodes] == [0, 0, 0, 1, 1, 1]
+    assert env.score(episodes[::3]).tolist() == [100, 100] and [e.group for e in episodes] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     assert env.metrics(episodes[::3]) == {
-        "return": 2.0, "deaths": 1.0, "out_of_time": 0.0, "decisions": 12, "illegal": 0,
-    }  # fmt: skip
+        "return": 2.0,
+        "deaths": 1.0,
+        "out_of_time": 0.0,
+        "decisions": 12,
+        "illegal": 0,
+    }
 
 
 def test_the_dead_leave_the_batch_and_their_teams_rewards_go_on(duel, monkeypatch):
-    """With half as hard a hit, allies 0 and 1 fall in step 2, which brings down marine 0; ally 2 takes 1/8 a step and falls in step 4."""
+    """With half as hard a hit, allies 0 and 1 fall in step 2, which brings down marine 0; ally 2
+    takes 1/8 a step and falls in step 4.
+    """
     monkeypatch.setattr(Duel, "hit", 0.25)
     log = generate(smax.game("duel"), "expert", groups=2)
     episodes = list(source(log).episodes)
-    assert [len(e.rewards) for e in episodes] == [2, 2, 4, 2, 2, 2], "battle 1 is out of time after two steps"
+    assert [len(e.rewards) for e in episodes] == [2, 2, 4, 2, 2, 2], (
+        "battle 1 is out of time after two steps"
+    )
     assert [e.return_after_exit for e in episodes] == [0.25, 0.25, 0, 0, 0, 0]
     assert [e.terminated for e in episodes] == [True] * 5 + [False]
     assert [e.truncated for e in episodes] == [False] * 5 + [True]
@@ -155,22 +200,36 @@ def test_the_dead_leave_the_batch_and_their_teams_rewards_go_on(duel, monkeypatc
     env = SmaxTeams(2)
     played = rollout(env.baselines(0)["expert"], env, seed=0)
     for ours, logged in zip(played, episodes, strict=True):
-        assert (ours.observations == schema_of(env, logged)).all() and ours.rewards.tolist() == logged.rewards.tolist()
-    assert env.metrics(played[::3])["out_of_time"] == 0.5 and env.metrics(played[:1])["return"] == 0.75
+        assert (
+            ours.observations == schema_of(env, logged)
+        ).all() and ours.rewards.tolist() == logged.rewards.tolist()
+    assert (
+        env.metrics(played[::3])["out_of_time"] == 0.5 and env.metrics(played[:1])["return"] == 0.75
+    )
     assert sum(e.rewards.sum() for e in played[:1]) == 0.5, "its first unit died before the end"
 
 
 def schema_of(env, episode):
-    """The observations of a log of six places as those of an evaluation of three, which has room for three marines."""
+    """The observations of a log of six places as those of an evaluation of three, which has room
+    for three marines.
+    """
     assert env.entity_schema == (("own", 12, 1), ("ally", 14, 3), ("enemy", 14, 3))
     own, allies, enemies = np.split(episode.observations, [12, 12 + 6 * 14], 1)
     return np.concatenate([own, allies[:, : 3 * 14], enemies[:, : 3 * 14]], 1)
 
 
 def test_observations_have_the_entity_schema_of_the_log(duel):
-    made, env = smax.load(map="duel", groups=3, text="informative"), SmaxTeams(1, map="duel", text="informative")
-    assert made.spec.entity_schema == env.entity_schema and {e.task for e in made.episodes} == set(env.tasks)
-    assert made.spec.observation_dim == env.reset(0).shape[1] and made.spec.num_actions == env.action_masks.shape[1]
+    made, env = (
+        smax.load(map="duel", groups=3, text="informative"),
+        SmaxTeams(1, map="duel", text="informative"),
+    )
+    assert made.spec.entity_schema == env.entity_schema and {e.task for e in made.episodes} == set(
+        env.tasks
+    )
+    assert (
+        made.spec.observation_dim == env.reset(0).shape[1]
+        and made.spec.num_actions == env.action_masks.shape[1]
+    )
     assert entity_schema(env.meta, 3) == env.entity_schema
 
 
@@ -179,13 +238,22 @@ def test_one_unit_stands_still_from_the_step_of_the_crash_on(duel, monkeypatch):
     env = SmaxTeams(40, crash="0,1")
     env.begin = lambda seeds: Duel(2 * seeds)
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
-    assert list(env.conditions("per_agent", False)) == ["per agent", "per agent, crash at 0", "per agent, crash at 1"]
+    assert list(env.conditions("per_agent", False)) == [
+        "per agent",
+        "per agent, crash at 0",
+        "per agent, crash at 1",
+    ]
     taken = np.stack(env.world.taken[:2])  # (2, E, N)
     stood = (taken == STOP) & (np.arange(120)[:, None] >= 40)
     struck = stood[1, 40:].argmax(1)
     assert (stood.sum(2) == np.repeat([[0, 1, 0], [0, 1, 1]], 40, 1)).all()
-    assert (struck[:40] == struck[40:]).all() and set(struck) == {0, 1, 2}, "the same one under each crash"
-    assert env.metrics(episodes[:1])["return"] == 0.75 and env.metrics(episodes[120:240:3])["return"] < 0.75
+    assert (struck[:40] == struck[40:]).all() and set(struck) == {0, 1, 2}, (
+        "the same one under each crash"
+    )
+    assert (
+        env.metrics(episodes[:1])["return"] == 0.75
+        and env.metrics(episodes[120:240:3])["return"] < 0.75
+    )
 
 
 def test_a_forbidden_action_is_counted_and_does_nothing(duel):
@@ -207,7 +275,9 @@ def test_no_policy_takes_a_forbidden_action_unless_unmasked(duel, monkeypatch):
         rollout(lambda tasks, e=env: policy.begin(tasks, e.horizon), env, seed=0)
         counts[kind] = env.illegal.sum()
     assert (
-        counts[SmaxTeams] == 0 and counts[Unmasked] > 0 and list(env.conditions("per_agent", False)) == ["per agent, unmasked"]
+        counts[SmaxTeams] == 0
+        and counts[Unmasked] > 0
+        and list(env.conditions("per_agent", False)) == ["per agent, unmasked"]
     )
 
 
@@ -224,9 +294,11 @@ def view(enemies, own=(0.25, 0.5)):
 @pytest.mark.parametrize(
     ("enemies", "reach", "expert", "medium"),
     [
-        ([(0.5, 0.4, 0, 3), (0.9, 0.3, 0, 0), (0.3, 0.1, 0, 3)], [1, 1, 1], 6, 7),  # 75, 40.5 and 45 of health
+        # 75, 40.5 and 45 of health
+        ([(0.5, 0.4, 0, 3), (0.9, 0.3, 0, 0), (0.3, 0.1, 0, 3)], [1, 1, 1], 6, 7),
         ([(0.5, 0.4, 0, 3), (0.9, 0.1, 0, 0), (0.2, 0.3, 0, 3)], [1, 0, 0], 5, 5),
-        ([(0.5, 0.5, -0.6, 3), (0.9, 0.9, 0, 0), (0, 0, 0, 0)], [0, 0, 0], 2, 2),  # down, to the closest in sight
+        # down, to the closest in sight
+        ([(0.5, 0.5, -0.6, 3), (0.9, 0.9, 0, 0), (0, 0, 0, 0)], [0, 0, 0], 2, 2),
         ([(0, 0, 0, 0)] * 3, [0, 0, 0], 1, 1),  # to the right, where the enemy began
     ],
 )
@@ -236,7 +308,9 @@ def test_teachers_choose_by_their_observations(enemies, reach, expert, medium):
         masks = np.array([1, 1, 1, 1, 1, *reach], bool)[None, None]
 
     for name, wanted in (("expert", expert), ("medium", medium)):
-        assert Teacher(World, TEACHERS.index(name), np.random.default_rng(0)).act(World).tolist() == [[wanted]]
+        assert Teacher(World, TEACHERS.index(name), np.random.default_rng(0)).act(
+            World
+        ).tolist() == [[wanted]]
     random = Teacher(World, TEACHERS.index("random"), np.random.default_rng(0))
     drawn = {int(random.act(World)[0, 0]) for _ in range(300)}
     assert drawn == set(np.flatnonzero(World.masks[0, 0]))
@@ -251,7 +325,10 @@ def test_a_mixed_log_has_a_third_of_each_teacher(duel):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: smax.load(log="clever"), "dataset.log: expected one of expert, medium, random, mixed, got 'clever'"),
+        (
+            lambda: smax.load(log="clever"),
+            "dataset.log: expected one of expert, medium, random, mixed, got 'clever'",
+        ),
         (lambda: smax.load(noise=2.0), "noise of 0 .. 1, got 1500 and 2.0"),
         (lambda: SmaxTeams(2, crash="200"), "env.crash: expected 0 .. 100, got 200"),
     ],
@@ -281,10 +358,20 @@ def test_a_battle_is_drawn(duel, tmp_path):
 
 def test_runs_are_judged_by_their_rows():
     def row(protocol, score, policy="nano", illegal=0):
-        return {"protocol": protocol, "score": score, "policy": policy, "illegal": illegal, "decisions": 1000}
+        return {
+            "protocol": protocol,
+            "score": score,
+            "policy": policy,
+            "illegal": illegal,
+            "decisions": 1000,
+        }
 
     plain = [row("per agent", 80), row("per agent", 82, "expert"), row("per agent", 0, "random")]
-    crashed = [row(f"per agent, crash at {c}", s, p) for c, s in ((20, 40), (10, 20), (0, 0)) for p in ("nano", "expert")]
+    crashed = [
+        row(f"per agent, crash at {c}", s, p)
+        for c, s in ((20, 40), (10, 20), (0, 0))
+        for p in ("nano", "expert")
+    ]
     lost = [row("per agent, unmasked", 0, illegal=800)]
     good = verdicts(plain, lost, crashed)
     assert all(met for met, _ in good.values()) and "80 %" in good["MA-5"][1]

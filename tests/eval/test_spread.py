@@ -14,7 +14,8 @@ from decisionllm.eval.spread import SpreadTeams
 def play(env, name="expert", seed=0):
     episodes = rollout(env.baselines(seed)[name], env, seed=seed)
     return {
-        protocol: [episodes[i] for i in members] for protocol, members in env.conditions("per_agent", True).items()
+        protocol: [episodes[i] for i in members]
+        for protocol, members in env.conditions("per_agent", True).items()
     }, episodes
 
 
@@ -26,13 +27,19 @@ def scores(env, name="expert"):
 def test_the_references_are_what_is_measured_again(agents, actions):
     for kind, found in zip(("random", "expert"), spread.REFERENCE[actions][agents], strict=True):
         world = Spread(spread.REFERENCE_STARTS + np.arange(1000), agents)
-        player = Teacher(world, TEACHERS.index(kind), np.random.default_rng(0), discrete=actions == "discrete")
-        assert np.mean(sum(world.step(pushes(player.act(world))) for _ in range(HORIZON))) == pytest.approx(found, abs=1e-4)
+        player = Teacher(
+            world, TEACHERS.index(kind), np.random.default_rng(0), discrete=actions == "discrete"
+        )
+        assert np.mean(
+            sum(world.step(pushes(player.act(world))) for _ in range(HORIZON))
+        ) == pytest.approx(found, abs=1e-4)
 
 
 def test_random_play_scores_about_0_and_the_expert_about_100():
     env = SpreadTeams(200, agents="2-6")
-    assert list(env.conditions("per_agent", False)) == [f"per agent, {n} agents" for n in range(2, 7)]
+    assert list(env.conditions("per_agent", False)) == [
+        f"per agent, {n} agents" for n in range(2, 7)
+    ]
     for name, wanted in (("random", 0), ("expert", 100)):
         assert list(scores(env, name).values()) == pytest.approx([wanted] * 5, abs=8)
 
@@ -56,14 +63,26 @@ def test_observations_equal_those_of_a_log():
 def test_every_reward_is_the_mean_of_the_team():
     env = SpreadTeams(3, agents="2,4")
     _, episodes = play(env, "random")
-    assert [e.group for e in episodes] == env.groups.tolist() == [0, 0, 1, 1, 2, 2, *np.repeat([3, 4, 5], 4)]
+    assert (
+        [e.group for e in episodes]
+        == env.groups.tolist()
+        == [0, 0, 1, 1, 2, 2, *np.repeat([3, 4, 5], 4)]
+    )
     for e in episodes:
-        assert e.rewards.sum() == pytest.approx(env.returns[e.group], abs=1e-4) and len(e.rewards) == HORIZON
+        assert (
+            e.rewards.sum() == pytest.approx(env.returns[e.group], abs=1e-4)
+            and len(e.rewards) == HORIZON
+        )
 
 
 def test_an_early_crash_costs_more_than_a_late_one():
     found = scores(SpreadTeams(200, crash="0,4,8"))
-    assert list(found) == ["per agent", "per agent, crash at 0", "per agent, crash at 4", "per agent, crash at 8"]
+    assert list(found) == [
+        "per agent",
+        "per agent, crash at 0",
+        "per agent, crash at 4",
+        "per agent, crash at 8",
+    ]
     none, *crashes = found.values()
     assert crashes[0] + 8 < crashes[1] and crashes[1] < crashes[2] < none
 
@@ -91,7 +110,9 @@ def test_a_result_counts_worlds_and_has_further_columns():
     assert found["agents"] == 4 and found["reference"] == [-30.7352, -8.9167]
     assert found["return"] == pytest.approx(env.returns.mean(), abs=1e-4)
     assert 0.6 < found["covered"] <= 1 and found["touches"] >= 0
-    assert list(env.conditions("joint", False)) == ["joint, 4 agents"] and list(env.conditions("joint", True)) == [protocol]
+    assert list(env.conditions("joint", False)) == ["joint, 4 agents"] and list(
+        env.conditions("joint", True)
+    ) == [protocol]
 
 
 def test_a_picture_of_a_world_and_of_the_conditions():
@@ -129,10 +150,15 @@ def test_omars_world_has_omars_score():
     env = SpreadTeams(200, actions="continuous", rules="omar")
     assert scores(env, "random")["per agent"] == pytest.approx(0, abs=5)
     ours, omars = (
-        scores(SpreadTeams(50, actions="continuous", rules=rules), "expert")["per agent"] for rules in ("mpe2", "omar")
+        scores(SpreadTeams(50, actions="continuous", rules=rules), "expert")["per agent"]
+        for rules in ("mpe2", "omar")
     )
-    assert ours == pytest.approx(100, abs=5) and omars > 110, "the script is above the published expert"
-    with pytest.raises(ValueError, match="env.rules=omar: expected agents=3 and actions=continuous"):
+    assert ours == pytest.approx(100, abs=5) and omars > 110, (
+        "the script is above the published expert"
+    )
+    with pytest.raises(
+        ValueError, match="env.rules=omar: expected agents=3 and actions=continuous"
+    ):
         SpreadTeams(1, rules="omar")
     with pytest.raises(ValueError, match="env.rules: expected one of mpe2, omar"):
         SpreadTeams(1, rules="farama")

@@ -21,9 +21,14 @@ def test_the_point_by_hand():
     discrete = PointEnv(1, discrete=True)
     discrete.reset(0)
     discrete.positions = np.zeros((1, 2))
-    assert discrete.step(np.array([[2.0]]))[0].tolist() == [[0, 0.5]] and discrete.protocol == "standard"
+    assert (
+        discrete.step(np.array([[2.0]]))[0].tolist() == [[0, 0.5]]
+        and discrete.protocol == "standard"
+    )
 
 
 def test_an_unknown_goal_is_refused():
-    with pytest.raises(ValueError, match="env.goal: expected one of north, south, east, west, got 'up'"):
+    with pytest.raises(
+        ValueError, match="env.goal: expected one of north, south, east, west, got 'up'"
+    ):
         PointEnv(1, goal="up")

@@ -22,10 +22,16 @@ def test_the_expert_wins_all_and_a_log_has_the_same_layout():
     env, log = teams()
     episodes = rollout(env.baselines(0)["expert"], env, seed=0)
     assert env.score(episodes).tolist() == [100.0] * len(episodes) and env.unit == "worlds won, %"
-    assert env.groups.tolist() == [e.group for e in episodes] == np.repeat(np.arange(6), len(episodes) // 6).tolist()
+    assert (
+        env.groups.tolist()
+        == [e.group for e in episodes]
+        == np.repeat(np.arange(6), len(episodes) // 6).tolist()
+    )
     logged = list(log.episodes)
     assert log.spec.entity_schema == env.entity_schema and log.spec.horizon == env.horizon
-    assert {e.task for e in logged} == set(env.tasks) and log.spec.num_actions == env.action_masks.shape[1]
+    assert {e.task for e in logged} == set(
+        env.tasks
+    ) and log.spec.num_actions == env.action_masks.shape[1]
     assert logged[0].observations.shape[1] == env.observe().shape[1]
     assert {float(e.rewards.sum()) for e in logged} == {float(e.rewards.sum()) for e in episodes}
 
@@ -38,8 +44,12 @@ def test_a_step_takes_as_many_passes_as_the_team_has_members_and_per_agent_one()
         with (
             patch.object(env, "step", side_effect=env.step) as steps,
             patch.object(Backbone, "append", autospec=True, side_effect=Backbone.append) as passes,
-            patch.object(Backbone, "read_text", autospec=True, side_effect=Backbone.read_text) as texts,
+            patch.object(
+                Backbone, "read_text", autospec=True, side_effect=Backbone.read_text
+            ) as texts,
         ):
-            rollout(lambda tasks, p=policy: p.begin(tasks, env.horizon, groups=env.groups), env, seed=0)
+            rollout(
+                lambda tasks, p=policy: p.begin(tasks, env.horizon, groups=env.groups), env, seed=0
+            )
         calls[execution] = (passes.call_count, steps.call_count, texts.call_count)
     assert calls == {"joint": (3 * 3, 3, 1), "per_agent": (3, 3, 1)}

@@ -15,7 +15,9 @@ from decisionllm.schema import Spec
 
 @dataclass
 class Reader:
-    """Pushes towards the last row and column that a text names in digits; without any it does nothing."""
+    """Pushes towards the last row and column that a text names in digits; without any it does
+    nothing.
+    """
 
     planning_horizon: int = 3
     decode: str = "sample"
@@ -25,7 +27,9 @@ class Reader:
     def act(self, histories):
         assert (self.planning_horizon, self.decode) == (0, "mode")
         digits = [re.findall(r"\d", history.task.replace(".0", "")) for history in histories]
-        return np.array([[int(d) / 3 for d in found[-2:]] if len(found) > 1 else [0, 0] for found in digits])
+        return np.array(
+            [[int(d) / 3 for d in found[-2:]] if len(found) > 1 else [0, 0] for found in digits]
+        )
 
 
 def test_a_text_is_understood_where_its_actions_are_nearest_to_those_of_its_task():
@@ -35,8 +39,9 @@ def test_a_text_is_understood_where_its_actions_are_nearest_to_those_of_its_task
         if task in (task_text("umaze", (1, 1)), task_text("umaze", (3, 3)))
     }
     found = understood(Reader(), np.zeros((3, 4)), facts, ["1,1", "3,3"], frames=1)
-    # Digits of the own goal come last in 3 of 7 new frames, 2 of 7 contrasts and 3 of 6 frames with unseen words, digits of the other
-    # goal in 1 contrast. Actions without digits, zeros, are nearest to those of 1,1.
+    # Digits of the own goal come last in 3 of 7 new frames, 2 of 7 contrasts and 3 of 6 frames with
+    # unseen words, digits of the other goal in 1 contrast. Actions without digits, zeros, are
+    # nearest to those of 1,1.
     shares = {
         "chance": 1 / 2,
         "trained": 1,
@@ -46,7 +51,11 @@ def test_a_text_is_understood_where_its_actions_are_nearest_to_those_of_its_task
         "unseen_words": 9 / 12,
     }
     assert found["understood"] == pytest.approx(shares, abs=1e-4)
-    assert found["nearest"] == {"rows": ["1,1", "3,3"], "columns": ["1,1", "3,3"], "shares": [[0.95, 0.05], [0.6, 0.4]]}
+    assert found["nearest"] == {
+        "rows": ["1,1", "3,3"],
+        "columns": ["1,1", "3,3"],
+        "shares": [[0.95, 0.05], [0.6, 0.4]],
+    }
 
 
 def test_the_env_probes_a_policy_that_was_trained_on_wordings():
@@ -57,4 +66,12 @@ def test_the_env_probes_a_policy_that_was_trained_on_wordings():
     reader.info = {"dataset": {"wordings": dict(reversed(facts.items()))}}
     reader.config = {"text_wordings": 1}
     found = env.probe(reader)
-    assert found["understood"]["trained"] == 1 and found["nearest"]["rows"] == ["1,1", "1,2", "1,3", "2,3", "3,1", "3,2", "3,3"]
+    assert found["understood"]["trained"] == 1 and found["nearest"]["rows"] == [
+        "1,1",
+        "1,2",
+        "1,3",
+        "2,3",
+        "3,1",
+        "3,2",
+        "3,3",
+    ]

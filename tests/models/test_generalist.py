@@ -1,4 +1,6 @@
-"""One language model for several spaces: what is shared is trained and saved once, what is not has its own units; starting from a run."""
+"""One language model for several spaces: what is shared is trained and saved once, what is not has
+its own units; starting from a run.
+"""
 
 import json
 import re
@@ -19,8 +21,10 @@ from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
 pytestmark = [pytest.mark.numeric, pytest.mark.slow]
 
-PARTS = ("plane:{dataset:mixture,parts:{few:{dataset:synthetic,episodes:12,seed:1},many:{dataset:synthetic,episodes:20,seed:2}}},"
-         "moves:{dataset:synthetic-discrete,episodes:16,head:discrete}")  # fmt: skip
+PARTS = (
+    "plane:{dataset:mixture,parts:{few:{dataset:synthetic,episodes:12,seed:1},many:{dataset:synthetic,episodes:20,seed:2}}},"
+    "moves:{dataset:synthetic-discrete,episodes:16,head:discrete}"
+)
 LOOP = (*(option for option in LOOP if "dataset" not in option), "text=goal", "data.held_out=0.25")
 GENERALIST = ("dataset=embodiments", f"dataset.parts={{{PARTS}}}", *LOOP, *NANO)
 SINGLE = ("dataset=synthetic", "dataset.episodes=24", "dataset.seed=3", *LOOP, *NANO)
@@ -29,7 +33,12 @@ SINGLE = ("dataset=synthetic", "dataset.episodes=24", "dataset.seed=3", *LOOP, *
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("generalist") / "run"
-    assert command("train", *GENERALIST, f"run={path}", "steps=6", "log.every=3", "model.timesteps=none") == 0
+    assert (
+        command(
+            "train", *GENERALIST, f"run={path}", "steps=6", "log.every=3", "model.timesteps=none"
+        )
+        == 0
+    )
     return path
 
 
@@ -39,7 +48,12 @@ def saved(path):
 
 def history(seed=0):
     rng = np.random.default_rng(seed)
-    return History(rng.normal(size=(3, 2)), np.ones((2, 1)), rng.normal(size=2), task="Walk to the goal in the south.")
+    return History(
+        rng.normal(size=(3, 2)),
+        np.ones((2, 1)),
+        rng.normal(size=2),
+        task="Walk to the goal in the south.",
+    )
 
 
 def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
@@ -57,7 +71,10 @@ def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
     weights, (config, info) = saved(run), checkpoint.read(run)
     model = checkpoint.make_model(config, checkpoint.specs(info))
-    assert isinstance(model, Generalist) and model.models["plane"].backbone is model.models["moves"].backbone is model.backbone
+    assert (
+        isinstance(model, Generalist)
+        and model.models["plane"].backbone is model.models["moves"].backbone is model.backbone
+    )
     assert not [name for name in weights if name.startswith("models.") and ".backbone." in name]
     assert {name for name in weights if name.startswith("backbone.")} == {
         f"backbone.{n}" for n, _ in model.backbone.named_parameters()
@@ -66,7 +83,11 @@ def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
         log = store.prepare(part["dataset"], config["cache_dir"])
         chosen, _ = sampling.select(log, held_out=0.25)
         (rows,) = windows.of_store(log).blocks(chosen)
-        assert np.allclose(weights[f"models.{name}.normalizer.observation_mean"], log.observations[rows].mean(0), atol=1e-5)
+        assert np.allclose(
+            weights[f"models.{name}.normalizer.observation_mean"],
+            log.observations[rows].mean(0),
+            atol=1e-5,
+        )
         assert info["parts"].get(name, {"embodiment": "plane"})["embodiment"] == name
 
 
@@ -83,18 +104,33 @@ def test_a_part_acts_as_it_does_in_the_generalist(run):
     whole = Policy(model.models["moves"], 5, 2, info["parts"]["moves"]["targets"]["0.9"])
     alone, _, of_part = checkpoint.load(run, part="moves")
     assert (
-        of_part["spec"]["num_actions"] == 5 and of_part["dataset"]["name"] == "synthetic" and alone.model.spec.num_actions == 5
+        of_part["spec"]["num_actions"] == 5
+        and of_part["dataset"]["name"] == "synthetic"
+        and alone.model.spec.num_actions == 5
     )
     (hidden, returns), (same, alike) = whole.read([history()]), alone.read([history()])
     assert torch.equal(hidden, same) and np.array_equal(returns, alike)
 
 
 def test_one_run_is_evaluated_in_the_spaces_of_all_its_parts(run, tmp_path, capsys):
-    assert command("evaluate", f"run={run}", f"out={tmp_path}", "episodes=2", "report=false", "baselines=false") == 0
+    assert (
+        command(
+            "evaluate",
+            f"run={run}",
+            f"out={tmp_path}",
+            "episodes=2",
+            "report=false",
+            "baselines=false",
+        )
+        == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row["part"] for row in rows] == ["few", "many", "moves"]
     assert command("serve", f"run={run}", "port=0") == 1
-    assert "its parts have spaces of their own; give part=, one of few, many, moves" in capsys.readouterr().err
+    assert (
+        "its parts have spaces of their own; give part=, one of few, many, moves"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
@@ -112,9 +148,12 @@ def test_a_resumed_generalist_is_the_same_to_the_bit(tmp_path, monkeypatch):
         assert command(*words, f"run={tmp_path}/resumed") == 130
         assert command(*words, f"run={tmp_path}/resumed") == 0
     straight, resumed = saved(tmp_path / "straight"), saved(tmp_path / "resumed")
-    assert straight.keys() == resumed.keys() and all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert straight.keys() == resumed.keys() and all(
+        torch.equal(straight[name], resumed[name]) for name in straight
+    )
     assert metrics(tmp_path / "straight") == metrics(tmp_path / "resumed")
-    assert len({embodiment_of({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2  # or this says little
+    # or this says little
+    assert len({embodiment_of({"plane": [1, 1], "moves": [1]}, 7, step) for step in range(4)}) == 2
 
 
 def test_embodiments_are_no_dataset_of_one_space(tmp_path, capsys):
@@ -125,22 +164,28 @@ def test_embodiments_are_no_dataset_of_one_space(tmp_path, capsys):
     assert "expected a label of its own for each part, got 'few' twice" in capsys.readouterr().err
 
 
+# what a run starts with is what it saves
 FROZEN = (
     "optim.lr=1e-30",
     "optim.weight_decay=0",
     "model.timesteps=none",
     "steps=1",
-)  # what a run starts with is what it saves
+)
 
 
 def test_a_task_of_a_known_space_starts_with_the_weights_and_units_of_the_run(run, tmp_path):
     assert command("train", *SINGLE, *FROZEN, f"init_from={run}", f"run={tmp_path}/new") == 0
     old, new = saved(run), saved(tmp_path / "new")
     assert new and all(
-        torch.equal(new[n], old[n if n.startswith("backbone.") else f"models.plane.{n}"]) for n in new if "range" not in n
+        torch.equal(new[n], old[n if n.startswith("backbone.") else f"models.plane.{n}"])
+        for n in new
+        if "range" not in n
     )
     low, high = old["models.plane.normalizer.return_range"].tolist()
-    log = store.prepare(checkpoint.read(tmp_path / "new")[0]["dataset"], checkpoint.read(tmp_path / "new")[0]["cache_dir"])
+    log = store.prepare(
+        checkpoint.read(tmp_path / "new")[0]["dataset"],
+        checkpoint.read(tmp_path / "new")[0]["cache_dir"],
+    )
     steps = windows.of_store(log)
     mine = steps.returns_to_go[next(steps.blocks(sampling.select(log, held_out=0.25)[0]))]
     assert new["normalizer.return_range"].tolist() == [min(low, mine.min()), max(high, mine.max())]
@@ -158,35 +203,74 @@ def test_a_new_embodiment_beside_the_old_ones_is_new_alone(run, tmp_path):
 
 
 def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_path):
-    lora = ("backbone=pretrained", f"backbone.folder={run}", "backbone.tune=lora", f"init_from={run}", f"run={tmp_path}/new")
+    lora = (
+        "backbone=pretrained",
+        f"backbone.folder={run}",
+        "backbone.tune=lora",
+        f"init_from={run}",
+        f"run={tmp_path}/new",
+    )
     assert command("train", *SINGLE[: -len(NANO)], *FROZEN, *lora) == 0
-    old, new = checkpoint.load(run, part="few", target_return=1.0)[0], checkpoint.load(tmp_path / "new", target_return=1.0)[0]
-    seen = History(np.ones((2, 2)), np.zeros((1, 2)), np.zeros(1), task="Walk to the goal in the east.")
-    assert np.allclose(old.act([seen]), new.act([seen]), atol=1e-5) and new.model.backbone.tune == "lora"
+    old, new = (
+        checkpoint.load(run, part="few", target_return=1.0)[0],
+        checkpoint.load(tmp_path / "new", target_return=1.0)[0],
+    )
+    seen = History(
+        np.ones((2, 2)), np.zeros((1, 2)), np.zeros(1), task="Walk to the goal in the east."
+    )
+    assert (
+        np.allclose(old.act([seen]), new.act([seen]), atol=1e-5)
+        and new.model.backbone.tune == "lora"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("backbone.width=64",), "expected a run of the same backbone, head, embedding .*the backbone differs: "),
+        (
+            ("backbone.width=64",),
+            "expected a run of the same backbone, head, embedding .*the backbone differs: ",
+        ),
         (("backbone.tune=lora",), "the backbone differs: "),
         (("head=bins",), "the model differs: .*head"),
         (("model.embedding=mlp",), "the model differs: .*tokenizer"),
         (("model.timesteps=learned",), "the model differs: .*timesteps"),
-        (("dataset=maze2d-umaze", "dataset.steps=600", "dataset.source=regenerate"),
-         "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the run [(]plane[)]: 2 numbers seen"),
+        (
+            ("dataset=maze2d-umaze", "dataset.steps=600", "dataset.source=regenerate"),
+            "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the run [(]plane[)]: 2 numbers seen",
+        ),
         (("init_from=nowhere",), "nowhere: expected a run directory"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_does_not_fit_is_no_start(run, options, message, tmp_path, capsys):
-    data = [option for option in SINGLE if "dataset" not in option or "dataset=maze2d-umaze" not in options]
-    assert command("train", *data, "model.timesteps=none", f"init_from={run}", f"run={tmp_path}/new", *options) == 1
+    data = [
+        option
+        for option in SINGLE
+        if "dataset" not in option or "dataset=maze2d-umaze" not in options
+    ]
+    assert (
+        command(
+            "train",
+            *data,
+            "model.timesteps=none",
+            f"init_from={run}",
+            f"run={tmp_path}/new",
+            *options,
+        )
+        == 1
+    )
     assert re.search(message, capsys.readouterr().err) and not (tmp_path / "new").exists()
 
 
 def test_a_continued_run_needs_its_start_no_more(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "start")
-    words = ("train", *SINGLE, "model.timesteps=none", f"init_from={tmp_path}/start", f"run={tmp_path}/new")
+    words = (
+        "train",
+        *SINGLE,
+        "model.timesteps=none",
+        f"init_from={tmp_path}/start",
+        f"run={tmp_path}/new",
+    )
     with monkeypatch.context() as patch:
         interrupt(patch, step=1)
         assert command(*words) == 130

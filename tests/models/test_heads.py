@@ -1,9 +1,19 @@
-"""Distributions over the next action, worked by hand, and what every registered head must be able to do."""
+"""Distributions over the next action, worked by hand, and what every registered head must be able
+to do.
+"""
 
 import pytest
 import torch
 
-from decisionllm.models.heads import Bins, BinsHead, Discrete, DiscreteHead, Gaussian, GaussianHead, PointerHead
+from decisionllm.models.heads import (
+    Bins,
+    BinsHead,
+    Discrete,
+    DiscreteHead,
+    Gaussian,
+    GaussianHead,
+    PointerHead,
+)
 from decisionllm.registry import build, discover
 from decisionllm.schema import Spec
 from tests.conftest import node
@@ -12,7 +22,13 @@ pytestmark = pytest.mark.numeric
 
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=10, low=(-1.0, -1.0), high=(1.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4)
-AIMED = Spec(observation_dim=3, action_dim=1, horizon=10, num_actions=4, entity_schema=(("own", 1, 1), ("enemy", 1, 2)))
+AIMED = Spec(
+    observation_dim=3,
+    action_dim=1,
+    horizon=10,
+    num_actions=4,
+    entity_schema=(("own", 1, 1), ("enemy", 1, 2)),
+)
 HEADS = [(name, {}) for name in discover()["head"]] + [("bins", {"chained": True, "num_bins": 9})]
 
 
@@ -42,8 +58,13 @@ def by_hand(*probabilities):
 
 
 def test_the_gaussian_is_squared_error_up_to_constants():
-    mean, actions = torch.randn(2, 3, 2, generator=generator()), torch.randn(2, 3, 2, generator=generator(1))
-    halves = 2 * 0.5**2 * (Gaussian(mean, 0.5).log_prob(actions) - Gaussian(mean, 0.5).log_prob(mean))
+    mean, actions = (
+        torch.randn(2, 3, 2, generator=generator()),
+        torch.randn(2, 3, 2, generator=generator(1)),
+    )
+    halves = (
+        2 * 0.5**2 * (Gaussian(mean, 0.5).log_prob(actions) - Gaussian(mean, 0.5).log_prob(mean))
+    )
     torch.testing.assert_close(halves, -(actions - mean).square().sum(-1))
 
 
@@ -62,14 +83,17 @@ def test_gaussian_samples_have_its_mean_and_deviation():
 
 @pytest.mark.parametrize("deviation", [0.05, 0.5])
 def test_the_actions_before_noise_and_clipping_are_found(deviation):
-    """1 with noise of 0.5 that is clipped is 1 - 0.5 / sqrt(2 pi) on average: the lower half of the noise is left."""
+    """1 with noise of 0.5 that is clipped is 1 - 0.5 / sqrt(2 pi) on average: the lower half of the
+    noise is left.
+    """
     wanted = torch.tensor([[[-1.0, -0.7, 0.0, 0.3, 0.95, 1.0]]])
     noise = torch.randn(100_000, 1, 1, generator=generator())
     mean = (wanted + deviation * noise).clamp(-1, 1).mean(0, keepdim=True)
     found = Gaussian(mean, deviation).unclipped()
     torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
     assert mean[0, 0, -1].item() == pytest.approx(1 - deviation / (2 * torch.pi) ** 0.5, abs=0.003)
-    certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped()  # beyond what clipped noise can have
+    # beyond what clipped noise can have
+    certain = Gaussian(torch.tensor([[[-1.0, 0.999, 1.0]]]), deviation).unclipped()
     torch.testing.assert_close(certain, torch.tensor([[[-1.0, 1.0, 1.0]]]), atol=1e-3, rtol=0)
 
 
@@ -89,7 +113,9 @@ def test_bins_by_hand():
 
 
 def test_bins_of_half_the_width_are_twice_as_dense():
-    assert by_hand([0.25] * 5).log_prob(torch.zeros(1, 1, 1)).exp().item() == pytest.approx(0.25 / 0.5 / 1.25)
+    assert by_hand([0.25] * 5).log_prob(torch.zeros(1, 1, 1)).exp().item() == pytest.approx(
+        0.25 / 0.5 / 1.25
+    )
 
 
 def grid(K):
@@ -136,13 +162,20 @@ def test_the_chained_mode_conditions_on_the_dimensions_before():
 
     def logits(chosen):
         first = torch.tensor([0.4, 0.6]).log()
-        after = torch.eye(2)[chosen[..., 0]] * 0.6 + 0.2 if chosen is not None else torch.full((1, 1, 2), 0.5)
+        after = (
+            torch.eye(2)[chosen[..., 0]] * 0.6 + 0.2
+            if chosen is not None
+            else torch.full((1, 1, 2), 0.5)
+        )
         return torch.stack([first.expand(after.shape), after.log()], 2)
 
     pair = Bins(logits, 2, 2)
     assert pair.mode.tolist() == [[[1, 1]]]
-    torch.testing.assert_close(pair.mean, torch.tensor([[[0.2, 0.6]]]))  # each the mean given the mode before it
-    assert pair.log_prob(torch.tensor([[[-1.0, 1.0]]])).exp().item() == pytest.approx(0.4 * 0.2 / 2**2)
+    # each the mean given the mode before it
+    torch.testing.assert_close(pair.mean, torch.tensor([[[0.2, 0.6]]]))
+    assert pair.log_prob(torch.tensor([[[-1.0, 1.0]]])).exp().item() == pytest.approx(
+        0.4 * 0.2 / 2**2
+    )
 
 
 def test_a_forbidden_action_has_no_probability():
@@ -160,7 +193,12 @@ def test_discrete_by_hand():
     assert one.mode.item() == one.mean.item() == 2
     assert one.log_prob(torch.tensor([[[1.0]]])).exp().item() == pytest.approx(0.2)
     drawn = Discrete(one.logits.expand(1, 20_000, 3)).sample(generator())
-    torch.testing.assert_close(drawn.flatten().long().bincount() / 20_000, torch.tensor([0.1, 0.2, 0.7]), atol=0.015, rtol=0)
+    torch.testing.assert_close(
+        drawn.flatten().long().bincount() / 20_000,
+        torch.tensor([0.1, 0.2, 0.7]),
+        atol=0.015,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), HEADS)
@@ -176,7 +214,9 @@ def test_every_head_has_the_same_shapes_and_repeats_a_seed(name, options):
 
 @pytest.mark.parametrize(("name", "options"), HEADS)
 def test_the_mode_is_the_likeliest_of_many(name, options):
-    one = answer(made(name, options), 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 200, 8))
+    one = answer(
+        made(name, options), 3 * torch.randn(1, 1, 8, generator=generator()).expand(1, 200, 8)
+    )
     if not options.get("chained"):  # whose mode is taken one dimension after the other
         assert (one.log_prob(one.sample(generator())) <= one.log_prob(one.mode) + 1e-5).all()
 
@@ -201,8 +241,13 @@ def test_the_loss_floor_is_the_loss_of_a_certain_action():
     one = gaussian(torch.randn(1, 1, 8, generator=generator()))
     assert -one.log_prob(one.mode).item() == pytest.approx(gaussian.loss_floor, abs=1e-5)
     assert binned.loss_floor == pytest.approx(2 * -2.772589, abs=1e-5)
-    certain = Bins(lambda chosen: torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None], 3, 1)  # bins of width 1
-    assert -certain.log_prob(torch.zeros(1, 1, 2)).item() == pytest.approx(made("bins", {"num_bins": 3}).loss_floor) == 0
+    # bins of width 1
+    certain = Bins(lambda chosen: torch.tensor([[0.0, 100.0, 0.0]] * 2)[None, None], 3, 1)
+    assert (
+        -certain.log_prob(torch.zeros(1, 1, 2)).item()
+        == pytest.approx(made("bins", {"num_bins": 3}).loss_floor)
+        == 0
+    )
     assert made("discrete", {}).loss_floor == made("pointer", {}).loss_floor == 0
 
 
@@ -213,14 +258,21 @@ def test_a_head_names_the_entities_it_points_at():
 
 def test_a_head_of_the_wrong_action_space_names_the_right_one():
     for name in ("gaussian", "bins"):
-        with pytest.raises(ValueError, match=f"head={name}: expected continuous actions, got 4 discrete ones"):
+        with pytest.raises(
+            ValueError, match=f"head={name}: expected continuous actions, got 4 discrete ones"
+        ):
             build(node("head", name), 8, DISCRETE)
     for spec in (DISCRETE, CONTINUOUS):
-        with pytest.raises(ValueError, match="head=pointer: expected discrete actions .* got . actions and kind '' of none"):
+        with pytest.raises(
+            ValueError,
+            match="head=pointer: expected discrete actions .* got . actions and kind '' of none",
+        ):
             PointerHead(8, spec)
     with pytest.raises(ValueError, match="got 4 actions and kind 'ally' of enemy"):
         PointerHead(8, AIMED, kind="ally")
-    with pytest.raises(ValueError, match="head=discrete: expected discrete actions, got continuous ones"):
+    with pytest.raises(
+        ValueError, match="head=discrete: expected discrete actions, got continuous ones"
+    ):
         DiscreteHead(8, CONTINUOUS)
 
 
@@ -229,11 +281,15 @@ def test_a_pointed_action_depends_on_its_own_target_alone():
     head, hidden = made("pointer", {}), torch.randn(1, 1, 8, generator=generator())
     targets = torch.randn(1, 1, 2, 8, generator=generator(1)).requires_grad_()
     logits = head(hidden, None, targets).logits[0, 0]
-    raw = torch.stack([logits[2] - logits[0], logits[3] - logits[0]])  # the plain ones are about none
+    # the plain ones are about none
+    raw = torch.stack([logits[2] - logits[0], logits[3] - logits[0]])
     for k in (0, 1):
         (slope,) = torch.autograd.grad(raw[k], targets, retain_graph=True)
         assert slope[0, 0, k].abs().max() > 1e-3 and slope[0, 0, 1 - k].abs().max() < 1e-7
     with torch.no_grad():
         swapped = head(hidden, None, targets.flip(2)).logits[0, 0]
         torch.testing.assert_close(swapped, logits[[0, 1, 3, 2]])
-        assert head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2] == -torch.inf
+        assert (
+            head(hidden, torch.tensor([[[True, True, False, True]]]), targets).logits[0, 0, 2]
+            == -torch.inf
+        )

@@ -1,4 +1,6 @@
-"""A value inside a learned model: its units, what is imagined, which sequences count, and that it finds a known optimum."""
+"""A value inside a learned model: its units, what is imagined, which sequences count, and that it
+finds a known optimum.
+"""
 
 from dataclasses import replace
 
@@ -8,7 +10,14 @@ import torch
 from torch import nn
 
 from decisionllm.models import imagined
-from decisionllm.models.imagined import FourierMLP, ImaginedValue, Transitions, candidate_actions, codes, fitted
+from decisionllm.models.imagined import (
+    FourierMLP,
+    ImaginedValue,
+    Transitions,
+    candidate_actions,
+    codes,
+    fitted,
+)
 from decisionllm.models.normalizer import Normalizer
 from decisionllm.schema import Spec
 
@@ -37,12 +46,21 @@ class Pay(nn.Module):
         self.least = least
 
     def forward(self, x):
-        return torch.stack([torch.where(x[..., 0] >= self.least, 50.0, -50.0), torch.where(x[..., 0] >= 3, 50.0, -50.0)], -1)
+        return torch.stack(
+            [
+                torch.where(x[..., 0] >= self.least, 50.0, -50.0),
+                torch.where(x[..., 0] >= 3, 50.0, -50.0),
+            ],
+            -1,
+        )
 
 
 def known(errors=(0.0, 0.0), discount=0.5):
     made = ImaginedValue(LINE, discount=discount)
-    made.members, made.rewards = nn.ModuleList(Shift(error) for error in errors), nn.ModuleList([Pay(), Pay(), Pay()])
+    made.members, made.rewards = (
+        nn.ModuleList(Shift(error) for error in errors),
+        nn.ModuleList([Pay(), Pay(), Pay()]),
+    )
     for value in made.values:
         nn.init.zeros_(value.last.weight)
         nn.init.zeros_(value.last.bias)  # a value of 0.5 everywhere
@@ -52,38 +70,50 @@ def known(errors=(0.0, 0.0), discount=0.5):
 
 
 def test_an_action_is_held_and_its_rewards_are_discounted():
-    """From 0.5, holding 1 for three steps: rewards are those of 0.5, 1.5 and 2.5, or 0, 1, 1; times 1 - 0.5."""
+    """From 0.5, holding 1 for three steps: rewards are those of 0.5, 1.5 and 2.5, or 0, 1, 1; times
+    1 - 0.5.
+    """
     ends, gains, alive, agreed = known().imagine(torch.tensor([[0.5]]), 3)
     assert candidate_actions(LINE)[:, 0].tolist() == [-1, 0, 1] and agreed.all()
     assert ends[0, :, 0].tolist() == [-2.5, 0.5, 3.5]
     np.testing.assert_allclose(gains[0], [0, 0, 0.5 * (0.5 + 0.25)], atol=1e-6)
-    np.testing.assert_allclose(known().plan(torch.tensor([[0.5]]), 3)[0], [0.0625, 0.0625, 0.375 + 0.0625], atol=1e-6)
+    np.testing.assert_allclose(
+        known().plan(torch.tensor([[0.5]]), 3)[0], [0.0625, 0.0625, 0.375 + 0.0625], atol=1e-6
+    )
     np.testing.assert_allclose(alive, 1, atol=1e-6)
 
 
 def test_an_episode_that_the_task_ends_brings_rewards_of_zero():
-    """From 2.5 up: paid at 2.5 and, at 3.5, once more while the task ends the episode; then raw 0, which is 0.25 of -1 .. 3."""
+    """From 2.5 up: paid at 2.5 and, at 3.5, once more while the task ends the episode; then raw 0,
+    which is 0.25 of -1 .. 3.
+    """
     made = known()
     made.reward_low.fill_(-1.0)
     made.reward_span.fill_(4.0)
     _, gains, alive, _ = made.imagine(torch.tensor([[2.5]]), 3)
     assert alive[0].tolist() == pytest.approx([1, 1, 0], abs=1e-6)
     assert gains[0, 2].item() == pytest.approx(0.5 * (1 + 0.5 + 0.25 * 0.25))
-    assert made.plan(torch.tensor([[2.5]]), 3)[0, 2].item() == pytest.approx(gains[0, 2].item() + 0.125 * 0.25)
+    assert made.plan(torch.tensor([[2.5]]), 3)[0, 2].item() == pytest.approx(
+        gains[0, 2].item() + 0.125 * 0.25
+    )
 
 
 def test_a_sequence_on_whose_end_the_members_disagree_does_not_count():
-    """Errors of +-0.1 and +-0.3 a step: after two steps the ends differ from their mean by 0.2 and 0.6, the tolerance is 0.4."""
+    """Errors of +-0.1 and +-0.3 a step: after two steps the ends differ from their mean by 0.2 and
+    0.6, the tolerance is 0.4.
+    """
     assert (known((-0.1, 0.1)).plan(torch.zeros(1, 1), 2) >= 0).all()
     assert (known((-0.3, 0.3)).plan(torch.zeros(1, 1), 2) == -1).all()
-    after, paid, over, agreed = known((-0.3, 0.3)).advance(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.5]]))
+    after, paid, over, agreed = known((-0.3, 0.3)).advance(
+        torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5], [0.5]])
+    )
     assert after[:, 0].tolist() == [1.5, 3.5] and paid.tolist() == [1, 1]
     assert over.tolist() == [False, True] and not agreed.any()
 
 
 def test_an_end_in_a_bin_without_data_does_not_count(monkeypatch):
-    """Two numbers that were only seen equal, from 0 to 9.99 in 100 bins of 0.1: (3, 3.05) and the bins beside it are like the data, (3, 3.35)
-    and 12 are not."""
+    """Two numbers that were only seen equal, from 0 to 9.99 in 100 bins of 0.1: (3, 3.05) and the
+    bins beside it are like the data, (3, 3.35) and 12 are not."""
     monkeypatch.setattr(imagined, "BINS", 100)
     made = ImaginedValue(replace(LINE, observation_dim=2), discount=0.5)
     line = torch.linspace(0, 9.99, 2000)
@@ -106,17 +136,25 @@ def test_a_reward_counts_where_all_models_find_it():
     made = known()
     made.rewards[1] = Pay(2.0)
     paid, over = made.pay(torch.tensor([[0.5], [1.5], [2.5], [3.5]]), torch.zeros(4, 1))
-    assert paid.tolist() == pytest.approx([0, 0, 1, 1]) and over.tolist() == pytest.approx([0, 0, 0, 1])
+    assert paid.tolist() == pytest.approx([0, 0, 1, 1]) and over.tolist() == pytest.approx(
+        [0, 0, 0, 1]
+    )
 
 
 def test_frequencies_resolve_a_step():
     net = FourierMLP(2, 3, 1, count=8)
     net.set_frequencies(torch.tensor([0.01, 0.9]))
-    assert 30 < net.frequencies[:, 0].max() <= 100 and net.frequencies[:, 1].max() <= 2 and net.frequencies.min() >= 1
+    assert (
+        30 < net.frequencies[:, 0].max() <= 100
+        and net.frequencies[:, 1].max() <= 2
+        and net.frequencies.min() >= 1
+    )
 
 
 def line(monkeypatch, sides=(1,)):
-    """Transitions along places -2 .. 2, both numbers of an observation: each of these texts pays 7 at its side from 1 on."""
+    """Transitions along places -2 .. 2, both numbers of an observation: each of these texts pays 7
+    at its side from 1 on.
+    """
     monkeypatch.setattr(imagined, "BATCH", 128)
     monkeypatch.setattr(imagined, "BINS", 20)
     rng, spec = np.random.default_rng(0), replace(LINE, observation_dim=2)
@@ -127,22 +165,39 @@ def line(monkeypatch, sides=(1,)):
     rewards = (x[:, 0] * np.array(sides)[text] >= 1).astype(np.float32) * 7
     units = Normalizer(spec)
     units.change_scale.fill_(0.1)
-    columns = torch.from_numpy(x), torch.from_numpy(np.repeat(actions, 2, 0)).float(), torch.from_numpy(rewards)
+    columns = (
+        torch.from_numpy(x),
+        torch.from_numpy(np.repeat(actions, 2, 0)).float(),
+        torch.from_numpy(rewards),
+    )
     read = codes(TEXTS[: len(sides)]) if len(sides) > 1 else torch.zeros(1, 0)
     made = ImaginedValue(spec, discount=0.9, horizon=4, reads_text=len(sides) > 1, steps=400)
-    data = Transitions(*columns, torch.zeros(8000), torch.arange(0, 8000, 2), torch.from_numpy(text), read)
+    data = Transitions(
+        *columns, torch.zeros(8000), torch.arange(0, 8000, 2), torch.from_numpy(text), read
+    )
     made.fit(data, units, seed=0)
     return made
 
 
 def test_a_value_tells_texts_apart(monkeypatch):
-    """One text pays at the upper end, the other one at the lower: from the middle the first goes up and the second down."""
+    """One text pays at the upper end, the other one at the lower: from the middle the first goes up
+    and the second down.
+    """
     made = line(monkeypatch, sides=(1, -1))
     states = made.states(torch.zeros(2, 2), TEXTS)
-    assert states.shape == (2, 2 + imagined.CODE) and made.plan(states, 4).argmax(1).tolist() == [2, 0]
-    after, paid, _, agreed = made.advance(made.states(torch.full((2, 2), 1.5), TEXTS), torch.zeros(2, 1))
-    assert after.shape == (2, 2) and agreed.all() and paid.tolist() == pytest.approx([7, 0], abs=0.5)
-    with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Go home.'"):
+    assert states.shape == (2, 2 + imagined.CODE) and made.plan(states, 4).argmax(1).tolist() == [
+        2,
+        0,
+    ]
+    after, paid, _, agreed = made.advance(
+        made.states(torch.full((2, 2), 1.5), TEXTS), torch.zeros(2, 1)
+    )
+    assert (
+        after.shape == (2, 2) and agreed.all() and paid.tolist() == pytest.approx([7, 0], abs=0.5)
+    )
+    with pytest.raises(
+        ValueError, match="expected a task text that the value was fitted to, got 'Go home.'"
+    ):
         made.states(torch.zeros(2, 2), ["Go up.", "Go home."])
 
 
@@ -152,14 +207,22 @@ def test_equal_texts_have_equal_codes():
 
 
 def test_the_value_of_a_line_is_found(monkeypatch):
-    """From everywhere the best is to go up, from above 1 also to stay. Where the two numbers differ there are no data, so that no
-    sequence counts."""
+    """From everywhere the best is to go up, from above 1 also to stay. Where the two numbers differ
+    there are no data, so that no sequence counts."""
     made = line(monkeypatch)
     values = made.plan(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [0.7, 0.7]]), 4)
     assert values.argmax(1).tolist() == [2, 2, 2] and (values.amax(1).diff() > 0).all()
-    assert made.plan(torch.tensor([[1.5, 1.5]]), 4)[0, 1:].tolist() == pytest.approx([1, 1], abs=0.15), "paid for ever"
-    _, paid, _, agreed = made.advance(torch.tensor([[1.5, 1.5], [0.0, 0.0], [1.5, -1.5]]), torch.zeros(3, 1))
-    assert paid[:2].tolist() == pytest.approx([7, 0], abs=0.5) and agreed.tolist() == [True, True, False]
+    assert made.plan(torch.tensor([[1.5, 1.5]]), 4)[0, 1:].tolist() == pytest.approx(
+        [1, 1], abs=0.15
+    ), "paid for ever"
+    _, paid, _, agreed = made.advance(
+        torch.tensor([[1.5, 1.5], [0.0, 0.0], [1.5, -1.5]]), torch.zeros(3, 1)
+    )
+    assert paid[:2].tolist() == pytest.approx([7, 0], abs=0.5) and agreed.tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert (made.plan(torch.tensor([[1.5, -1.5], [-1.0, 1.0]]), 4) == -1).all()
     assert not any(weight.requires_grad for weight in made.parameters())
 

@@ -1,4 +1,6 @@
-"""Missing actions are filled in by a model of the action between two observations, with less weight where it is less certain."""
+"""Missing actions are filled in by a model of the action between two observations, with less weight
+where it is less certain.
+"""
 
 import json
 
@@ -18,10 +20,15 @@ pytestmark = pytest.mark.slow
 
 
 def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
-    """Walks of a point by its actions. At x > 0 the action does not move it, so that no observation tells it."""
+    """Walks of a point by its actions.
+
+    At x > 0 the action does not move it, so that no observation tells it.
+    """
     rng, made = np.random.default_rng(seed), []
     for e in range(episodes):
-        actions = rng.integers(0, 3, (n, 1)).astype(float) if discrete else rng.uniform(-2, 2, (n, 1))
+        actions = (
+            rng.integers(0, 3, (n, 1)).astype(float) if discrete else rng.uniform(-2, 2, (n, 1))
+        )
         x, seen = rng.uniform(-9, -5) if e % 2 else 5.0, []
         for a in actions[:, 0]:
             seen.append([x])
@@ -30,12 +37,20 @@ def log(path, *, discrete, labelled=4, episodes=40, n=12, final=True, seed=0):
         taken = actions if e < labelled else np.full_like(actions, np.nan)
         made.append(
             (
-                Episode(observations[:-1], taken, np.ones(n), group=e, final_observation=observations[-1] if final else None),
+                Episode(
+                    observations[:-1],
+                    taken,
+                    np.ones(n),
+                    group=e,
+                    final_observation=observations[-1] if final else None,
+                ),
                 actions,
             )
         )
     spec = Spec(1, 1, n, num_actions=3) if discrete else Spec(1, 1, n, (-2.0,), (2.0,))
-    return write(path, Source(spec, [e for e, _ in made], {"name": "walk"})), np.concatenate([a for _, a in made])
+    return write(path, Source(spec, [e for e, _ in made], {"name": "walk"})), np.concatenate(
+        [a for _, a in made]
+    )
 
 
 @pytest.mark.parametrize("discrete", [False, True])
@@ -49,22 +64,31 @@ def test_filled_actions_are_right_where_their_weight_is_large(tmp_path, discrete
         and (filled.action_weight[recorded] == 1).all()
     )
     new = ~recorded & moving
-    assert np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.5
+    assert (
+        np.abs(filled.actions - true)[new].mean() < 0.2 and filled.action_weight[new].mean() > 0.5
+    )
     assert filled.action_weight[~recorded & ~moving].mean() < 0.35 and filled.loss_mask.all()
     again = fill(store, steps, np.arange(40), seed=0, updates=300)
-    assert np.array_equal(again.actions, filled.actions) and np.array_equal(again.action_weight, filled.action_weight)
+    assert np.array_equal(again.actions, filled.actions) and np.array_equal(
+        again.action_weight, filled.action_weight
+    )
 
 
 def test_a_step_without_a_next_observation_stays_missing(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, final=False)
     filled = fill(store, windows.of_store(store), np.arange(40), seed=0, updates=2)
     missing = filled.action_weight == 0
-    assert np.flatnonzero(missing).tolist() == (store.offsets[5:] - 1).tolist() and (filled.loss_mask == ~missing).all()
+    assert (
+        np.flatnonzero(missing).tolist() == (store.offsets[5:] - 1).tolist()
+        and (filled.loss_mask == ~missing).all()
+    )
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True)
-    with pytest.raises(ValueError, match="data.fill_actions: expected recorded actions with a next observation"):
+    with pytest.raises(
+        ValueError, match="data.fill_actions: expected recorded actions with a next observation"
+    ):
         fill(store, windows.of_store(store), np.arange(10, 40), seed=0)
 
 
@@ -78,13 +102,19 @@ def test_without_filling_only_episodes_with_a_recorded_action_are_trained_on(tmp
     data = opened(store, data={"held_out": 0.5})
     assert len(data.episodes) and {*data.episodes, *data.held_out} == {*range(20)}
     everything = opened(store, lambda store, steps, episodes: steps, data={"held_out": 0.5})
-    assert len(everything.episodes) == 20 and len({*everything.held_out} & {*range(20)}) == len(everything.held_out)
+    assert len(everything.episodes) == 20 and len({*everything.held_out} & {*range(20)}) == len(
+        everything.held_out
+    )
 
 
 def test_held_out_windows_are_measured_on_recorded_actions(tmp_path):
     store, _ = log(tmp_path / "s", discrete=True, labelled=20)
     steps = windows.of_store(store)
-    data = opened(store, lambda *_: fill(store, steps, np.arange(40), seed=0, updates=2), data={"held_out": 0.5})
+    data = opened(
+        store,
+        lambda *_: fill(store, steps, np.arange(40), seed=0, updates=2),
+        data={"held_out": 0.5},
+    )
     trained, measured = (sampler(0) for sampler in (data.sampler, data.validators[""]))
     assert ((trained.action_weight > 0) & (trained.action_weight < 1)).any() and (
         measured.action_weight[measured.mask] == 1
@@ -92,17 +122,25 @@ def test_held_out_windows_are_measured_on_recorded_actions(tmp_path):
 
 
 def test_past_actions_that_are_missing_are_never_read(tmp_path):
-    episodes = [Episode(np.zeros((3, 1)), np.array([[0.0], [np.nan], [1.0]]), np.ones(3), group=g) for g in range(3)]
-    store = write(tmp_path / "s", Source(Spec(1, 1, 3, (-1.0,), (1.0,)), episodes, {"name": "gaps"}))
+    episodes = [
+        Episode(np.zeros((3, 1)), np.array([[0.0], [np.nan], [1.0]]), np.ones(3), group=g)
+        for g in range(3)
+    ]
+    store = write(
+        tmp_path / "s", Source(Spec(1, 1, 3, (-1.0,), (1.0,)), episodes, {"name": "gaps"})
+    )
     with pytest.raises(
-        ValueError, match="window=2 reads past actions, which 3 of 3 episodes lack at some steps; take data.fill_actions"
+        ValueError,
+        match="window=2 reads past actions, which 3 of 3 episodes lack at some steps; take data.fill_actions",
     ):
         opened(store, window=2)
     window = opened(store).sampler(0)
     assert np.array_equal(window.loss_mask, window.action_weight > 0) and not window.loss_mask.all()
 
 
-@pytest.mark.parametrize("words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]])
+@pytest.mark.parametrize(
+    "words", [["dataset=synthetic"], ["dataset=synthetic-discrete", "head=discrete"]]
+)
 def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
     few = ("transform=unlabelled", "transform.actions_kept=0.2")
     filled = ("data.fill_actions=inverse_dynamics", f"run={tmp_path}/run")
@@ -116,7 +154,10 @@ def test_a_run_fills_in_what_the_log_lacks(tmp_path, capsys, words):
 
 def test_an_unknown_way_to_fill_is_refused(tmp_path, capsys):
     assert command("train", *LOOP, *NANO, "data.fill_actions=guess", f"run={tmp_path}/run") != 0
-    assert "data.fill_actions: expected one of none, inverse_dynamics, got 'guess'" in capsys.readouterr().err
+    assert (
+        "data.fill_actions: expected one of none, inverse_dynamics, got 'guess'"
+        in capsys.readouterr().err
+    )
 
 
 def test_nan_actions_of_a_log_are_missing(tmp_path):
@@ -124,17 +165,27 @@ def test_nan_actions_of_a_log_are_missing(tmp_path):
         Episode(np.zeros((2, 1)), np.array([[np.nan], [1.0]]), np.ones(2)),
         Episode(np.zeros((1, 1)), np.zeros((1, 1)), np.ones(1)),
     )
-    assert some.actions.tolist() == [[0], [1]] and some.action_weight.tolist() == [0, 1] and none.action_weight is None
-    spec = Spec(1, 1, 2, (0.5,), (1.0,))  # what stands in place of a missing action need not be within the bounds
+    assert (
+        some.actions.tolist() == [[0], [1]]
+        and some.action_weight.tolist() == [0, 1]
+        and none.action_weight is None
+    )
+    # what stands in place of a missing action need not be within the bounds
+    spec = Spec(1, 1, 2, (0.5,), (1.0,))
     full = Episode(np.zeros((1, 1)), np.ones((1, 1)), np.ones(1))
     store = write(tmp_path / "s", Source(spec, [full, some, full], {"name": "test"}))
-    assert store.action_weight.tolist() == [1, 0, 1, 1] and open_store(tmp_path / "s").episode(1).action_weight.tolist() == [
+    assert store.action_weight.tolist() == [1, 0, 1, 1] and open_store(tmp_path / "s").episode(
+        1
+    ).action_weight.tolist() == [
         0,
         1,
     ]
     assert windows.of_store(store).loss_mask.tolist() == [True, False, True, True]
     empty = Episode(np.zeros((2, 1)), np.full((2, 1), np.nan), np.ones(2))
-    with pytest.raises(ValueError, match="test: expected the recorded action of some steps, all of them are missing"):
+    with pytest.raises(
+        ValueError,
+        match="test: expected the recorded action of some steps, all of them are missing",
+    ):
         write(tmp_path / "none", Source(spec, [empty], {"name": "test"}))
     with pytest.raises(ValueError, match="expected finite numbers, got nan at"):
         Episode(np.zeros((1, 1)), np.array([[1.0, np.nan]]), np.ones(1))

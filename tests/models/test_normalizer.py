@@ -13,18 +13,29 @@ def test_moments_of_blocks_by_hand():
     for block in ([[1.0, 5.0]], np.zeros((0, 2)), [[3.0, 5.0], [5.0, 5.0]]):
         moments.add(np.array(block, np.float32))
     assert moments.count == 3 and moments.mean.tolist() == [3, 5] and moments.low.tolist() == [1, 5]
-    assert moments.variance.tolist() == pytest.approx([8 / 3, 0]) and moments.high.tolist() == [5, 5]
+    assert moments.variance.tolist() == pytest.approx([8 / 3, 0]) and moments.high.tolist() == [
+        5,
+        5,
+    ]
 
 
 def test_units_fitted_to_blocks_are_those_of_all_rows():
-    rng, spec = np.random.default_rng(0), Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2)))
-    x, togo = rng.normal(1000, 1, (900, 5)).astype(np.float32), rng.normal(size=900).astype(np.float32)
+    rng, spec = (
+        np.random.default_rng(0),
+        Spec(5, 1, 9, (-1.0,), (1.0,), entity_schema=(("own", 1, 1), ("goal", 2, 2))),
+    )
+    x, togo = (
+        rng.normal(1000, 1, (900, 5)).astype(np.float32),
+        rng.normal(size=900).astype(np.float32),
+    )
     x[:, (1, 3)] = rng.random((900, 2)) > 0.5
     fitted = [Normalizer(spec), Normalizer(spec)]
     for normalizer, size in zip(fitted, (900, 7), strict=True):
         blocks = [slice(a, a + size) for a in range(0, 900, size)]
         normalizer.fit((x[rows], togo[rows]) for rows in blocks)
         normalizer.fit_changes(np.diff(x, axis=0)[rows] for rows in blocks)
-    for (name, one), (_, other) in zip(*(normalizer.state_dict().items() for normalizer in fitted), strict=True):
+    for (name, one), (_, other) in zip(
+        *(normalizer.state_dict().items() for normalizer in fitted), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=name)
     assert fitted[0].observation_scale[0] == np.float32(x[:, 0].std(dtype=np.float64))

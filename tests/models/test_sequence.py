@@ -1,4 +1,6 @@
-"""What the whole model promises, on two architectures: invisible padding, causality, units, and what is trained."""
+"""What the whole model promises, on two architectures: invisible padding, causality, units, and
+what is trained.
+"""
 
 import math
 from dataclasses import replace
@@ -22,29 +24,47 @@ pytestmark = pytest.mark.numeric
 
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=20, low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=20, num_actions=4)
-TASKS = ["Walk to the goal in the north.", "Walk to the goal in the south, and do it within 20 steps.", ""]
+TASKS = [
+    "Walk to the goal in the north.",
+    "Walk to the goal in the south, and do it within 20 steps.",
+    "",
+]
 both = pytest.mark.parametrize("backbone", BACKBONES)
 
 
 def steps(spec, lengths):
-    """Episodes of these lengths, every number drawn; the e-th one is the start of the same episode whatever its length."""
+    """Episodes of these lengths, every number drawn; the e-th one is the start of the same episode
+    whatever its length.
+    """
 
     def drawn(e, n):
         rng, N = np.random.default_rng(e), spec.horizon
         observations, returns = rng.normal(size=(N, spec.observation_dim)), rng.normal(size=N)
         chosen, pushed = rng.integers(4, size=(N, 1)), rng.uniform(size=(N, 2))
-        return [part[:n].astype(np.float32) for part in (observations, chosen if spec.num_actions else pushed, returns)]
+        return [
+            part[:n].astype(np.float32)
+            for part in (observations, chosen if spec.num_actions else pushed, returns)
+        ]
 
-    numbers = (np.concatenate(parts) for parts in zip(*(drawn(e, n) for e, n in enumerate(lengths)), strict=True))
+    numbers = (
+        np.concatenate(parts)
+        for parts in zip(*(drawn(e, n) for e, n in enumerate(lengths)), strict=True)
+    )
     end = np.cumsum(lengths)
     return windows.Steps(*numbers, end - lengths, end)
 
 
 def make_batch(spec, lengths, T, tasks=("",), index=None):
-    """The first T steps of episodes of these lengths; row i has the text tasks[index[i]], or the first one."""
+    """The first T steps of episodes of these lengths; row i has the text tasks[index[i]], or the
+    first one.
+    """
     rows = np.arange(len(lengths))
     window = windows.cut(steps(spec, lengths), rows, 0 * rows, T)
-    return collate(window, text.encode(text.own_tokenizer(), tasks), 0 * rows if index is None else np.array(index))
+    return collate(
+        window,
+        text.encode(text.own_tokenizer(), tasks),
+        0 * rows if index is None else np.array(index),
+    )
 
 
 @torch.no_grad()
@@ -69,13 +89,19 @@ def test_padding_changes_nothing(backbone, tasks):
 
 @both
 def test_whatever_padding_holds_the_loss_is_the_same(backbone):
-    model, batch = make_model(CONTINUOUS, backbone=backbone), make_batch(CONTINUOUS, [5, 2], 6, TASKS, [0, 1])
+    model, batch = (
+        make_model(CONTINUOUS, backbone=backbone),
+        make_batch(CONTINUOUS, [5, 2], 6, TASKS, [0, 1]),
+    )
     real, trash = batch.mask[..., None], 1e3
     noise = replace(
-        batch, observations=batch.observations.where(real, trash), actions=batch.actions.where(real, trash),
-        returns_to_go=batch.returns_to_go.where(batch.mask, -trash), timesteps=batch.timesteps.where(batch.mask, 7),
+        batch,
+        observations=batch.observations.where(real, trash),
+        actions=batch.actions.where(real, trash),
+        returns_to_go=batch.returns_to_go.where(batch.mask, -trash),
+        timesteps=batch.timesteps.where(batch.mask, 7),
         text_ids=batch.text_ids.where(batch.text_mask, 300),
-    )  # fmt: skip
+    )
     assert not batch.text_mask.all() and not batch.mask.all()
     with torch.no_grad():
         torch.testing.assert_close(model(noise)["nll"], model(batch)["nll"])
@@ -112,7 +138,10 @@ def test_actions_outside_the_loss_mask_are_inputs_but_no_targets():
 
 
 def test_max_return_is_an_expectile_on_rows_with_the_null_return():
-    model, batch = make_model(CONTINUOUS, objective=MAX_RETURN), make_batch(CONTINUOUS, [3, 2, 3, 1], 4)
+    model, batch = (
+        make_model(CONTINUOUS, objective=MAX_RETURN),
+        make_batch(CONTINUOUS, [3, 2, 3, 1], 4),
+    )
     model.normalizer.return_mean.fill_(1.0)
     model.normalizer.return_scale.fill_(2.0)
     with torch.no_grad():
@@ -123,9 +152,8 @@ def test_max_return_is_an_expectile_on_rows_with_the_null_return():
         torch.testing.assert_close(terms["max_return"], (each[1, :2].sum() + each[3, 0]) / 3)
         assert not torch.equal(model.read(batch, ~given), hidden)
         other = replace(batch, returns_to_go=batch.returns_to_go + 1)
-        torch.testing.assert_close(
-            model.read(other, given)[~given], hidden[~given], rtol=0, atol=0
-        )  # their returns have no effect
+        # their returns have no effect
+        torch.testing.assert_close(model.read(other, given)[~given], hidden[~given], rtol=0, atol=0)
         assert (model.read(other, given)[given] != hidden[given]).any()
 
 
@@ -140,11 +168,20 @@ def after(batch, name, t):
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("returns", ["return_to_go", "none"])
 def test_a_prediction_depends_on_neither_its_action_nor_the_future(backbone, spec, returns):
-    """What is changed at step 3 is first seen at step 3 if it is a return or an observation, and at step 4 if an action."""
+    """What is changed at step 3 is first seen at step 3 if it is a return or an observation, and at
+    step 4 if an action.
+    """
     head = "discrete" if spec.num_actions else "gaussian"
-    model, batch = make_model(spec, backbone=backbone, head=head, condition_on=returns), make_batch(spec, [6, 6], 6, TASKS[:1])
+    model, batch = (
+        make_model(spec, backbone=backbone, head=head, condition_on=returns),
+        make_batch(spec, [6, 6], 6, TASKS[:1]),
+    )
     before = hidden_states(model, batch)
-    for name, first in (("observations", 3), ("actions", 4), *([("returns_to_go", 3)] if returns == "return_to_go" else [])):
+    for name, first in (
+        ("observations", 3),
+        ("actions", 4),
+        *([("returns_to_go", 3)] if returns == "return_to_go" else []),
+    ):
         now = hidden_states(model, after(batch, name, 3))
         assert same(now[:, :first], before[:, :first])
         assert not any(same(now[:, t], before[:, t]) for t in range(first, 6))
@@ -156,7 +193,10 @@ def test_a_prediction_depends_on_the_past(backbone):
     for name in ("observations", "actions", "returns_to_go"):
         part = getattr(batch, name).clone()
         part[:, 0] += 1
-        assert not same(hidden_states(model, replace(batch, **{name: part}))[:, 5], hidden_states(model, batch)[:, 5])
+        assert not same(
+            hidden_states(model, replace(batch, **{name: part}))[:, 5],
+            hidden_states(model, batch)[:, 5],
+        )
 
 
 @both
@@ -165,8 +205,11 @@ def test_the_text_changes_the_action(backbone):
     batch = make_batch(CONTINUOUS, [4], 4)
     batches = [make_batch(CONTINUOUS, [4], 4, TASKS, [i]) for i in rows]
     actions = [model.head(hidden_states(model, one)).mode for one in batches]
-    assert same(hidden_states(model, batches[2]), hidden_states(model, batch))  # an empty text is no text
-    assert not any(torch.allclose(actions[i], actions[j], atol=1e-3) for i in rows for j in rows if i < j)
+    # an empty text is no text
+    assert same(hidden_states(model, batches[2]), hidden_states(model, batch))
+    assert not any(
+        torch.allclose(actions[i], actions[j], atol=1e-3) for i in rows for j in rows if i < j
+    )
 
 
 @both
@@ -190,12 +233,18 @@ def test_without_conditioning_returns_have_no_effect():
 @pytest.mark.parametrize("tune", ["lora", "full", "frozen"])
 def test_only_adapters_and_new_parts_are_trained(backbone, tune):
     """And each of them is: a parameter that gets no gradient is one that is not used."""
-    model = make_model(CONTINUOUS, backbone=backbone, backbone_options={"tune": tune, "lora_rank": 4})
+    model = make_model(
+        CONTINUOUS, backbone=backbone, backbone_options={"tune": tune, "lora_rank": 4}
+    )
     sum(model(make_batch(CONTINUOUS, [6, 6], 6, TASKS, [0, 1])).values()).backward()
     trained = {
-        name: tune == "full" or not name.startswith("backbone.") or "lora_" in name for name, _ in model.named_parameters()
+        name: tune == "full" or not name.startswith("backbone.") or "lora_" in name
+        for name, _ in model.named_parameters()
     }
-    assert {name: weight.grad is not None and bool(weight.grad.any()) for name, weight in model.named_parameters()} == trained
+    assert {
+        name: weight.grad is not None and bool(weight.grad.any())
+        for name, weight in model.named_parameters()
+    } == trained
 
 
 def test_an_adapter_changes_nothing_at_first():
@@ -209,7 +258,9 @@ def test_an_adapter_changes_nothing_at_first():
 def test_units_go_there_and_back():
     units = Normalizer(CONTINUOUS)
     actions = torch.tensor([[-2.0, 0.0], [2.0, 1.0], [1.0, 0.25]])
-    torch.testing.assert_close(units.actions(actions), torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.5, -0.5]]))
+    torch.testing.assert_close(
+        units.actions(actions), torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.5, -0.5]])
+    )
     torch.testing.assert_close(units.raw_actions(units.actions(actions)), actions)
 
 
@@ -219,16 +270,27 @@ def test_an_action_beyond_the_bounds_is_the_bound():
 
 def test_a_discrete_action_has_no_unit():
     units, chosen = Normalizer(DISCRETE), torch.tensor([[0.0], [3.0]])
-    assert torch.equal(units.actions(chosen), chosen) and torch.equal(units.raw_actions(chosen), chosen)
+    assert torch.equal(units.actions(chosen), chosen) and torch.equal(
+        units.raw_actions(chosen), chosen
+    )
 
 
 def test_observations_and_returns_are_standardised_by_hand():
     """Observations 0 and 4: mean 2, deviation 2. Returns 10, 20 and 30: mean 20."""
     units = Normalizer(Spec(observation_dim=2, action_dim=1, horizon=5, low=(-1.0,), high=(1.0,)))
-    units.fit([(np.array([[0, 7], [4, 7], [0, 7], [4, 7]], np.float32), np.array([10, 20, 30, 20], np.float32))])
+    units.fit(
+        [
+            (
+                np.array([[0, 7], [4, 7], [0, 7], [4, 7]], np.float32),
+                np.array([10, 20, 30, 20], np.float32),
+            )
+        ]
+    )
     seen, wanted = torch.tensor([[4.0, 7.0], [8.0, 9.0]]), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
     torch.testing.assert_close(units.observations(seen), wanted, rtol=1e-4, atol=0)
-    torch.testing.assert_close(units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5]))
+    torch.testing.assert_close(
+        units.returns_to_go(torch.tensor([20.0, 30.0])), torch.tensor([0.0, 10 / 50**0.5])
+    )
 
 
 def test_a_return_beyond_the_training_range_is_clamped():
@@ -247,7 +309,9 @@ def test_units_of_constant_columns_stay_finite():
 
 def test_the_scaler_is_saved_with_the_weights():
     old, new = make_model(CONTINUOUS), make_model(CONTINUOUS, seed=1)
-    old.normalizer.fit([(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))])
+    old.normalizer.fit(
+        [(np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.float32))]
+    )
     new.load_state_dict(old.state_dict())
     batch = make_batch(CONTINUOUS, [4], 4)
     assert torch.equal(hidden_states(new, batch), hidden_states(old, batch))
@@ -261,7 +325,9 @@ def test_an_action_before_noise_and_clipping_is_chosen():
     torch.nn.init.constant_(model.head.out.bias, math.atanh(0.80053))
     kept, before = (model.choose(hidden, None, decode=decode) for decode in ("mode", "unclipped"))
     torch.testing.assert_close(kept, model.normalizer.raw_actions(torch.full((1, 2), 0.80053)))
-    torch.testing.assert_close(before, model.normalizer.raw_actions(torch.ones(1, 2)), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        before, model.normalizer.raw_actions(torch.ones(1, 2)), atol=1e-3, rtol=0
+    )
 
 
 def test_a_masked_mean_is_over_what_is_real():
@@ -269,17 +335,25 @@ def test_a_masked_mean_is_over_what_is_real():
     assert masked_mean(values, torch.tensor([[True, True, False], [True, False, False]])) == 2
 
 
-@pytest.mark.parametrize(("head", "spec"), [("gaussian", CONTINUOUS), ("bins", CONTINUOUS), ("discrete", DISCRETE)])
+@pytest.mark.parametrize(
+    ("head", "spec"), [("gaussian", CONTINUOUS), ("bins", CONTINUOUS), ("discrete", DISCRETE)]
+)
 @pytest.mark.parametrize("decode", ["mode", "mean", "sample"])
 def test_an_action_is_chosen_in_raw_units(head, spec, decode):
     model = make_model(spec, head=head)
     hidden = model.read(make_batch(spec, [6] * 5, 6))[:, -1].detach()
     chosen = model.choose(hidden, None, decode=decode, generator=torch.Generator().manual_seed(0))
     distribution = model.head(hidden[:, None])
-    wanted = distribution.sample(torch.Generator().manual_seed(0)) if decode == "sample" else getattr(distribution, decode)
+    wanted = (
+        distribution.sample(torch.Generator().manual_seed(0))
+        if decode == "sample"
+        else getattr(distribution, decode)
+    )
     assert torch.equal(chosen, model.normalizer.raw_actions(wanted[:, 0]))
     if not spec.num_actions:
-        assert (chosen >= torch.tensor(spec.low)).all() and (chosen <= torch.tensor(spec.high)).all()
+        assert (chosen >= torch.tensor(spec.low)).all() and (
+            chosen <= torch.tensor(spec.high)
+        ).all()
 
 
 def test_a_masked_action_is_never_chosen():
@@ -287,13 +361,16 @@ def test_a_masked_action_is_never_chosen():
     hidden = model.read(make_batch(DISCRETE, [6] * 50, 6))[:, -1].detach()
     masks = torch.tensor([False, True, False, True]).expand(50, 4)
     for decode in ("mode", "sample"):
-        chosen = model.choose(hidden, masks, decode=decode, generator=torch.Generator().manual_seed(0))
+        chosen = model.choose(
+            hidden, masks, decode=decode, generator=torch.Generator().manual_seed(0)
+        )
         assert set(chosen.flatten().tolist()) <= {1, 3}
 
 
 def test_the_loss_counts_allowed_actions_alone():
     model, batch = make_model(DISCRETE, head="discrete"), make_batch(DISCRETE, [6], 6)
-    only = torch.nn.functional.one_hot(batch.actions[..., 0].long(), 4).bool()  # nothing else is allowed: nothing to learn
+    # nothing else is allowed: nothing to learn
+    only = torch.nn.functional.one_hot(batch.actions[..., 0].long(), 4).bool()
     with torch.no_grad():
         assert model(replace(batch, action_masks=only))["nll"] == 0 < model(batch)["nll"]
 
@@ -305,7 +382,13 @@ def test_hidden_numbers_of_an_observation_have_no_effect():
     for column, changes in ((0, False), (1, True), (2, False)):
         other = batch.observations.clone()
         other[..., column] += 1
-        assert same(hidden_states(model, replace(batch, observations=other)), hidden_states(model, batch)) != changes
+        assert (
+            same(
+                hidden_states(model, replace(batch, observations=other)),
+                hidden_states(model, batch),
+            )
+            != changes
+        )
 
 
 @torch.no_grad()
@@ -314,7 +397,8 @@ def test_past_actions_can_be_hidden():
     other = replace(batch, actions=1 - batch.actions)
     hidden, half = (make_model(CONTINUOUS, hide_actions=share) for share in (1.0, 0.5))
     assert same(hidden_states(hidden, other), hidden_states(hidden, batch))
-    assert not same(hidden_states(half, other), hidden_states(half, batch))  # when it acts, it reads them all
+    # when it acts, it reads them all
+    assert not same(hidden_states(half, other), hidden_states(half, batch))
     half.train()
     assert not same(hidden_states(half, batch), hidden_states(half, batch))
 
@@ -322,7 +406,10 @@ def test_past_actions_can_be_hidden():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"hide_observations": [3]}, r"model.hide_observations: expected numbers within 0 .. 2, got \[3\]"),
+        (
+            {"hide_observations": [3]},
+            r"model.hide_observations: expected numbers within 0 .. 2, got \[3\]",
+        ),
         ({"hide_actions": 2.0}, "model.hide_actions: expected a share within 0 .. 1, got 2.0"),
     ],
 )
@@ -332,5 +419,7 @@ def test_what_cannot_be_hidden_is_refused(options, expected):
 
 
 def test_an_unknown_conditioning_is_refused():
-    with pytest.raises(ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"):
+    with pytest.raises(
+        ValueError, match="model.condition_on: expected one of return_to_go, none, got 'sometimes'"
+    ):
         SequenceModel(CONTINUOUS, None, None, ModelOptions(condition_on="sometimes"))

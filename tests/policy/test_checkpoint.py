@@ -1,4 +1,6 @@
-"""Checkpoints: what is loaded acts as what was saved, what does not fit is refused in one line, a failed save loses nothing."""
+"""Checkpoints: what is loaded acts as what was saved, what does not fit is refused in one line, a
+failed save loses nothing.
+"""
 
 import json
 import os
@@ -48,8 +50,15 @@ def trained(path, config, *, noise=1):
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.add_(0.1 * torch.randn_like(weight))
-    model.normalizer.fit([(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))])
-    info = {"format": 2, "spec": asdict(SPEC), "frozen": fingerprint(model.backbone), "targets": {"0.9": 30.0}}
+    model.normalizer.fit(
+        [(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))]
+    )
+    info = {
+        "format": 2,
+        "spec": asdict(SPEC),
+        "frozen": fingerprint(model.backbone),
+        "targets": {"0.9": 30.0},
+    }
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     (path / "run.json").write_text(json.dumps(info))
@@ -60,14 +69,25 @@ def trained(path, config, *, noise=1):
 def histories():
     rng = np.random.default_rng(5)
     pasts = (0, 4, 12)
-    return [History(rng.normal(size=(t + 1, 2)), rng.uniform(-1, 1, (t, 2)), rng.normal(size=t), task="east") for t in pasts]
+    return [
+        History(
+            rng.normal(size=(t + 1, 2)), rng.uniform(-1, 1, (t, 2)), rng.normal(size=t), task="east"
+        )
+        for t in pasts
+    ]
 
 
 def edit(file, change):
     """Change a YAML, JSON or safetensors file of a run, as if it had been written so."""
     read, write = {
-        ".yaml": (lambda: yaml.safe_load(file.read_text()), lambda new: file.write_text(yaml.safe_dump(new))),
-        ".json": (lambda: json.loads(file.read_text()), lambda new: file.write_text(json.dumps(new))),
+        ".yaml": (
+            lambda: yaml.safe_load(file.read_text()),
+            lambda new: file.write_text(yaml.safe_dump(new)),
+        ),
+        ".json": (
+            lambda: json.loads(file.read_text()),
+            lambda new: file.write_text(json.dumps(new)),
+        ),
         ".safetensors": (lambda: load_file(file), lambda new: save_file(new, file)),
     }[file.suffix]
     content = read()
@@ -87,21 +107,24 @@ def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
         checkpoint.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
-    untrained = Policy(checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
+    untrained = Policy(
+        checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0
+    )
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
 
 
 @pytest.mark.parametrize("backbone", [name for name in BACKBONES if not name.endswith("full")])
 def test_frozen_weights_are_not_in_the_files(backbone, tmp_path):
     model = trained(tmp_path / "run", config(backbone))
-    files = {file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")}
+    files = {
+        file: load_file(file) for file in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")
+    }
     kept = [tensor for tensors in files.values() for tensor in tensors.values()]
     frozen = [weight for weight in model.parameters() if not weight.requires_grad]
     assert frozen and not any(torch.equal(weight, tensor) for weight in frozen for tensor in kept)
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
-    again = [
-        weight for name, weight in model.named_parameters() if "lora_" in name
-    ]  # an adapter has two names, see peft's test
+    # an adapter has two names, see peft's test
+    again = [weight for name, weight in model.named_parameters() if "lora_" in name]
     wanted = [*trainable, *again, *model.normalizer.buffers(), torch.ones(3)]
     assert sum(tensor.numel() for tensor in kept) == sum(tensor.numel() for tensor in wanted)
 
@@ -114,7 +137,8 @@ def test_a_run_directory_holds_no_pickle(tmp_path):
         (load_file(file) if file.suffix == ".safetensors" else file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+# peft reads it
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPT2"])
 @pytest.mark.parametrize("library", ["AutoModel", "AutoModelForCausalLM"])
 def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_path):
@@ -126,7 +150,13 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     if library == "AutoModelForCausalLM":
         transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
     whole = ("backbone.text_layers=0", "backbone.layers=0")
-    lora = ("backbone=pretrained", f"backbone.folder={folder}", *whole, "optim.lr=0.1", "optim.clip=0")
+    lora = (
+        "backbone=pretrained",
+        f"backbone.folder={folder}",
+        *whole,
+        "optim.lr=0.1",
+        "optim.clip=0",
+    )
     assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
     policy, _, _ = checkpoint.load(tmp_path / "run")
     backbone = policy.model.backbone
@@ -134,10 +164,14 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
     ids = torch.arange(12).view(2, 6)
     with torch.no_grad():
         bare = language_model(ids, output_hidden_states=True).hidden_states[-1]
-        adapted = PeftModel.from_pretrained(language_model, tmp_path / "run" / "checkpoint" / "adapter").eval()
+        adapted = PeftModel.from_pretrained(
+            language_model, tmp_path / "run" / "checkpoint" / "adapter"
+        ).eval()
         found = adapted(ids, output_hidden_states=True).hidden_states[-1]
         wanted = backbone.model(ids, output_hidden_states=True).hidden_states[-1]
-        ours = backbone(backbone.embed(ids), ids[:1, :0], ids[:1, :0].bool(), torch.zeros(2, dtype=torch.long))
+        ours = backbone(
+            backbone.embed(ids), ids[:1, :0], ids[:1, :0].bool(), torch.zeros(2, dtype=torch.long)
+        )
     near(found, wanted)
     near(found, ours)
     assert (found - bare).abs().max() > 0.01 * bare.abs().max(), "the adapter changed nothing"
@@ -159,19 +193,51 @@ WRONG = {  # fmt: off
         lambda c: c["backbone"].update(layers=3),
         "not this model's weights; missing: .*another backbone",
     ),
-    "another architecture": ("config.yaml", lambda c: c.update(backbone=BACKBONES["dt lora"]), "not this model's weights"),
-    "full, not lora": ("config.yaml", lambda c: c["backbone"].update(tune="full"), "not this model's weights"),
-    "another rank": ("config.yaml", lambda c: c["backbone"].update(lora_rank=4), "lora_A.* expected .*4"),
-    "another head": ("config.yaml", lambda c: c.update(head=node("head", "bins")), "head.out.bias is .2,., expected .66,."),
-    "another embedding": ("config.yaml", lambda c: c["model"].update(embedding="mlp"), "not this model's weights"),
-    "without returns": ("config.yaml", lambda c: c["model"].update(condition_on="none"), "unknown: tokenizer.returns"),
-    "another seed": ("config.yaml", lambda c: c.update(seed=4), "a backbone whose frozen weights were different"),
+    "another architecture": (
+        "config.yaml",
+        lambda c: c.update(backbone=BACKBONES["dt lora"]),
+        "not this model's weights",
+    ),
+    "full, not lora": (
+        "config.yaml",
+        lambda c: c["backbone"].update(tune="full"),
+        "not this model's weights",
+    ),
+    "another rank": (
+        "config.yaml",
+        lambda c: c["backbone"].update(lora_rank=4),
+        "lora_A.* expected .*4",
+    ),
+    "another head": (
+        "config.yaml",
+        lambda c: c.update(head=node("head", "bins")),
+        "head.out.bias is .2,., expected .66,.",
+    ),
+    "another embedding": (
+        "config.yaml",
+        lambda c: c["model"].update(embedding="mlp"),
+        "not this model's weights",
+    ),
+    "without returns": (
+        "config.yaml",
+        lambda c: c["model"].update(condition_on="none"),
+        "unknown: tokenizer.returns",
+    ),
+    "another seed": (
+        "config.yaml",
+        lambda c: c.update(seed=4),
+        "a backbone whose frozen weights were different",
+    ),
     "another observation": (
         "run.json",
         lambda f: f["spec"].update(observation_dim=3),
         "normalizer.* is .2,., expected .3,.",
     ),
-    "no such target": ("config.yaml", lambda c: c["act"].update(target_quantile=0.7), "knows those of 0.9, got 0.7"),
+    "no such target": (
+        "config.yaml",
+        lambda c: c["act"].update(target_quantile=0.7),
+        "knows those of 0.9, got 0.7",
+    ),
     "no normaliser": (
         "checkpoint/model.safetensors",
         lambda t: [t.pop(k) for k in [*t] if "normalizer" in k],
@@ -182,7 +248,11 @@ WRONG = {  # fmt: off
     "damaged adapter": (ADAPTER, half, "adapter_model.safetensors is damaged or missing"),
     "lost adapter": (ADAPTER, Path.unlink, "adapter_model.safetensors is damaged or missing"),
     "damaged info": ("run.json", half, "run.json is damaged or missing"),
-    "another format": ("run.json", lambda f: f.pop("format"), "expected a run of format 2, got format 1; train again"),
+    "another format": (
+        "run.json",
+        lambda f: f.pop("format"),
+        "expected a run of format 2, got format 1; train again",
+    ),
     "empty config": (
         "config.yaml",
         lambda c: c.clear(),
@@ -190,7 +260,11 @@ WRONG = {  # fmt: off
     ),
     "lost config": ("config.yaml", Path.unlink, "config.yaml is damaged or missing"),
     "no run": ("run.json", Path.unlink, "expected a run directory .with run.json., found none"),
-    "no checkpoint": ("checkpoint", shutil.rmtree, "expected a run with a checkpoint, found none; train it first"),
+    "no checkpoint": (
+        "checkpoint",
+        shutil.rmtree,
+        "expected a run with a checkpoint, found none; train it first",
+    ),
 }  # fmt: on
 
 
@@ -198,10 +272,16 @@ WRONG = {  # fmt: off
 def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
     file, change, message = WRONG[name]
     trained(tmp_path / "run", config())
-    change(tmp_path / "run" / file) if change in (half, Path.unlink, shutil.rmtree) else edit(tmp_path / "run" / file, change)
+    change(tmp_path / "run" / file) if change in (half, Path.unlink, shutil.rmtree) else edit(
+        tmp_path / "run" / file, change
+    )
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         checkpoint.load(tmp_path / "run")
-    assert "\n" not in str(raised.value) and str(tmp_path / "run") in str(raised.value) or "quantile" in str(raised.value)
+    assert (
+        "\n" not in str(raised.value)
+        and str(tmp_path / "run") in str(raised.value)
+        or "quantile" in str(raised.value)
+    )
 
 
 @pytest.mark.parametrize("name", ["trainer.safetensors", "trainer.json"])
@@ -235,7 +315,9 @@ def swapped(file):
 def test_weights_that_are_not_those_written_are_refused(name, change, tmp_path):
     trained(tmp_path / "run", config())
     change(tmp_path / "run" / "checkpoint" / name)
-    with pytest.raises(ValueError, match=rf"{name} is damaged .*not those that were written.*restore a copy"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is damaged .*not those that were written.*restore a copy"
+    ):
         checkpoint.load(tmp_path / "run")
 
 
@@ -244,7 +326,10 @@ def test_the_error_of_damage_names_the_checkpoint_before(tmp_path):
     trained(tmp_path / "run", config())
     shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "run" / "checkpoint.old")
     damage(tmp_path / "run" / "checkpoint" / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*checkpoint.old holds the checkpoint before"):
+    with pytest.raises(
+        ValueError,
+        match=r"model.safetensors is damaged .*checkpoint.old holds the checkpoint before",
+    ):
         checkpoint.load(tmp_path / "run")
 
 
@@ -266,16 +351,32 @@ def test_files_of_two_checkpoints_of_a_run_are_refused(name, tmp_path):
 def test_a_checkpoint_without_digests_is_loaded(tmp_path):
     """As versions before wrote it, with one name for each weight of the adapter."""
     model = trained(tmp_path / "run", config())
-    edit(tmp_path / "run" / ADAPTER, lambda tensors: [tensors.pop(name) for name in [*tensors] if ".model.model." in name])
-    assert not (tmp_path / "run" / "checkpoint" / DIGESTS).exists() and len(load_file(tmp_path / "run" / ADAPTER)) == 28
+    edit(
+        tmp_path / "run" / ADAPTER,
+        lambda tensors: [tensors.pop(name) for name in [*tensors] if ".model.model." in name],
+    )
+    assert (
+        not (tmp_path / "run" / "checkpoint" / DIGESTS).exists()
+        and len(load_file(tmp_path / "run" / ADAPTER)) == 28
+    )
     loaded, _, _ = checkpoint.load(tmp_path / "run")
     assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
 
 
 def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
-    """Those of the best weights, which act; the optimiser, which training goes on with; what describes the run."""
+    """Those of the best weights, which act; the optimiser, which training goes on with; what
+    describes the run.
+    """
     run = tmp_path / "run"
-    words = ("train", *LOOP, *NANO, "backbone.tune=lora", "data.held_out=0.2", "log.keep_best=true", f"run={run}")
+    words = (
+        "train",
+        *LOOP,
+        *NANO,
+        "backbone.tune=lora",
+        "data.held_out=0.2",
+        "log.keep_best=true",
+        f"run={run}",
+    )
     assert command(*words) == 0
     checked = (
         "best/checkpoint/model.safetensors",
@@ -306,13 +407,22 @@ def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
     assert command("train", *LOOP, *NANO, f"run={run}") == 0
     shorter(run / "config.yaml")
     assert yaml.safe_load((run / "config.yaml").read_text())
-    with pytest.raises(ValueError, match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/digests.json"):
+    with pytest.raises(
+        ValueError,
+        match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/digests.json",
+    ):
         checkpoint.read(run)
     (run / DIGESTS).unlink()
     checkpoint.read(run)
 
 
-WRITES = ((Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (shutil, "rmtree"), (checkpoint, "save_file"))
+WRITES = (
+    (Path, "mkdir"),
+    (Path, "rename"),
+    (Path, "write_text"),
+    (shutil, "rmtree"),
+    (checkpoint, "save_file"),
+)
 
 
 class Killed(BaseException):
@@ -320,7 +430,9 @@ class Killed(BaseException):
 
 
 def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Each operation on files is in turn the last, twice in a row: what is found is all old or all new, never a mixture."""
+    """Each operation on files is in turn the last, twice in a row: what is found is all old or all
+    new, never a mixture.
+    """
     run, left = tmp_path / "run", []
     model = trained(run, config("nano full"))
 
@@ -334,7 +446,9 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
         return run_or_die
 
     def save(number, operations):
-        """Save a checkpoint that is this number all over, and die after so many operations. -> whether it came through"""
+        """Save a checkpoint that is this number all over, and die after so many operations. ->
+        whether it came through
+        """
         left[:] = [operations]
         model.head.out.bias.data.fill_(number)
         with monkeypatch.context() as patch, suppress(Killed):
@@ -349,7 +463,11 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
             checkpoint.content(checkpoint.find(run) / name)
             for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
         ]
-        numbers = {float(parts[0]["head.out.bias"][0]), float(parts[1]["moment"][0]), float(parts[2]["step"])}
+        numbers = {
+            float(parts[0]["head.out.bias"][0]),
+            float(parts[1]["moment"][0]),
+            float(parts[2]["step"]),
+        }
         assert len(numbers) == 1, numbers
         return numbers.pop()
 
@@ -365,18 +483,25 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
     all_of_them = 99 - left[0]
     for first in range(all_of_them):
         attempt(first)
-        if checkpoint.find(run).name != "checkpoint":  # between the renames: the next save starts from the old one
+        # between the renames: the next save starts from the old one
+        if checkpoint.find(run).name != "checkpoint":
             for second in range(all_of_them):
                 attempt(99)
                 attempt(first)
                 attempt(second)
     attempt(99)
-    assert all_of_them > 6 and {path.name for path in run.iterdir()} == {"checkpoint", "config.yaml", "run.json"}
+    assert all_of_them > 6 and {path.name for path in run.iterdir()} == {
+        "checkpoint",
+        "config.yaml",
+        "run.json",
+    }
 
 
 @contextmanager
 def full_disk(path):
-    """No file may grow beyond 4 kB: what the system answers then is what a full disk answers, but for its number."""
+    """No file may grow beyond 4 kB: what the system answers then is what a full disk answers, but
+    for its number.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -413,13 +538,19 @@ def open_folder():
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
 def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folder):
     model = trained(open_folder / "run", config("nano full"))
-    before = {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    before = {
+        file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()
+    }
     with (
         trouble(open_folder / "run"),
-        pytest.raises(OSError, match="checkpoint: could not be written .* the checkpoint before it is kept"),
+        pytest.raises(
+            OSError, match="checkpoint: could not be written .* the checkpoint before it is kept"
+        ),
     ):
         checkpoint.save(open_folder / "run", model, {"moment": torch.zeros(3)}, {"step": 2})
-    assert before == {file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()}
+    assert before == {
+        file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()
+    }
     checkpoint.load(open_folder / "run")
 
 
@@ -427,27 +558,43 @@ def test_an_option_of_another_version_is_one_clear_error(tmp_path):
     trained(tmp_path / "run", config("nano full"))
     file = tmp_path / "run" / "config.yaml"
     file.write_text(file.read_text().replace("team:\n", "team:\n  shuffled: 1\n"))
-    with pytest.raises(ValueError, match="the options of this run are not those of this version .*'shuffled'.*train again"):
+    with pytest.raises(
+        ValueError,
+        match="the options of this run are not those of this version .*'shuffled'.*train again",
+    ):
         checkpoint.load(tmp_path / "run")
 
 
 def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
     words = ("train", *LOOP, *NANO, f"run={tmp_path}/runs/a", f"cache_dir={tmp_path}/data")
-    assert command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data") == 0
+    assert (
+        command("data", "dataset=synthetic", "dataset.episodes=40", f"cache_dir={tmp_path}/data")
+        == 0
+    )
     with full_disk(tmp_path):
         assert command(*words) == 1
     printed = capsys.readouterr().err
-    assert "could not be written" in printed and printed.count("\n") == 1 and f"{tmp_path}/runs/a" in printed
+    assert (
+        "could not be written" in printed
+        and printed.count("\n") == 1
+        and f"{tmp_path}/runs/a" in printed
+    )
 
 
 def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
-    assert command("train", *LOOP, *NANO, "run=/sys/kernel/runs/a") == 1  # closed to root too, absent on other systems
+    # closed to root too, absent on other systems
+    assert command("train", *LOOP, *NANO, "run=/sys/kernel/runs/a") == 1
     printed = capsys.readouterr().err
-    assert "could not be written" in printed and printed.count("\n") == 1 and "/sys/kernel/runs/a" in printed
+    assert (
+        "could not be written" in printed
+        and printed.count("\n") == 1
+        and "/sys/kernel/runs/a" in printed
+    )
 
 
 def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     known = checkpoint.versions()
     assert known["commit"] is None
-    assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]  # a build's name is not everywhere in both
+    # a build's name is not everywhere in both
+    assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

@@ -16,7 +16,15 @@ from tests.conftest import LOOP, NANO, command, episode, make_policy, node
 pytestmark = pytest.mark.slow
 
 CORRUPT = ("transform=corrupted", "transform.column=observations", "transform.share=1")
-SHORT = (*LOOP, *NANO, *CORRUPT, "planner=value", "planner.discount=0.9", "planner.steps=24", "planner.horizon=3")
+SHORT = (
+    *LOOP,
+    *NANO,
+    *CORRUPT,
+    "planner=value",
+    "planner.discount=0.9",
+    "planner.steps=24",
+    "planner.horizon=3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +39,16 @@ def run(tmp_path_factory):
 def test_a_value_is_restored_and_planned_to(run):
     policy, other = (decisionllm.load(run) for _ in range(2))
     imagined, places = policy.model.planner, np.array([[0.5, 0.5], [-1, 2]], np.float32)
-    assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, "as fitted"
+    assert imagined.change_scale.abs().max() < 1 and imagined.values[1].frequencies.max() > 1, (
+        "as fitted"
+    )
     values = torch.full((2, 9), 0.1)
-    values[0, 8], values[1] = 0.2, -1.0  # the last candidate is best in the first episode; none is known in the second
-    for each, plan in ((policy, lambda observations, steps: values), (other, lambda observations, steps: 0 * values - 1)):
+    # the last candidate is best in the first episode; none is known in the second
+    values[0, 8], values[1] = 0.2, -1.0
+    for each, plan in (
+        (policy, lambda observations, steps: values),
+        (other, lambda observations, steps: 0 * values - 1),
+    ):
         each.model.planner.plan = plan
     acted, own = (each.begin(["", ""], 5).act(places) for each in (policy, other))
     np.testing.assert_allclose(acted[0], [1, 1], atol=1e-6)
@@ -60,7 +74,12 @@ def test_a_plan_takes_allowed_actions_only(allowed):
     """In a session and from a history; the policy's own action and the best plan may be other ones."""
     moves = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
     policy, masks = (
-        make_policy(moves, head="discrete", planner=node("planner", "value", discount=0.9), planning_horizon=3),
+        make_policy(
+            moves,
+            head="discrete",
+            planner=node("planner", "value", discount=0.9),
+            planning_horizon=3,
+        ),
         np.arange(4)[None] == allowed,
     )
     values = torch.full((1, 4), 0.1)
@@ -74,30 +93,52 @@ def test_a_plan_takes_allowed_actions_only(allowed):
 
 
 def test_a_plan_needs_a_value_and_few_dimensions():
-    with pytest.raises(ValueError, match="act.planning_horizon: needs a model trained with planner=value"):
-        make_policy(Spec(observation_dim=3, action_dim=1, horizon=15, low=(-1.0,), high=(1.0,)), planning_horizon=3)
+    with pytest.raises(
+        ValueError, match="act.planning_horizon: needs a model trained with planner=value"
+    ):
+        make_policy(
+            Spec(observation_dim=3, action_dim=1, horizon=15, low=(-1.0,), high=(1.0,)),
+            planning_horizon=3,
+        )
     wide = Spec(observation_dim=3, action_dim=3, horizon=15, low=(-1.0,) * 3, high=(1.0,) * 3)
-    with pytest.raises(ValueError, match="at most two action dimensions, or discrete actions, got 3"):
+    with pytest.raises(
+        ValueError, match="at most two action dimensions, or discrete actions, got 3"
+    ):
         make_policy(wide, planning_horizon=3, planner=node("planner", "value", discount=0.9))
 
 
 def test_one_value_for_many_texts(monkeypatch, tmp_path):
     monkeypatch.setattr("decisionllm.models.imagined.BATCH", 64)
-    words = ("text=goal", "planner.reads_text=true", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
+    words = (
+        "text=goal",
+        "planner.reads_text=true",
+        f"run={tmp_path}/run",
+        f"cache_dir={tmp_path}/data",
+    )
     assert command("train", *SHORT, *words) == 0
-    policy, store = decisionllm.load(tmp_path / "run"), open_store(next((tmp_path / "data" / "stores").glob("altered-*")))
+    policy, store = (
+        decisionllm.load(tmp_path / "run"),
+        open_store(next((tmp_path / "data" / "stores").glob("altered-*"))),
+    )
     known = policy.model.planner.known
     assert known.any(1).sum() == len(store.tasks) > 1
-    torch.testing.assert_close(policy.model.planner.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2])
+    torch.testing.assert_close(
+        policy.model.planner.states(torch.zeros(1, 2), [store.tasks[1]])[:, 2:], known[1:2]
+    )
     assert policy.begin(list(store.tasks[:2]), 5).act(np.zeros((2, 2), np.float32)).shape == (2, 2)
-    chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3, text="goal")
+    chosen = node(
+        "dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3, text="goal"
+    )
     imagined = prepare(chosen, tmp_path)
     assert len(imagined.tasks) > 1 and imagined.info["text"] == "goal"
     with pytest.raises(
-        ValueError, match="dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal"
+        ValueError,
+        match="dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal",
     ):
         prepare(chosen | {"text": "none"}, tmp_path)
-    with pytest.raises(ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"):
+    with pytest.raises(
+        ValueError, match="expected a task text that the value was fitted to, got 'Fly.'"
+    ):
         policy.begin(["Fly."], 5).act(np.zeros((1, 2), np.float32))
 
 
@@ -107,13 +148,24 @@ def test_what_a_run_imagines_is_worded_in_every_frame_of_its_goals(monkeypatch, 
     loop = [word for word in SHORT if not word.startswith("dataset") and word not in CORRUPT]
     assert command("train", *loop, *maze, f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 0
     chosen = node("dataset", "imagined", run=str(tmp_path / "run"), episodes=6, steps=3)
-    named, worded = (prepare(chosen | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased"))
-    assert named.path == worded.path and named.tasks == worded.tasks and named.fingerprint == worded.fingerprint
+    named, worded = (
+        prepare(chosen | {"text": text}, tmp_path / "data") for text in ("goal", "paraphrased")
+    )
+    assert (
+        named.path == worded.path
+        and named.tasks == worded.tasks
+        and named.fingerprint == worded.fingerprint
+    )
     assert named.info["text"] == "goal" and "wordings" not in named.info
     known = goal_facts("umaze")
-    assert worded.info["wordings"] == {task: known[task] for task in named.tasks} and worded.info["text"] == "paraphrased"
+    assert (
+        worded.info["wordings"] == {task: known[task] for task in named.tasks}
+        and worded.info["text"] == "paraphrased"
+    )
     for text in ("none", "shuffled"):
-        with pytest.raises(ValueError, match="run reads text=goal, .*; give text=goal or text=paraphrased"):
+        with pytest.raises(
+            ValueError, match="run reads text=goal, .*; give text=goal or text=paraphrased"
+        ):
             prepare(chosen | {"text": text}, tmp_path / "data")
 
 
@@ -128,18 +180,29 @@ def test_an_interrupted_run_does_not_fit_its_value_again(run, monkeypatch):
 def test_a_run_imagines_a_dataset(run, tmp_path):
     imagined = node("dataset", "imagined", run=str(run), episodes=6, steps=4)
     store = prepare(imagined, tmp_path)
-    policy, data = decisionllm.load(run), open_store(next((run.parent / "data" / "stores").glob("altered-*")))
+    policy, data = (
+        decisionllm.load(run),
+        open_store(next((run.parent / "data" / "stores").glob("altered-*"))),
+    )
     assert len(store.lengths) <= 6 and store.lengths.max() <= 4 and store.spec == data.spec
     first = store.episode(int(store.lengths.argmax()))
-    assert (data.observations == first.observations[0]).all(1).any(), "it begins at an observation of the data"
-    np.testing.assert_allclose(policy.begin([""], 5).act(first.observations[:1]), first.actions[:1], atol=1e-5)
+    assert (data.observations == first.observations[0]).all(1).any(), (
+        "it begins at an observation of the data"
+    )
+    np.testing.assert_allclose(
+        policy.begin([""], 5).act(first.observations[:1]), first.actions[:1], atol=1e-5
+    )
     units, model = policy.model.normalizer, policy.model.planner
     seen, taken = (torch.tensor(x[:1].tolist()) for x in (first.observations, first.actions))
     after, paid, _, agreed = model.advance(units.observations(seen), units.actions(taken))
-    np.testing.assert_allclose(after * units.observation_scale + units.observation_mean, first.observations[1:2], atol=1e-4)
+    np.testing.assert_allclose(
+        after * units.observation_scale + units.observation_mean, first.observations[1:2], atol=1e-4
+    )
     assert first.rewards[0] == pytest.approx(paid.item(), abs=1e-4)
     assert agreed.item(), "the members agree about every step of an episode"
-    assert store.info["outside_support"] == pytest.approx(1 - len(store.rewards) / (6 * 4), abs=1e-4)
+    assert store.info["outside_support"] == pytest.approx(
+        1 - len(store.rewards) / (6 * 4), abs=1e-4
+    )
     assert any("outside_support=" in line for line in card(store))
     shaken = prepare(imagined | {"noise": 0.5}, tmp_path)
     assert shaken.actions[0].tolist() == store.actions[0].tolist()
@@ -148,9 +211,12 @@ def test_a_run_imagines_a_dataset(run, tmp_path):
 
 def test_a_run_without_texts_imagines_none(run, tmp_path):
     with pytest.raises(
-        ValueError, match="dataset.text=goal: .*run reads text=none, and so must what imitates it; give text=none"
+        ValueError,
+        match="dataset.text=goal: .*run reads text=none, and so must what imitates it; give text=none",
     ):
-        prepare(node("dataset", "imagined", run=str(run), episodes=6, steps=4, text="goal"), tmp_path)
+        prepare(
+            node("dataset", "imagined", run=str(run), episodes=6, steps=4, text="goal"), tmp_path
+        )
 
 
 def test_many_steps_outside_of_the_support_are_a_fault():
@@ -162,7 +228,9 @@ def test_many_steps_outside_of_the_support_are_a_fault():
 def test_the_card_and_the_training_print_the_faults_of_a_reader(tmp_path, capsys):
     made = [episode([1.0, 2.0], start=i) for i in range(4)]
     spec = Spec(observation_dim=2, action_dim=1, horizon=2, low=(-1.0,), high=(1.0,))
-    imagined = write(tmp_path / "store", Source(spec, made, {"name": "imagined(x)", "faults": ["12.5 % of it"]}))
+    imagined = write(
+        tmp_path / "store", Source(spec, made, {"name": "imagined(x)", "faults": ["12.5 % of it"]})
+    )
     assert "  fault        12.5 % of it" in list(card(imagined))
     loop = [word for word in LOOP if not word.startswith("dataset")]
     words = ("dataset=store", f"dataset.path={imagined.path}", "env=none", f"run={tmp_path}/run")
@@ -173,10 +241,15 @@ def test_the_card_and_the_training_print_the_faults_of_a_reader(tmp_path, capsys
 def test_a_dataset_is_imagined_by_a_run_with_a_value(run, tmp_path):
     plain = tmp_path / "plain"
     assert command("train", *LOOP, *NANO, f"run={plain}", f"cache_dir={run.parent}/data") == 0
-    with pytest.raises(ValueError, match="dataset.run=.*: expected a run trained with planner=value"):
+    with pytest.raises(
+        ValueError, match="dataset.run=.*: expected a run trained with planner=value"
+    ):
         prepare(node("dataset", "imagined", run=str(plain)), tmp_path)
 
 
 def test_a_value_is_of_one_task(tmp_path, capsys):
-    assert command("train", *SHORT, "text=goal", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data") == 1
+    assert (
+        command("train", *SHORT, "text=goal", f"run={tmp_path}/run", f"cache_dir={tmp_path}/data")
+        == 1
+    )
     assert "planner=value: expected one wording of at most 1 task texts" in capsys.readouterr().err

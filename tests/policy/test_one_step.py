@@ -15,11 +15,25 @@ SPEC = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-2.0, 0.0), high=(2
 def histories(spec, targets=(None, 2.0, -1.0), steps=6):
     rng, A = np.random.default_rng(0), spec.action_dim
     for t in range(steps):
-        observations, rewards = rng.normal(size=(t + 1, spec.observation_dim)).astype(np.float32), rng.normal(size=t)
-        yield History(observations, np.zeros((t, A), np.float32), rewards, targets[t % len(targets)])
+        observations, rewards = (
+            rng.normal(size=(t + 1, spec.observation_dim)).astype(np.float32),
+            rng.normal(size=t),
+        )
+        yield History(
+            observations, np.zeros((t, A), np.float32), rewards, targets[t % len(targets)]
+        )
 
 
-@pytest.mark.parametrize("options", [{}, {"objective": MAX_RETURN, "target_return": None}, {"backbone": "gpt2"}, {"condition_on": "none"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"objective": MAX_RETURN, "target_return": None},
+        {"backbone": "gpt2"},
+        {"condition_on": "none"},
+    ],
+    ids=str,
+)
 def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     policy, predicts = make_policy(SPEC, window=1, stride=1, **options), "target_return" in options
     given = [*histories(SPEC, (None, 2.0, -1.0) if policy.return_conditioned else (None,))]
@@ -37,7 +51,9 @@ def test_recorded_operations_give_the_same_actions(options, monkeypatch):
     monkeypatch.setattr(policy.model, "read", None)  # a single step is decided by the list alone
     for got, expected in zip(played(), wanted, strict=True):
         np.testing.assert_allclose(
-            np.concatenate([x.ravel() for x in got]), np.concatenate([x.ravel() for x in expected]), atol=1e-4
+            np.concatenate([x.ravel() for x in got]),
+            np.concatenate([x.ravel() for x in expected]),
+            atol=1e-4,
         )
 
 

@@ -17,11 +17,18 @@ pytestmark = pytest.mark.numeric
 
 CONTINUOUS = Spec(observation_dim=3, action_dim=2, horizon=15, low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = Spec(observation_dim=3, action_dim=1, horizon=15, num_actions=4)
-TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps.", "", "Walk to the goal in the north."]
+TASKS = [
+    "Walk to the goal in the north.",
+    "Go south, and do it within 20 steps.",
+    "",
+    "Walk to the goal in the north.",
+]
 
 
 class World:
-    """N episodes of drawn observations, rewards and masks, whatever is done; it writes its own records of them."""
+    """N episodes of drawn observations, rewards and masks, whatever is done; it writes its own
+    records of them.
+    """
 
     def __init__(self, spec, tasks=TASKS, targets=(3.0, -1.0, 0.5, 3.0), steps=15, seed=0):
         rng, N = np.random.default_rng(seed), len(tasks)
@@ -36,11 +43,20 @@ class World:
     def history(self, i, t):
         fields = {"target_return": self.targets[i], "task": self.tasks[i]}
         masks = None if self.masks is None else self.masks[i, : t + 1]
-        return History(self.observations[i, : t + 1], self.actions[i, :t], self.rewards[i, :t], action_masks=masks, **fields)
+        return History(
+            self.observations[i, : t + 1],
+            self.actions[i, :t],
+            self.rewards[i, :t],
+            action_masks=masks,
+            **fields,
+        )
 
     def seen(self, rows, t):
         """What the rows see at step t, as `Session.act` takes it."""
-        brought, masks = self.rewards[rows, t - 1] if t else None, None if self.masks is None else self.masks[rows, t]
+        brought, masks = (
+            self.rewards[rows, t - 1] if t else None,
+            None if self.masks is None else self.masks[rows, t],
+        )
         return self.observations[rows, t], brought, masks
 
 
@@ -57,7 +73,14 @@ def play(policy, world, session, rows, begin=0, end=15):
 
 def from_folder(folder, **options):
     torch.manual_seed(0)
-    return Policy(SequenceModel(CONTINUOUS, pretrained(0, folder=str(folder), **options), node("head", "gaussian")), 6, 3, 3.0)
+    return Policy(
+        SequenceModel(
+            CONTINUOUS, pretrained(0, folder=str(folder), **options), node("head", "gaussian")
+        ),
+        6,
+        3,
+        3.0,
+    )
 
 
 def agree(policy, spec, tasks=TASKS):
@@ -73,7 +96,10 @@ def agree(policy, spec, tasks=TASKS):
 def test_the_cached_session_equals_the_plain_policy(backbone, tune, returns):
     """Episodes of 15 steps in windows of 6, of which 3 leave at once."""
     actions = agree(
-        make_policy(CONTINUOUS, backbone=backbone, condition_on=returns, backbone_options={"tune": tune}), CONTINUOUS
+        make_policy(
+            CONTINUOUS, backbone=backbone, condition_on=returns, backbone_options={"tune": tune}
+        ),
+        CONTINUOUS,
     )
     assert actions.std(1).min() > 0.01  # it does not always do the same
 
@@ -83,12 +109,19 @@ def test_it_does_for_every_window_and_stride(window, stride):
     agree(make_policy(CONTINUOUS, window=window, stride=stride), CONTINUOUS)
 
 
-@pytest.mark.parametrize("tasks", [["", ""], TASKS[:1] * 3, TASKS[1:2]], ids=["none", "one shared", "one alone"])
+@pytest.mark.parametrize(
+    "tasks", [["", ""], TASKS[:1] * 3, TASKS[1:2]], ids=["none", "one shared", "one alone"]
+)
 def test_it_does_for_texts_that_are_shared_or_missing(tasks):
     agree(make_policy(CONTINUOUS), CONTINUOUS, tasks)
 
 
-WAYS = [{"return_horizon": 4}, {"timesteps": "none"}, {"embedding": "mlp"}, {"head": "bins", "decode": "mean"}]
+WAYS = [
+    {"return_horizon": 4},
+    {"timesteps": "none"},
+    {"embedding": "mlp"},
+    {"head": "bins", "decode": "mean"},
+]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
@@ -100,7 +133,14 @@ def test_it_does_for_every_model_option(options):
 @pytest.mark.parametrize("backbone", ["qwen2", "gpt2"])
 def test_it_does_with_the_predicted_maximum_return(window, stride, backbone):
     agree(
-        make_policy(CONTINUOUS, backbone=backbone, window=window, stride=stride, target_return=None, objective=MAX_RETURN),
+        make_policy(
+            CONTINUOUS,
+            backbone=backbone,
+            window=window,
+            stride=stride,
+            target_return=None,
+            objective=MAX_RETURN,
+        ),
         CONTINUOUS,
     )
 
@@ -123,7 +163,8 @@ def test_the_maximum_return_is_predicted_from_null_returns():
     policy.act([world.history(i, 4) for i in range(4)])
     (_, given), (returns, none) = calls
     assert not given.any() and none is None
-    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)  # without effect: the null return replaces it
+    # without effect: the null return replaces it
+    steps = of_histories([world.history(i, 4) for i in range(4)], [123.0] * 4)
     window = cut(steps, np.arange(4), np.zeros(4, int), 5)
     batch = collate(window, text.encode(policy.model.backbone.tokenizer, world.tasks), np.arange(4))
     with torch.no_grad():
@@ -175,7 +216,9 @@ def test_samples_are_the_same_under_the_same_seed():
 
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_episodes_at_different_steps_are_restored(spec):
-    """Pasts of 0, 9, 4 and 2 steps, in windows of 6: each row is at its own place, some windows longer than others."""
+    """Pasts of 0, 9, 4 and 2 steps, in windows of 6: each row is at its own place, some windows
+    longer than others.
+    """
     policy = make_policy(spec, head="discrete" if spec.num_actions else "gaussian")
     world, now = World(spec), np.array([0, 9, 4, 2])
     world.actions[:] = np.random.default_rng(1).integers(2, size=world.actions.shape)
@@ -218,7 +261,9 @@ def test_episodes_may_end_before_the_first_decision():
 
 @pytest.mark.parametrize(("window", "stride"), [(6, 3), (3, 3), (1, 1)])
 def test_deciding_again_changes_nothing(window, stride):
-    """Deciding twice, as after a lost response, gives the same action, and the same actions after it."""
+    """Deciding twice, as after a lost response, gives the same action, and the same actions after
+    it.
+    """
     policy, world = make_policy(CONTINUOUS, window=window, stride=stride), World(CONTINUOUS)
     session, rows = policy.begin(world.tasks, 15, world.targets), np.arange(4)
     for t in range(8):
@@ -262,14 +307,27 @@ def test_a_session_returns_its_histories():
 
 def test_each_way_to_decode_gives_other_actions():
     world = World(CONTINUOUS)
-    made = {decode: make_policy(CONTINUOUS, head="bins", decode=decode) for decode in ("mode", "mean", "sample")}
-    actions = {decode: policy.act([world.history(i, 3) for i in range(4)]) for decode, policy in made.items()}
-    assert not any(np.allclose(actions[a], actions[b]) for a, b in (("mode", "mean"), ("mode", "sample"), ("mean", "sample")))
+    made = {
+        decode: make_policy(CONTINUOUS, head="bins", decode=decode)
+        for decode in ("mode", "mean", "sample")
+    }
+    actions = {
+        decode: policy.act([world.history(i, 3) for i in range(4)])
+        for decode, policy in made.items()
+    }
+    assert not any(
+        np.allclose(actions[a], actions[b])
+        for a, b in (("mode", "mean"), ("mode", "sample"), ("mean", "sample"))
+    )
 
 
 def test_a_history_has_its_own_target_return_or_the_policys():
     policy, world = make_policy(CONTINUOUS, target_return=3.0), World(CONTINUOUS)
-    act = lambda target: policy.act([History(world.observations[0, :1], np.zeros((0, 2)), np.zeros(0), target)])  # noqa: E731
+
+    def act(target):
+        first = History(world.observations[0, :1], np.zeros((0, 2)), np.zeros(0), target)
+        return policy.act([first])
+
     np.testing.assert_array_equal(act(None), act(3.0))
     assert not np.allclose(act(None), act(-3.0), atol=1e-3)
     first = policy.begin([""], 15).act(world.observations[:1, 0])
@@ -277,9 +335,14 @@ def test_a_history_has_its_own_target_return_or_the_policys():
 
 
 def test_received_rewards_are_subtracted_without_a_return_horizon():
-    """A target of 5 with 2 received equals a target of 3 with nothing received, unless returns have a horizon."""
+    """A target of 5 with 2 received equals a target of 3 with nothing received, unless returns have
+    a horizon.
+    """
     for return_horizon, alike in ((0, True), (4, False)):
-        policy, world = make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon), World(CONTINUOUS)
+        policy, world = (
+            make_policy(CONTINUOUS, window=1, stride=1, return_horizon=return_horizon),
+            World(CONTINUOUS),
+        )
         past = world.observations[0, :2], np.zeros((1, 2), np.float32)
         one = policy.act([History(*past, np.array([2.0]), target_return=5.0)])
         other = policy.act([History(*past, np.array([0.0]), target_return=3.0)])
@@ -295,7 +358,11 @@ def test_a_decision_does_not_depend_on_the_other_rows():
 
 
 def test_steps_before_the_window_have_no_effect():
-    policy, world, other = make_policy(CONTINUOUS, window=6, stride=3), World(CONTINUOUS), World(CONTINUOUS)
+    policy, world, other = (
+        make_policy(CONTINUOUS, window=6, stride=3),
+        World(CONTINUOUS),
+        World(CONTINUOUS),
+    )
     other.observations[:, :3] += 1
     act = lambda world, t: policy.act([world.history(0, t)])  # noqa: E731
     assert not np.allclose(act(world, 5), act(other, 5), atol=1e-3)  # steps 0 .. 5
@@ -310,32 +377,49 @@ def test_without_timesteps_an_episode_may_exceed_the_horizon():
 def test_what_a_policy_cannot_read_is_refused_by_name():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS, steps=16)
     with pytest.raises(
-        ValueError, match="history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4"
+        ValueError,
+        match="history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4",
     ):
-        policy.act([world.history(0, 1), History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0))])
+        policy.act(
+            [
+                world.history(0, 1),
+                History(np.zeros((1, 4), np.float32), np.zeros((0, 2)), np.zeros(0)),
+            ]
+        )
     with pytest.raises(ValueError, match=r"horizon: expected at most 15 steps, .* got 16"):
         policy.act([world.history(0, 15)])
-    with pytest.raises(ValueError, match="horizon: expected at most 15 steps.*got 16; train with model.timesteps=none"):
+    with pytest.raises(
+        ValueError,
+        match="horizon: expected at most 15 steps.*got 16; train with model.timesteps=none",
+    ):
         policy.begin([""], 16)
     session = policy.begin(["", ""], 1)
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
     session.act(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"):
+    with pytest.raises(
+        ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"
+    ):
         session.act(np.zeros((2, 3)), np.zeros(2))
 
 
 def test_a_policy_that_cannot_act_is_refused():
-    with pytest.raises(ValueError, match="decode: expected one of mode, mean, sample, unclipped, got 'greedy'"):
+    with pytest.raises(
+        ValueError, match="decode: expected one of mode, mean, sample, unclipped, got 'greedy'"
+    ):
         make_policy(CONTINUOUS, decode="greedy")
     with pytest.raises(ValueError, match="decode: unclipped needs head=gaussian, got BinsHead"):
         make_policy(CONTINUOUS, head="bins", decode="unclipped")
     for stride in (0, 7):
-        with pytest.raises(ValueError, match=rf"stride: expected 1 \.\. 6 \(the window\), got {stride}"):
+        with pytest.raises(
+            ValueError, match=rf"stride: expected 1 \.\. 6 \(the window\), got {stride}"
+        ):
             make_policy(CONTINUOUS, window=6, stride=stride)
 
 
-@pytest.mark.parametrize("options", [{}, {"target_return": None, "objective": MAX_RETURN}, {"head": "discrete"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"target_return": None, "objective": MAX_RETURN}, {"head": "discrete"}], ids=str
+)
 def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
     spec = DISCRETE if "head" in options else CONTINUOUS
     policy, world, now = make_policy(spec, **options), World(spec), np.zeros(4, int)
@@ -343,13 +427,19 @@ def test_deciding_for_some_rows_leaves_the_others_unchanged(options):
         world.targets = [None, 0.5, None, None]
     session, rng = policy.begin(world.tasks, 15, world.targets), np.random.default_rng(0)
     while (now < 15).any():
-        rows = np.flatnonzero((now < 15) & (rng.random(4) < 0.5)) if now.sum() >= 12 else np.arange(4)
+        rows = (
+            np.flatnonzero((now < 15) & (rng.random(4) < 0.5)) if now.sum() >= 12 else np.arange(4)
+        )
         rows = rng.permutation(rows)
         if len(rows):
             wanted = policy.act([world.history(i, now[i]) for i in rows])
             masks = None if world.masks is None else world.masks[rows, now[rows]]
-            session.observe(world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows)
-            np.testing.assert_allclose(session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}")
+            session.observe(
+                world.observations[rows, now[rows]], world.rewards[rows, now[rows] - 1], masks, rows
+            )
+            np.testing.assert_allclose(
+                session.decide(rows), wanted, atol=2e-4, err_msg=f"{rows} at {now[rows]}"
+            )
             session.record_action(wanted, rows)
             world.actions[rows, now[rows]] = wanted
             now[rows] += 1
@@ -361,18 +451,31 @@ def test_a_session_keeps_a_text_once_for_all_its_rows():
     session = policy.begin(tasks, 15)
     session.act(np.zeros((40, 3), np.float32))
     config = policy.model.backbone.config
-    token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
+    token = (
+        2
+        * 4
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * (config.hidden_size // config.num_attention_heads)
+    )
     texts, steps = 2 * session.text_room, 40 * policy.model.tokenizer.tokens
     assert sum(cache.nbytes for cache in session.caches.values()) == token * (texts + steps)
 
 
 @pytest.mark.parametrize("options", [{}, {"target_return": None, "objective": MAX_RETURN}], ids=str)
 def test_rows_that_are_given_away_again_and_again_need_no_more_memory(options):
-    """Thirty episodes with texts of their own in three rows: at most a text for each row is held, and each action is right."""
+    """Thirty episodes with texts of their own in three rows: at most a text for each row is held,
+    and each action is right.
+    """
     policy, room = make_policy(CONTINUOUS, **options), []
     session = Session(policy, ["", "", ""], 15, text_room=40)
     for i in range(30):
-        world = World(CONTINUOUS, [f"Walk to the goal within {i} steps, and stay there.", TASKS[0]], (None, None), seed=i)
+        world = World(
+            CONTINUOUS,
+            [f"Walk to the goal within {i} steps, and stay there.", TASKS[0]],
+            (None, None),
+            seed=i,
+        )
         session.restore([world.history(0, 3), world.history(1, 5)], [i % 3, (i + 1) % 3])
         rows = np.array([i % 3, (i + 1) % 3])
         session.observe(np.stack([world.observations[0, 3], world.observations[1, 5]]), rows=rows)
@@ -387,7 +490,12 @@ def test_a_row_may_be_given_to_another_episode(family, tmp_path):
     policy = from_folder(write(tmp_path, "OPT")) if family == "OPT" else make_policy(CONTINUOUS)
     world, other = (
         World(CONTINUOUS),
-        World(CONTINUOUS, ["Go south, and then on to the goal.", "", "", TASKS[0]], (None, 0, 9, 1), seed=1),
+        World(
+            CONTINUOUS,
+            ["Go south, and then on to the goal.", "", "", TASKS[0]],
+            (None, 0, 9, 1),
+            seed=1,
+        ),
     )
     session = Session(policy, ["", "", "Go north."], 15, [9.0, 9.0, 9.0], text_room=40)
     for rows, t in (([0, 2], 0), ([1], 5)):
@@ -396,7 +504,11 @@ def test_a_row_may_be_given_to_another_episode(family, tmp_path):
     for step in range(8):
         if step == 3:  # row 2 is taken from an episode under way
             session.restore([other.history(0, 7)], [2])
-        of = [(world, 0, step), (world, 1, 5 + step), (world, 2, step) if step < 3 else (other, 0, 4 + step)]
+        of = [
+            (world, 0, step),
+            (world, 1, 5 + step),
+            (world, 2, step) if step < 3 else (other, 0, 4 + step),
+        ]
         wanted = policy.act([w.history(i, t) for w, i, t in of])
         brought = [w.rewards[i, t - 1] if t else 0 for w, i, t in of]
         actions = session.act(np.stack([w.observations[i, t] for w, i, t in of]), np.array(brought))

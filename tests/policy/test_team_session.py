@@ -1,4 +1,6 @@
-"""Teams: windows of a group, one list of tokens a team, members that decide in turn, and a game that shows whether they can agree."""
+"""Teams: windows of a group, one list of tokens a team, members that decide in turn, and a game
+that shows whether they can agree.
+"""
 
 import json
 from dataclasses import replace
@@ -26,7 +28,9 @@ TASKS = ["Walk to the goal in the north.", "Go south, and do it within 20 steps.
 
 
 def made(spec, stays, seed=0):
-    """Groups of agents that stay from a step to before another: [[(0, 5), (2, 4)], ...] -> episodes; a team's reward is 1 a step."""
+    """Groups of agents that stay from a step to before another: [[(0, 5), (2, 4)], ...] ->
+    episodes; a team's reward is 1 a step.
+    """
     rng, episodes = np.random.default_rng(seed), []
     for g, group in enumerate(stays):
         whole = max(end for _, end in group)
@@ -34,17 +38,28 @@ def made(spec, stays, seed=0):
             n = end - start
             chosen = rng.integers(4, size=(n, 1)) if spec.num_actions else rng.uniform(size=(n, 2))
             masks = np.ones((n, 4), bool) if spec.num_actions else None
-            episodes.append(Episode(
-                rng.normal(size=(n, 3)).astype(np.float32), chosen.astype(np.float32), np.ones(n, np.float32), group=g,
-                action_masks=masks, agent=agent, start=start, return_after_exit=float(whole - end), task=TASKS[agent % 2],
-            ))  # fmt: skip
+            episodes.append(
+                Episode(
+                    rng.normal(size=(n, 3)).astype(np.float32),
+                    chosen.astype(np.float32),
+                    np.ones(n, np.float32),
+                    group=g,
+                    action_masks=masks,
+                    agent=agent,
+                    start=start,
+                    return_after_exit=float(whole - end),
+                    task=TASKS[agent % 2],
+                )
+            )
     return episodes
 
 
 def sampler(path, spec, stays, chosen=None, **options):
     log = store.write(path, Source(spec, made(spec, stays), {"name": "test"}))
     chosen = np.arange(len(log.lengths)) if chosen is None else chosen
-    return TeamSampler(windows.of_store(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options), log
+    return TeamSampler(
+        windows.of_store(log), log, chosen, **{"T": 4, "batch_size": 16, "seed": 0} | options
+    ), log
 
 
 def batch_of(window, log):
@@ -54,7 +69,9 @@ def batch_of(window, log):
 
 def rows(window, wanted):
     """A window of these rows alone."""
-    return replace(window, **{name: part[wanted] for name, part in vars(window).items() if part is not None})
+    return replace(
+        window, **{name: part[wanted] for name, part in vars(window).items() if part is not None}
+    )
 
 
 STAYS = [[(0, 6)] * 3, [(0, 6), (2, 5), (0, 3), (0, 6)], [(0, 4), (0, 6), (1, 6), (3, 6), (0, 2)]]
@@ -69,23 +86,40 @@ def test_a_window_holds_a_whole_group_over_the_same_steps(tmp_path):
             members = rows(window, window.team == team)
             (group,) = set(log.group[members.episodes])
             begin = {
-                int(t) for row, here in zip(members.timesteps - np.arange(4), members.mask, strict=True) for t in row[here]
+                int(t)
+                for row, here in zip(members.timesteps - np.arange(4), members.mask, strict=True)
+                for t in row[here]
             }
             assert len(begin) == 1  # one clock
             begin = begin.pop()
             assert sorted(log.agent[members.episodes]) == [
-                agent for agent, (start, end) in enumerate(STAYS[group]) if start < begin + 4 and end > begin
+                agent
+                for agent, (start, end) in enumerate(STAYS[group])
+                if start < begin + 4 and end > begin
             ]
             for e, here, row, t, togo in zip(
-                members.episodes, members.mask, members.observations, members.timesteps, members.returns_to_go, strict=True
+                members.episodes,
+                members.mask,
+                members.observations,
+                members.timesteps,
+                members.returns_to_go,
+                strict=True,
             ):
                 start, end = STAYS[group][log.agent[e]]
                 assert here.tolist() == [start <= begin + i < end for i in range(4)]
-                np.testing.assert_array_equal(row[here], log.episode(e).observations[t[here] - start])
-                assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]  # the team's, the dead's too
-            assert len(set(members.identity)) == len(members.identity) and members.identity.max() < POOL
+                np.testing.assert_array_equal(
+                    row[here], log.episode(e).observations[t[here] - start]
+                )
+                # the team's, the dead's too
+                assert (row[~here] == 0).all() and togo[here].tolist() == [6 - s for s in t[here]]
+            assert (
+                len(set(members.identity)) == len(members.identity)
+                and members.identity.max() < POOL
+            )
             tasks = {log.tasks[log.task[e]] for e in np.flatnonzero(log.group == group)}
-            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(tasks)}, "of absent members too"
+            assert {draw.tasks[i] for i in members.text_index} == {text.of_team(tasks)}, (
+                "of absent members too"
+            )
             seen.add((int(group), begin))
         assert window.team.tolist() == sorted(window.team) and len(set(window.team)) == 16
     assert seen == {(g, t) for g in range(3) for t in range(6)}
@@ -97,7 +131,9 @@ def test_windows_of_teams_are_a_function_of_seed_and_step(tmp_path):
     other, _ = sampler(tmp_path / "s", DISCRETE, STAYS, seed=1)
     for name, part in vars(draw(3)).items():
         np.testing.assert_array_equal(part, getattr(again(3), name) if part is not None else part)
-    assert not np.array_equal(draw(3).episodes, other(3).episodes) and not np.array_equal(draw(3).episodes, draw(4).episodes)
+    assert not np.array_equal(draw(3).episodes, other(3).episodes) and not np.array_equal(
+        draw(3).episodes, draw(4).episodes
+    )
 
 
 def test_members_have_a_new_order_and_identity_in_each_window(tmp_path):
@@ -111,7 +147,9 @@ def test_half_of_the_windows_are_split_into_teams_of_one(tmp_path):
     draw, log = sampler(tmp_path / "s", DISCRETE, [[(0, 6)] * 3], alone=0.5)
     window = draw(0)
     assert np.bincount(window.team).tolist() == [1] * 24 + [3] * 8
-    assert (window.text_index[:24] == log.task[window.episodes[:24]]).all() and len(set(window.text_index[:24])) == 2
+    assert (window.text_index[:24] == log.task[window.episodes[:24]]).all() and len(
+        set(window.text_index[:24])
+    ) == 2
     assert {draw.tasks[i] for i in window.text_index[24:]} == {text.of_team(TASKS)}
 
 
@@ -124,15 +162,25 @@ def test_members_not_chosen_are_inputs_but_no_targets(tmp_path):
 
 def test_an_agent_that_returns_keeps_its_identity(tmp_path):
     first, again, other = made(DISCRETE, [[(0, 2), (3, 6), (0, 6)]])
-    log = store.write(tmp_path / "s", Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"}))
+    log = store.write(
+        tmp_path / "s", Source(DISCRETE, [first, replace(again, agent=0), other], {"name": "test"})
+    )
     window = TeamSampler(windows.of_store(log), log, [0, 1, 2], T=6, batch_size=40, seed=0)(0)
     for team in range(40):
-        names = dict(zip(*(part[window.team == team] for part in (window.episodes, window.identity)), strict=True))
+        names = dict(
+            zip(
+                *(part[window.team == team] for part in (window.episodes, window.identity)),
+                strict=True,
+            )
+        )
         assert 2 in names and (len(names) < 3 or names[0] == names[1] != names[2])
 
 
 def test_teams_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"group 1: expected at most 16 agents \(the identities there are\), got 17"):
+    with pytest.raises(
+        ValueError,
+        match=r"group 1: expected at most 16 agents \(the identities there are\), got 17",
+    ):
         sampler(tmp_path / "a", DISCRETE, [[(0, 2)] * 3, [(0, 2)] * 17])
     with pytest.raises(
         ValueError,
@@ -150,14 +198,19 @@ def drawn(path, model_spec=DISCRETE, stays=STAYS, **options):
     episodes = np.arange(len(log.lengths))
     window = windows.cut(draw.steps, episodes, -draw.start, 6)
     window = replace(
-        window, timesteps=(window.timesteps + draw.start[:, None]) * window.mask, team=log.group, identity=draw.number,
+        window,
+        timesteps=(window.timesteps + draw.start[:, None]) * window.mask,
+        team=log.group,
+        identity=draw.number,
         text_index=draw.team_text[log.group],
-    )  # fmt: skip
+    )
     return window, log
 
 
 def joint(spec=DISCRETE, **options):
-    return make_model(spec, head="discrete" if spec.num_actions else "gaussian", execution="joint", **options)
+    return make_model(
+        spec, head="discrete" if spec.num_actions else "gaussian", execution="joint", **options
+    )
 
 
 @torch.no_grad()
@@ -172,7 +225,8 @@ def test_a_step_is_a_return_then_observations_then_queries(tmp_path):
             for t in range(start, end):
                 nth = sum(a <= t < b for a, b in STAYS[g][: log.agent[row]])
                 assert places[row, t] == begin[t] + 1 + n[t] + nth
-    assert tokens.shape[1] == max(sum(2 * m + 1 for m in n) for n in here)  # who is not there leaves no token
+    # who is not there leaves no token
+    assert tokens.shape[1] == max(sum(2 * m + 1 for m in n) for n in here)
     assert (tokens[0, 6 * 7 :] == 0).all() and (tokens[0, : 6 * 7] != 0).any(1).all()
     alone, places, _ = model.team_tokens(replace(batch, team=None, identity=None))
     assert alone.shape[:2] == (12, 6 * 3) and places[0].tolist() == [2, 5, 8, 11, 14, 17]
@@ -202,20 +256,26 @@ def moved(model, batch, name, at):
 
 
 def test_a_member_depends_on_all_observations_and_earlier_actions(tmp_path):
-    """Three members, six steps; the second one's part of step 2 changes. Rows: members; columns: steps."""
+    """Three members, six steps; the second one's part of step 2 changes.
+
+    Rows: members; columns: steps.
+    """
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     model, batch = joint(), batch_of(window, log)
     seen = moved(model, batch, "observations", (1, 2))
     assert (seen[:, :2] == 0).all() and (seen[:, 2:] > 1e-5).all()
     done = moved(model, batch, "actions", (1, 2))
-    assert (done[:, :2] == 0).all() and (done[:2, 2] == 0).all()  # the first and itself, where they decide
+    # the first and itself, where they decide
+    assert (done[:, :2] == 0).all() and (done[:2, 2] == 0).all()
     assert (done[2, 2] > 1e-5).all() and (done[:, 3:] > 1e-5).all()
     paid = moved(model, batch, "returns_to_go", (1, 2))
     assert (paid[:, :2] == 0).all() and (paid[:, 2:] > 1e-6).all()
 
 
 def test_teams_of_one_do_not_depend_on_each_other(tmp_path):
-    """Teams of one, of the same weights: whatever the others see, do or are paid, not one bit moves."""
+    """Teams of one, of the same weights: whatever the others see, do or are paid, not one bit
+    moves.
+    """
     window, log = drawn(tmp_path / "s", stays=[[(0, 6)] * 3])
     model, batch = joint(), batch_of(replace(window, team=np.arange(3)), log)
     for name in ("observations", "actions", "returns_to_go"):
@@ -241,7 +301,9 @@ def test_actions_outside_the_loss_mask_are_hidden(tmp_path):
     loss_mask = window.mask.copy()
     loss_mask[1, 2] = False
     model, batch = joint(), batch_of(replace(window, loss_mask=loss_mask), log)
-    assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(model, batch, "actions", (1, 1)).max() > 1e-5
+    assert (moved(model, batch, "actions", (1, 2)) == 0).all() and moved(
+        model, batch, "actions", (1, 1)
+    ).max() > 1e-5
     each = -model.head(model.read(batch), batch.action_masks).log_prob(batch.actions)
     torch.testing.assert_close(model(batch)["nll"], each[batch.loss_mask].mean())
     other = batch.actions.clone()
@@ -285,7 +347,9 @@ class World:
         alive, actions = np.arange(N), np.zeros((N, steps, session.actions.shape[-1]), np.float32)
         for t in range(steps):
             masks = None if self.masks is None else self.masks[alive, t]
-            actions[alive, t] = session.act(self.observations[alive, t], self.rewards[alive, t - 1] if t else None, masks)
+            actions[alive, t] = session.act(
+                self.observations[alive, t], self.rewards[alive, t - 1] if t else None, masks
+            )
             goes_on = self.ends[alive] > t + 1
             if not goes_on.all():
                 session.select(goes_on)
@@ -304,7 +368,9 @@ def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone,
         world, played = World(spec), []
         policy = policy_of(joint(spec, backbone=backbone, condition_on=returns), window, stride)
         for cached in (True, False):
-            played.append(world.play(TeamSession(policy, world.tasks, 10, None, world.groups, cached=cached)))
+            played.append(
+                world.play(TeamSession(policy, world.tasks, 10, None, world.groups, cached=cached))
+            )
         np.testing.assert_allclose(played[0], played[1], atol=2e-4)
         assert np.median(played[0].std(1)) > 0.1  # they do not always do the same
         if spec is DISCRETE:
@@ -314,23 +380,40 @@ def test_cached_decoding_of_teams_equals_the_plain_one(window, stride, backbone,
 
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_a_team_acts_as_it_was_trained_to(spec, tmp_path):
-    """What a session decides, read again as a training window of the log that it made, is the mode at each step."""
+    """What a session decides, read again as a training window of the log that it made, is the mode
+    at each step.
+    """
     model, world = joint(spec), World(spec)
     policy = policy_of(model, 10, 5)
-    returns = np.array([world.rewards[world.groups == g][0, : world.ends[world.groups == g].max()].sum() for g in range(4)])
+    returns = np.array(
+        [
+            world.rewards[world.groups == g][0, : world.ends[world.groups == g].max()].sum()
+            for g in range(4)
+        ]
+    )
     session = TeamSession(policy, world.tasks, 10, returns[world.groups], world.groups)
     order = session.active  # before any agent has ended
     actions = world.play(session)
     episodes = []
     for i, g in enumerate(world.groups):
         n = world.ends[i]
-        episodes.append(Episode(
-            world.observations[i, :n], actions[i, :n], world.rewards[i, :n], group=int(g), task=world.tasks[i],
-            action_masks=None if world.masks is None else world.masks[i, :n], agent=i, start=0, return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
-        ))  # fmt: skip
+        episodes.append(
+            Episode(
+                world.observations[i, :n],
+                actions[i, :n],
+                world.rewards[i, :n],
+                group=int(g),
+                task=world.tasks[i],
+                action_masks=None if world.masks is None else world.masks[i, :n],
+                agent=i,
+                start=0,
+                return_after_exit=float(returns[g] - world.rewards[i, :n].sum()),
+            )
+        )
     log = store.write(tmp_path / "log", Source(spec, episodes, {"name": "test"}))
     draw = TeamSampler(windows.of_store(log), log, np.arange(10), T=10, batch_size=1, seed=0)
-    in_turn = order.argsort()  # the agents in the order in which the session let them decide, team by team
+    # the agents in the order in which the session let them decide, team by team
+    in_turn = order.argsort()
     window = windows.cut(draw.steps, in_turn, np.zeros(10, int), 10)
     text_index = draw.team_text[world.groups[in_turn]]
     window = replace(window, team=session.team, identity=session.identity, text_index=text_index)
@@ -352,9 +435,16 @@ def test_a_session_per_agent_equals_the_plain_policy():
         for t in (0, 4, 7):
             histories = [
                 History(
-                    o[: t + 1], a[:t], r[:t], None, task, action_masks=None if world.masks is None else world.masks[i, : t + 1]
+                    o[: t + 1],
+                    a[:t],
+                    r[:t],
+                    None,
+                    task,
+                    action_masks=None if world.masks is None else world.masks[i, : t + 1],
                 )
-                for i, (o, a, r, task) in enumerate(zip(world.observations, actions, world.rewards, world.tasks, strict=True))
+                for i, (o, a, r, task) in enumerate(
+                    zip(world.observations, actions, world.rewards, world.tasks, strict=True)
+                )
             ]
             np.testing.assert_allclose(policy.act(histories), actions[:, t], atol=2e-4)
 
@@ -370,31 +460,54 @@ def test_teams_are_independent_and_ended_members_stay_in_windows():
 
 
 def test_a_policy_that_cannot_act_as_a_team_is_refused():
-    with pytest.raises(ValueError, match="team.execution=joint: needs a model trained with team.execution=joint or both"):
+    with pytest.raises(
+        ValueError,
+        match="team.execution=joint: needs a model trained with team.execution=joint or both",
+    ):
         policy_of(make_model(DISCRETE, head="discrete"))
     with pytest.raises(ValueError, match="team.execution=joint: the env names no groups of agents"):
         policy_of(joint()).begin([""], 5)
     with pytest.raises(ValueError, match=r"groups: expected teams of at most 16, got 17"):
         policy_of(joint()).begin([""] * 17, 5, None, np.zeros(17))
-    with pytest.raises(ValueError, match="team.execution: expected one of per_agent, joint, got 'both'"):
+    with pytest.raises(
+        ValueError, match="team.execution: expected one of per_agent, joint, got 'both'"
+    ):
         policy_of(joint(), execution="both")
     with pytest.raises(ValueError, match="MaxReturn: expected team.execution=per_agent"):
         joint(objective=MAX_RETURN)
-    with pytest.raises(ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"):
+    with pytest.raises(
+        ValueError, match="model.hide_actions: expected a share within 0 .. 1, got 2"
+    ):
         joint(hide_actions=2)
     session = policy_of(joint()).begin(["", ""], 1, None, [0, 0])
     with pytest.raises(ValueError, match="^observations: expected finite numbers, got nan"):
         session.act(np.array([[0, 1, 2], [0, np.nan, 1]]))
     session.act(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"):
+    with pytest.raises(
+        ValueError, match=r"session: expected at most 1 steps \(the horizon\), got one more"
+    ):
         session.act(np.zeros((2, 3)), np.zeros(2))
 
 
 # the game
 
-GAME = ("head=discrete", "model.condition_on=none", "model.timesteps=none", "window=1", "optim.batch_size=64", "optim.warmup=50", "optim.lr=0.01", "steps=300",
-        "log.every=100", "log.validation_batches=1", "optim.precision=no", "device=cpu", "log.tracker=none",
-        "dataset._target_=benchmarks.permutation.load", "env._target_=benchmarks.permutation.PermutationGame")  # fmt: skip
+GAME = (
+    "head=discrete",
+    "model.condition_on=none",
+    "model.timesteps=none",
+    "window=1",
+    "optim.batch_size=64",
+    "optim.warmup=50",
+    "optim.lr=0.01",
+    "steps=300",
+    "log.every=100",
+    "log.validation_batches=1",
+    "optim.precision=no",
+    "device=cpu",
+    "log.tracker=none",
+    "dataset._target_=benchmarks.permutation.load",
+    "env._target_=benchmarks.permutation.PermutationGame",
+)
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +520,18 @@ def games(tmp_path_factory):
 
 
 def agreed(run, out, *words):
-    assert command("evaluate", f"run={run}", f"out={out}", "episodes=2000", "report=false", "act.decode=sample", *words) == 0
+    assert (
+        command(
+            "evaluate",
+            f"run={run}",
+            f"out={out}",
+            "episodes=2000",
+            "report=false",
+            "act.decode=sample",
+            *words,
+        )
+        == 0
+    )
     row = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
     return row["score"], row["policy"], row["execution"]
 
@@ -415,17 +539,26 @@ def agreed(run, out, *words):
 @pytest.mark.slow
 def test_agents_that_decide_in_turn_agree_and_single_ones_cannot(games, tmp_path):
     score, name, execution = agreed(games / "both", tmp_path)
-    assert score >= 97 and (name, execution) == ("both+joint", "joint")  # as it was trained, by default
+    # as it was trained, by default
+    assert score >= 97 and (name, execution) == ("both+joint", "joint")
     score, name, execution = agreed(games / "both", tmp_path, "team.execution=per_agent")
     assert abs(score - 100 * 6 / 27) <= 3 and (name, execution) == ("both", "per_agent")
 
 
 @pytest.mark.slow
 def test_games_of_different_size_share_a_run(tmp_path):
-    words = ("+dataset.agents=2-4", "+env.agents=2-4", "+dataset.games=200", "team.execution=both", "steps=2")
+    words = (
+        "+dataset.agents=2-4",
+        "+env.agents=2-4",
+        "+dataset.games=200",
+        "team.execution=both",
+        "steps=2",
+    )
     assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/run") == 0
     assert agreed(tmp_path / "run", tmp_path, "episodes=50")[0] > 0
-    with pytest.raises(ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"):
+    with pytest.raises(
+        ValueError, match="agents: expected a number above 0 or a range such as 2-5, got '5-2'"
+    ):
         permutation.load(agents="5-2")
 
 
@@ -445,6 +578,11 @@ def test_micro_batches_split_no_team_and_equal_the_whole_batch(tmp_path):
             "objective.temperature=0.3",
         )
         assert command("train", *GAME, *NANO, *words, f"run={tmp_path}/{parts}") == 0
-        lines.append([json.loads(line) for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()])
+        lines.append(
+            [
+                json.loads(line)
+                for line in (tmp_path / str(parts) / "metrics.jsonl").read_text().splitlines()
+            ]
+        )
     for one, other in zip(*lines, strict=True):
         assert other == pytest.approx(one | {"seconds": other["seconds"]}, rel=1e-5)

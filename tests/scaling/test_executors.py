@@ -1,4 +1,6 @@
-"""Executors: Ray tasks, Slurm jobs and runs of several processes complete a study, even if a worker is killed."""
+"""Executors: Ray tasks, Slurm jobs and runs of several processes complete a study, even if a worker
+is killed.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ def study(out, *words):
     """Two runs, of the sizes w16 and w32: {size: row}, and {size: lines of `begun`}."""
     assert command("scale", *SMALL, *ONE, "study.lr.rule=fixed", f"out={out}", *words) == 0
     runs = {run["size"]: run for run in json.loads((out / "study.json").read_text())["runs"]}
-    return runs, {size: (out / run["run"] / "begun").read_text().splitlines() for size, run in runs.items()}
+    return runs, {
+        size: (out / run["run"] / "begun").read_text().splitlines() for size, run in runs.items()
+    }
 
 
 def kill_the_first(out, killed):
@@ -43,7 +47,8 @@ def kill_the_first(out, killed):
 def cluster():
     """One for all tests: Ray takes long to start, and a second time in one process it may not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))  # Ray counts it, no run uses it
+        # Ray counts it, no run uses it
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))
         with executors.ray_cluster(""):
             yield
 
@@ -51,12 +56,21 @@ def cluster():
 def test_ray_survives_a_killed_worker_and_shares_a_gpu(tmp_path, cluster):
     killed, out = [], tmp_path / "out"
     with executors.from_config(CONFIG | {"gpus": 0.5}) as (start, workers, _):
-        devices, broken = start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])), start(lambda: 1 / 0)
+        devices, broken = (
+            start(lambda: len(os.environ["CUDA_VISIBLE_DEVICES"])),
+            start(lambda: 1 / 0),
+        )
         for worker in (devices, broken):
             worker.join()
             assert not worker.is_alive()
-        assert (workers, devices.exitcode, broken.exitcode) == (2, 1, 1) and "ZeroDivisionError" in broken.reason
-        with pytest.raises(ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"):
+        assert (workers, devices.exitcode, broken.exitcode) == (
+            2,
+            1,
+            1,
+        ) and "ZeroDivisionError" in broken.reason
+        with pytest.raises(
+            ValueError, match="a run needs 2 GPUs and 1 cores, the cluster has 1 and 2"
+        ):
             executors.from_config(CONFIG | {"gpus": 2.0}).__enter__()
 
         watch = threading.Thread(target=kill_the_first, args=(out, killed), daemon=True)
@@ -89,12 +103,19 @@ def test_ray_reads_the_files_of_a_log(tmp_path, cluster):
 
 
 def test_a_failed_job_of_submitit_gives_its_reason(tmp_path):
-    config = {"executor": "slurm", "workers": 1, "slurm": {"cluster": "local"}, "out": str(tmp_path)}
+    config = {
+        "executor": "slurm",
+        "workers": 1,
+        "slurm": {"cluster": "local"},
+        "out": str(tmp_path),
+    }
     with executors.from_config(CONFIG | config) as (start, _, _):
         broken, killed = start(lambda: 1 / 0), start(lambda: os.kill(os.getpid(), signal.SIGKILL))
         for worker in (broken, killed):
             worker.join()
-        assert broken.exitcode == 1 and "ZeroDivisionError" in broken.reason and killed.exitcode == -1
+        assert (
+            broken.exitcode == 1 and "ZeroDivisionError" in broken.reason and killed.exitcode == -1
+        )
 
 
 def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
@@ -105,9 +126,17 @@ def test_a_study_is_done_by_jobs_of_submitit(tmp_path):
 
 def test_a_run_in_two_processes_has_the_loss_of_one(tmp_path):
     """The batch of w32 is odd and fails in two."""
-    odd = listed("axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32 optim.batch_size=7")
+    odd = listed(
+        "axes.size.w32", "backbone.width=32 backbone.layers=1 backbone.inner=32 optim.batch_size=7"
+    )
     one, _ = study(tmp_path / "one", odd)
     two, _ = study(tmp_path / "two", odd, "processes=2")
     assert "2 x cpu" in (tmp_path / "two" / two["w16"]["run"] / "run-0.txt").read_text()
-    assert two["w16"]["held_out"] == pytest.approx(one["w16"]["held_out"], rel=1e-4) and one["w16"]["run"] == two["w16"]["run"]
-    assert two["w32"]["state"] == "failed" and "expected a multiple of 2 processes" in two["w32"]["reason"]
+    assert (
+        two["w16"]["held_out"] == pytest.approx(one["w16"]["held_out"], rel=1e-4)
+        and one["w16"]["run"] == two["w16"]["run"]
+    )
+    assert (
+        two["w32"]["state"] == "failed"
+        and "expected a multiple of 2 processes" in two["w32"]["reason"]
+    )

@@ -10,9 +10,16 @@ TRUE = law.Law(E=0.4, A=60.0, alpha=0.45, B=90.0, beta=0.55, gamma=0.8)
 
 def study(noise=0.01, seed=0, true=TRUE, sizes=6, volumes=5, qualities=(0.5, 0.75, 1.0), seeds=2):
     """N, D, loss, q of every run of a grid, (n,) each."""
-    N, D, q, _ = (x.ravel() for x in np.meshgrid(
-        np.geomspace(3e4, 1e7, sizes), np.geomspace(1e3, 1e6, volumes), qualities, range(seeds), indexing="ij"
-    ))  # fmt: skip
+    N, D, q, _ = (
+        x.ravel()
+        for x in np.meshgrid(
+            np.geomspace(3e4, 1e7, sizes),
+            np.geomspace(1e3, 1e6, volumes),
+            qualities,
+            range(seeds),
+            indexing="ij",
+        )
+    )
     return N, D, true(N, D, q) * np.exp(noise * np.random.default_rng(seed).normal(size=len(N))), q
 
 
@@ -33,7 +40,11 @@ def test_planted_exponents_are_within_their_intervals():
 
 def test_without_noise_the_parameters_are_recovered():
     found, true = law.fit(*study(noise=0.0), draws=0).row(), TRUE.row()
-    assert found.pop("intervals") == {} and true.pop("intervals") is None and found == pytest.approx(true, rel=1e-3)
+    assert (
+        found.pop("intervals") == {}
+        and true.pop("intervals") is None
+        and found == pytest.approx(true, rel=1e-3)
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
@@ -43,30 +54,45 @@ def test_the_published_law_of_chinchilla_is_recovered_within_a_hundredth(noise):
     budget, size = np.meshgrid(np.geomspace(6e18, 3e21, 9), np.geomspace(0.25, 4, 9))
     N = (size * np.sqrt(budget / 6 / 20)).ravel()
     D = budget.ravel() / 6 / N
-    found = law.fit(N, D, true(N, D) * np.exp(noise * np.random.default_rng(0).normal(size=81)), draws=0)
-    assert [found.E, found.A, found.alpha, found.B, found.beta] == pytest.approx([1.69, 406.4, 0.34, 410.7, 0.28], rel=0.01)
+    found = law.fit(
+        N, D, true(N, D) * np.exp(noise * np.random.default_rng(0).normal(size=81)), draws=0
+    )
+    assert [found.E, found.A, found.alpha, found.B, found.beta] == pytest.approx(
+        [1.69, 406.4, 0.34, 410.7, 0.28], rel=0.01
+    )
 
 
 def test_a_few_outliers_move_the_fit_little():
     N, D, loss, q = study()
     loss[::30] *= 10
     found = law.fit(N, D, loss, q, draws=0)
-    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05) and found.beta == pytest.approx(TRUE.beta, abs=0.05)
+    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.05) and found.beta == pytest.approx(
+        TRUE.beta, abs=0.05
+    )
 
 
 def test_the_largest_model_is_predicted_from_the_others():
     found = law.describe(*study(), draws=0)
-    assert found["left_out"]["parameters"] == pytest.approx(1e7) and abs(found["left_out"]["missed"]) < 0.02
+    assert (
+        found["left_out"]["parameters"] == pytest.approx(1e7)
+        and abs(found["left_out"]["missed"]) < 0.02
+    )
     N, D, loss, q = study()
     loss[N.max() == N] *= 1.3  # the largest model is trained too little
-    assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] == pytest.approx(1 / 1.3 - 1, abs=0.02)
+    assert law.describe(N, D, loss, q, draws=0)["left_out"]["missed"] == pytest.approx(
+        1 / 1.3 - 1, abs=0.02
+    )
 
 
 def test_noise_gives_no_law():
     N, D, _, q = study()
     flat = np.exp(0.1 * np.random.default_rng(1).normal(size=len(N)))
     found = law.describe(N, D, flat, q)
-    assert found["law"] is None and found["left_out"] is None and min(found["p"].values()) > law.CERTAIN
+    assert (
+        found["law"] is None
+        and found["left_out"] is None
+        and min(found["p"].values()) > law.CERTAIN
+    )
     assert law.saturate(flat, np.random.default_rng(2).normal(size=len(N))).keys() == {"p"}
 
 
@@ -79,7 +105,8 @@ def test_an_axis_without_a_trend_has_no_term():
 
 
 def test_the_p_of_four_values_is_counted_by_hand():
-    assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)  # one of 24 orders
+    # one of 24 orders
+    assert law.falls([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(1 / 24, abs=0.01)
     assert law.falls([1, 2, 3, 4], [1, 2, 3, 4]) == 1
 
 
@@ -95,19 +122,27 @@ def test_a_planted_logistic_is_recovered():
     loss = np.linspace(0.5, 3, 60)
     score = 10 + 80 / (1 + np.exp(4 * (loss - 1.5))) + np.random.default_rng(0).normal(size=60)
     found = law.saturate(loss, score, draws=20)
-    assert [found[name] for name in ("low", "high", "steep", "middle")] == pytest.approx([10, 90, 4, 1.5], rel=0.1)
+    assert [found[name] for name in ("low", "high", "steep", "middle")] == pytest.approx(
+        [10, 90, 4, 1.5], rel=0.1
+    )
 
 
 def test_a_loss_below_zero_is_refused():
-    with pytest.raises(ValueError, match="expected more than 0, got -0.5: subtract the floor of the head"):
+    with pytest.raises(
+        ValueError, match="expected more than 0, got -0.5: subtract the floor of the head"
+    ):
         law.fit([1, 2], [1, 2], [1.0, -0.5])
 
 
 def test_compute_is_allocated_where_the_loss_is_least():
-    assert law.allocate(law.Law(E=1, A=100, alpha=0.5, B=100, beta=0.5), 6e12, 6) == pytest.approx((1e6, 1e6))
+    assert law.allocate(law.Law(E=1, A=100, alpha=0.5, B=100, beta=0.5), 6e12, 6) == pytest.approx(
+        (1e6, 1e6)
+    )
     N = np.geomspace(1e2, 1e8, 20_001)
     best, data = law.allocate(TRUE, 6e12, 6)
-    assert best == pytest.approx(N[TRUE(N, 1e12 / N).argmin()], rel=1e-3) and best * data == pytest.approx(1e12)
+    assert best == pytest.approx(
+        N[TRUE(N, 1e12 / N).argmin()], rel=1e-3
+    ) and best * data == pytest.approx(1e12)
 
 
 def test_a_cost_is_that_of_the_runs_on_the_largest_data():
@@ -119,6 +154,12 @@ def test_intrinsic_performance_is_the_least_compute_that_reaches_a_score():
 
 
 def test_an_exponent_that_the_runs_do_not_determine_is_named():
-    intervals = {"alpha": (0.3, 0.5), "A": (1.0, 2.0), "beta": (0.2, 0.9), "B": (1.0, 2.0), "gamma": (-4.0, 1.0)}
+    intervals = {
+        "alpha": (0.3, 0.5),
+        "A": (1.0, 2.0),
+        "beta": (0.2, 0.9),
+        "B": (1.0, 2.0),
+        "gamma": (-4.0, 1.0),
+    }
     assert law.loose(law.Law(E=1, intervals=intervals)) == ["beta", "gamma"]
     assert law.loose(law.Law(E=1, intervals=intervals | {"A": (0.0, 2.0)}))[0] == "alpha"

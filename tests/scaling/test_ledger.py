@@ -1,4 +1,6 @@
-"""The ledger: every run is done once, even if processes are killed or two drivers share it; edited folders are refused."""
+"""The ledger: every run is done once, even if processes are killed or two drivers share it; edited
+folders are refused.
+"""
 
 import fcntl
 import json
@@ -40,7 +42,9 @@ def held(folder, job):
 
 
 def hold(root, lines):
-    """Let runs of `held` go on until the book has about so many lines; replaced at once, since they read it at any time."""
+    """Let runs of `held` go on until the book has about so many lines; replaced at once, since they
+    read it at any time.
+    """
     partial = root.parent / "hold-next"
     partial.write_text(str(lines))
     partial.rename(root.parent / "hold")
@@ -84,7 +88,8 @@ def until(condition, timeout=PATIENCE):
 def test_a_run_has_a_folder_a_state_and_a_result(tmp_path):
     names = ledger.plan(tmp_path, jobs(3))
     assert names == ledger.plan(tmp_path, jobs(3)) and len(set(names)) == 3
-    assert ledger.plan(tmp_path, [{"power": 2, "i": 1}]) == [names[1]]  # the order of keys does not matter
+    # the order of keys does not matter
+    assert ledger.plan(tmp_path, [{"power": 2, "i": 1}]) == [names[1]]
     assert set(ledger.status(tmp_path, names).values()) == {"planned"}
     with ledger.claim(tmp_path / names[0]) as ours:
         assert ours and ledger.state(tmp_path / names[0]) == "running"
@@ -133,7 +138,10 @@ def test_an_edited_folder_is_refused_and_nothing_is_written(tmp_path):
     path.write_text(json.dumps({"i": 7}))
     before = sorted(tmp_path.rglob("*"))
     for call in (lambda: ledger.plan(tmp_path, jobs(5)), lambda: ledger.status(tmp_path, names)):
-        with pytest.raises(ValueError, match="job.json was edited: it is not the run that its folder is named after"):
+        with pytest.raises(
+            ValueError,
+            match="job.json was edited: it is not the run that its folder is named after",
+        ):
             call()
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -148,7 +156,8 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
     first.join()
     names = ledger.plan(root, jobs(60))
     hold(root, 60)
-    until(lambda: "running" not in ledger.status(root, names).values())  # its workers finish their runs, then end
+    # its workers finish their runs, then end
+    until(lambda: "running" not in ledger.status(root, names).values())
     assert 10 <= len(book(root)) < 60
     hold(root, len(book(root)) + 5)
     killed = []
@@ -163,7 +172,9 @@ def test_a_killed_driver_and_worker_lose_and_repeat_nothing(tmp_path):
                 os.kill(killed[0], signal.SIGKILL)
                 hold(root, 61)
 
-    assert set(ledger.drive(root, names, held, executors.process, 2, progress=kill_one).values()) == {"done"}
+    assert set(
+        ledger.drive(root, names, held, executors.process, 2, progress=kill_one).values()
+    ) == {"done"}
     assert killed and set(book(root)) == set(range(60))
     begun = sum(len((root / name / "begun").read_text().splitlines()) for name in names)
     assert begun <= 61, "only the run of the killed worker was begun again"
@@ -188,7 +199,11 @@ def test_a_run_that_kills_its_workers_has_failed(tmp_path):
 
 def test_runs_of_this_process_are_not_slept_after(tmp_path, monkeypatch):
     clock, slept = [0.0], []
-    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0], sleep=slept.append))
+    monkeypatch.setattr(
+        ledger,
+        "time",
+        SimpleNamespace(time=time.time, monotonic=lambda: clock[0], sleep=slept.append),
+    )
 
     def long(folder, job):
         clock[0] += 3600
@@ -203,7 +218,10 @@ def test_a_ledger_that_cannot_be_written_stops_the_driver(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not write there"):
         ledger.drive(tmp_path, names, fill, executors.process, 1)
-    assert "Too many open files" in capfd.readouterr().err and ledger.state(tmp_path / names[0]) == "planned"
+    assert (
+        "Too many open files" in capfd.readouterr().err
+        and ledger.state(tmp_path / names[0]) == "planned"
+    )
     assert ledger.drive(tmp_path, names, note, *INLINE) == {names[0]: "done"}
 
 
@@ -216,12 +234,21 @@ def test_a_full_disk_leaves_the_run_planned(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(3))
     with pytest.raises(OSError, match=r"disk full\?\); make room, then the same command goes on"):
         ledger.drive(tmp_path, names, overflow, *INLINE)
-    assert set(ledger.status(tmp_path, names).values()) == {"planned"} and "No space left on device" in capfd.readouterr().err
-    assert not any((tmp_path / name / "begun").read_text() for name in names if (tmp_path / name / "begun").exists())
+    assert (
+        set(ledger.status(tmp_path, names).values()) == {"planned"}
+        and "No space left on device" in capfd.readouterr().err
+    )
+    assert not any(
+        (tmp_path / name / "begun").read_text()
+        for name in names
+        if (tmp_path / name / "begun").exists()
+    )
 
 
 def stranger(call):
-    """Start a worker that finds another file at the driver's path, as on a file system that shares no locks."""
+    """Start a worker that finds another file at the driver's path, as on a file system that shares
+    no locks.
+    """
     root, names, run, driver, cwd = call.args
     shutil.copy(driver, other := f"{driver}-copy")
     return INLINE[0](partial(ledger.work, root, names, run, other, cwd))
@@ -237,7 +264,13 @@ def test_a_worker_without_shared_locks_does_nothing(tmp_path):
 def test_a_worker_that_cannot_start_is_an_error(tmp_path, capfd):
     names = ledger.plan(tmp_path, jobs(1))
     with pytest.raises(OSError, match="a worker could not work"):
-        ledger.drive(tmp_path, names, note, lambda call: executors.process(partial(ledger.work, "too few")), 1)
+        ledger.drive(
+            tmp_path,
+            names,
+            note,
+            lambda call: executors.process(partial(ledger.work, "too few")),
+            1,
+        )
     assert "missing 4 required positional arguments" in capfd.readouterr().err
 
 

@@ -20,20 +20,53 @@ SIZES = {"30k": 3e4, "150k": 1.5e5, "600k": 6e5, "2500k": 2.5e6, "10000k": 1e7}
 def planted(loss_of=TRUE, noise=0.005, **changes):
     """A study.json of 80 runs whose losses follow a law; the score falls with loss."""
     rng, runs = np.random.default_rng(0), []
-    for (size, N), fraction, mixture, seed in product(SIZES.items(), (0.01, 0.1, 0.3, 1.0), ("0", "0.5"), (0, 1)):
+    for (size, N), fraction, mixture, seed in product(
+        SIZES.items(), (0.01, 0.1, 0.3, 1.0), ("0", "0.5"), (0, 1)
+    ):
         D, loss = 1e6 * fraction * (0.5 if mixture == "0.5" else 1), 0.0
         loss = float(loss_of(N, D) * np.exp(noise * rng.normal()))
-        runs.append({
-            "run": f"{len(runs):016x}", "state": "done", "size": size, "fraction": fraction, "mixture": mixture, "seed": seed, "lr": 1e-3,
-            "held_out": loss + 0.45, "floor": 0.45, "action_error": 0.3, "score": 100 / (1 + float(np.exp(3 * (loss - 1)))), "low": 0, "high": 1,
-            "parameters": int(N), "trained": int(N), "non_embedding": int(N), "data_steps": int(D), "steps": 100, "tokens": 1000,
-            "flops": 6 * N * 1000, "train_seconds": 1.0, "quality": 1.3 if mixture == "0.5" else 1.0, "converged": None,
-            "metrics": {"reached": 0.25 if size == "30k" else 0.5 + 0.1 * seed, "by_goal.north.reached": 1.0, "length": 30.0},
-            "curve": [[50, loss + 1, loss + 1], [100, loss, loss]],
-        })  # fmt: skip
+        runs.append(
+            {
+                "run": f"{len(runs):016x}",
+                "state": "done",
+                "size": size,
+                "fraction": fraction,
+                "mixture": mixture,
+                "seed": seed,
+                "lr": 1e-3,
+                "held_out": loss + 0.45,
+                "floor": 0.45,
+                "action_error": 0.3,
+                "score": 100 / (1 + float(np.exp(3 * (loss - 1)))),
+                "low": 0,
+                "high": 1,
+                "parameters": int(N),
+                "trained": int(N),
+                "non_embedding": int(N),
+                "data_steps": int(D),
+                "steps": 100,
+                "tokens": 1000,
+                "flops": 6 * N * 1000,
+                "train_seconds": 1.0,
+                "quality": 1.3 if mixture == "0.5" else 1.0,
+                "converged": None,
+                "metrics": {
+                    "reached": 0.25 if size == "30k" else 0.5 + 0.1 * seed,
+                    "by_goal.north.reached": 1.0,
+                    "length": 30.0,
+                },
+                "curve": [[50, loss + 1, loss + 1], [100, loss, loss]],
+            }
+        )
     node = {"name": "planted", "budget": {"rule": "steps"}, "lr": {"rule": "sweep"}}
     tuned = {size: {"0.0001": 9.0, "0.001": 1.0, "0.01": 9.0} for size in SIZES}
-    return {"study": node, "versions": {}, "flops": "6 N a token", "tuned": tuned, "runs": runs} | changes
+    return {
+        "study": node,
+        "versions": {},
+        "flops": "6 N a token",
+        "tuned": tuned,
+        "runs": runs,
+    } | changes
 
 
 def test_pairs_differ_in_one_axis_alone():
@@ -51,7 +84,9 @@ def test_pairs_differ_in_one_axis_alone():
 def report(folder, found):
     study.write(folder, found, say=lambda text: None)
     written = json.loads((folder / "study.json").read_text())
-    return written["fits"], " ".join(line for lines in written["sentences"].values() for line in lines)
+    return written["fits"], " ".join(
+        line for lines in written["sentences"].values() for line in lines
+    )
 
 
 def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
@@ -65,8 +100,14 @@ def test_a_planted_law_is_reported_with_its_intervals(tmp_path):
         "Score and loss: the score rises as the loss falls",
     ):
         assert words in text
-    assert "held-out loss, 100% of the data: 10000k against 30k: -" in text and "the best size is 10000k" in text
-    assert "learning rate 0.001, by held-out loss on the smallest data" in text and "the edge of" not in text
+    assert (
+        "held-out loss, 100% of the data: 10000k against 30k: -" in text
+        and "the best size is 10000k" in text
+    )
+    assert (
+        "learning rate 0.001, by held-out loss on the smallest data" in text
+        and "the edge of" not in text
+    )
     assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.CAPTIONS)
 
 
@@ -75,7 +116,10 @@ def test_what_evaluations_measure_is_reported_by_size_on_the_first_quality(tmp_p
     for run in found["runs"]:
         run["metrics"]["reached"] += 9 * (run["mixture"] == "0.5")
     _, text = report(tmp_path, found)
-    assert "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
+    assert (
+        "reached, 100% of the data: 30k 0.25 (0.25 .. 0.25, 2 runs)" in text
+        and "10000k 0.55 (0.5 .. 0.6, 2 runs)" in text
+    )
     assert "length, 100% of the data: 30k 30 (30 .. 30, 2 runs)" in text and "by_goal" not in text
     values = study.measured(found, study.finished(found))
     shares = values.groupby("metric")["value"].agg(lambda x: bool(x.between(0, 1).all()))
@@ -86,12 +130,19 @@ def test_a_crossover_is_reported(tmp_path):
     """The largest size is the worst on the least data."""
     worse = lambda N, D: TRUE(N, D) * (2 if N > 5e6 and D < 2e4 else 1)  # noqa: E731
     _, text = report(tmp_path, planted(worse))
-    assert "1% of the data: the best size is 2500k" in text and "100% of the data: the best size is 10000k" in text
+    assert (
+        "1% of the data: the best size is 2500k" in text
+        and "100% of the data: the best size is 10000k" in text
+    )
 
 
 def test_noise_is_reported_as_no_trend(tmp_path):
     fits, text = report(tmp_path, planted(lambda N, D: 1.0, noise=0.1))
-    assert fits["law"] is None and text.count("no trend, the loss does not fall") == 2 and "No law is fitted" in text
+    assert (
+        fits["law"] is None
+        and text.count("no trend, the loss does not fall") == 2
+        and "No law is fitted" in text
+    )
     assert not (tmp_path / "isoflop.png").exists()
 
 
@@ -109,7 +160,9 @@ def test_each_size_has_a_colour_of_its_own(count):
 
 
 def test_a_study_without_finished_runs_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="expected at least one run of the grid that is done, found none"):
+    with pytest.raises(
+        ValueError, match="expected at least one run of the grid that is done, found none"
+    ):
         study.write(tmp_path, planted(runs=[]))
     assert not list(tmp_path.iterdir())
 
@@ -119,9 +172,14 @@ def test_the_best_size_is_that_of_the_first_quality(tmp_path):
     found = planted(lambda N, D: 1.0 if N < 1e6 else 0.9)
     for run in found["runs"]:
         run["held_out"] += 5.0 * (run["mixture"] == "0.5")
-    found["runs"] = [run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")]
+    found["runs"] = [
+        run for run in found["runs"] if run["mixture"] == "0" or run["size"] in ("2500k", "10000k")
+    ]
     _, text = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: the best size is 2500k" in text or "the best size is 10000k" in text
+    assert (
+        "held-out loss, 100% of the data: the best size is 2500k" in text
+        or "the best size is 10000k" in text
+    )
     assert (
         "loss, 100% of the data: the best size is 30k" not in text
         and "loss, 100% of the data: the best size is 150k" not in text
@@ -129,8 +187,14 @@ def test_the_best_size_is_that_of_the_first_quality(tmp_path):
 
 
 def best(losses):
-    """What the report says about the best of these sizes: {size: the held-out losses of seeds 0, 1 and 2}."""
-    rows = [(size, 1.0, "0", seed, loss) for size, each in losses.items() for seed, loss in enumerate(each)]
+    """What the report says about the best of these sizes: {size: the held-out losses of seeds 0, 1
+    and 2}.
+    """
+    rows = [
+        (size, 1.0, "0", seed, loss)
+        for size, each in losses.items()
+        for seed, loss in enumerate(each)
+    ]
     part = pd.DataFrame(rows, columns=[*study.AXES, "held_out"])
     return study.best_size("loss", part, "held_out", [*losses], -1)
 
@@ -139,17 +203,32 @@ def test_a_size_is_the_best_only_beyond_chance():
     """b is the best mean; a is above it in all seeds, or better in one of them."""
     assert best({"a": [3, 3, 4], "b": [1, 2, 2]}) == ["loss: the best size is b."]
     (said,) = best({"a": [1, 3, 4], "b": [2, 2, 3], "c": [8, 9, 9], "d": [2, 3, 3]})
-    assert said == "loss: no size is the best beyond chance; a, b, d cannot be told apart, the smallest of them is a."
+    assert (
+        said
+        == "loss: no size is the best beyond chance; a, b, d cannot be told apart, the smallest of them is a."
+    )
     (alone,) = best({"a": [3], "b": [2]})
-    assert alone == "loss: no size is the best beyond chance; a, b cannot be told apart, the smallest of them is a."
-    assert best({"a": [3, 3, 4]}) == [] == best({"a": [3, float("nan"), 4], "b": [float("nan")] * 3}), "nothing to compare"
+    assert (
+        alone
+        == "loss: no size is the best beyond chance; a, b cannot be told apart, the smallest of them is a."
+    )
+    assert (
+        best({"a": [3, 3, 4]}) == [] == best({"a": [3, float("nan"), 4], "b": [float("nan")] * 3})
+    ), "nothing to compare"
 
 
 def test_a_size_with_one_run_is_not_compared(tmp_path):
     found = planted()
-    found["runs"] = [run for run in found["runs"] if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")]
+    found["runs"] = [
+        run
+        for run in found["runs"]
+        if run["size"] != "10000k" or (run["seed"], run["mixture"]) == (0, "0")
+    ]
     _, text = report(tmp_path, found)
-    assert "held-out loss, 100% of the data: 2500k against 30k" in text and "10000k against" not in text
+    assert (
+        "held-out loss, 100% of the data: 2500k against 30k" in text
+        and "10000k against" not in text
+    )
 
 
 @pytest.mark.slow
@@ -158,14 +237,23 @@ def test_a_published_study_is_reported_again_from_its_json(name, tmp_path):
     published = json.loads((STUDIES / name / "study.json").read_text())
     study.write(tmp_path, study.read(STUDIES / name / "study.json"), say=lambda text: None)
     again = json.loads((tmp_path / "study.json").read_text())
-    verdicts = [[text.rpartition(": ")[2] for text in found["sentences"]["findings"]] for found in (published, again)]
+    verdicts = [
+        [text.rpartition(": ")[2] for text in found["sentences"]["findings"]]
+        for found in (published, again)
+    ]
     assert verdicts[0] == verdicts[1] and len(verdicts[0]) > 3
     assert (published["fits"]["law"] is None) == (again["fits"]["law"] is None)
     assert published["fits"]["p"] == again["fits"]["p"]
-    assert {path.name for path in tmp_path.glob("*.png")} >= {path.name for path in (STUDIES / name).glob("*.png")}
-    assert name in (STUDIES / "README.md").read_text() and all(run["state"] == "done" for run in published["runs"])
+    assert {path.name for path in tmp_path.glob("*.png")} >= {
+        path.name for path in (STUDIES / name).glob("*.png")
+    }
+    assert name in (STUDIES / "README.md").read_text() and all(
+        run["state"] == "done" for run in published["runs"]
+    )
 
 
 def test_the_page_of_the_studies_shows_every_published_figure():
     shown = re.findall(r"\]\(([\w/-]+\.png)\)", (STUDIES / "README.md").read_text())
-    assert {STUDIES / name for name in shown} == {*STUDIES.glob("*/*.png")} and list(STUDIES.glob("*/study.json"))
+    assert {STUDIES / name for name in shown} == {*STUDIES.glob("*/*.png")} and list(
+        STUDIES.glob("*/study.json")
+    )

@@ -1,4 +1,6 @@
-"""A campaign manager for callers in this process, who wait for each answer: the reference of tests and benchmarks."""
+"""A campaign manager for callers in this process, who wait for each answer: the reference of tests
+and benchmarks.
+"""
 
 import json
 
@@ -9,7 +11,9 @@ from decisionllm.serving import campaigns
 class CampaignManager(campaigns.CampaignManager):
     def open(self, *, key=None, **settings):
         """Open a campaign of these SETTINGS, budget and target_cpa at least. Returns its id."""
-        return at_once(self.open_async({"category": 0, "horizon": STEPS} | settings, key, self._write))["id"]
+        return at_once(
+            self.open_async({"category": 0, "horizon": STEPS} | settings, key, self._write)
+        )["id"]
 
     def tick(self, id, *, index, coming, result=None, key=""):
         """What to bid in step `index`, see `schemas.Tick`."""

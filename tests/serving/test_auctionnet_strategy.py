@@ -1,4 +1,6 @@
-"""The policy as a bidder of AuctionNet's simulator: in market and replay its bids equal an evaluation of the same policy."""
+"""The policy as a bidder of AuctionNet's simulator: in market and replay its bids equal an
+evaluation of the same policy.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,10 @@ from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
-from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy, DecisionLLMRemoteStrategy
+from decisionllm.serving.auctionnet_strategy import (
+    DecisionLLMBiddingStrategy,
+    DecisionLLMRemoteStrategy,
+)
 from tests.conftest import make_policy, near
 from tests.serving.test_http import MODEL_INFO, serving
 
@@ -23,7 +28,14 @@ OPTIONS = {"observation": "auctionnet", "context_features": "progress", "reward"
 
 def world(protocol, budget=1.0, options=OPTIONS, text="informative"):
     return Auction(
-        1, protocol=protocol, periods=PERIOD, positions=str(SEAT), budgets=budget, opportunities=2000, text=text, **options
+        1,
+        protocol=protocol,
+        periods=PERIOD,
+        positions=str(SEAT),
+        budgets=budget,
+        opportunities=2000,
+        text=text,
+        **options,
     )
 
 
@@ -41,10 +53,12 @@ class Constant:
 
 
 def run(options=OPTIONS, text="informative"):
-    """A policy with random weights, in the units of a day of this advertiser, and the info of its data, as checkpoint.load
-    returns it."""
+    """A policy with random weights, in the units of a day of this advertiser, and the info of its
+    data, as checkpoint.load returns it."""
     (day,) = rollout(Constant, world("replay", options=options), seed=0)
-    policy = make_policy(Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0)
+    policy = make_policy(
+        Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0
+    )
     policy.model.normalizer.fit([(day.observations, np.cumsum(day.rewards[::-1])[::-1])])
     return policy, {}, {"dataset": options | {"text": text}}
 
@@ -58,7 +72,9 @@ def strategy_for(env, loaded):
 
 
 class Seat:
-    """The strategy at its position of our market, called as AuctionNet's simulator calls its agents."""
+    """The strategy at its position of our market, called as AuctionNet's simulator calls its
+    agents.
+    """
 
     def __init__(self, market, strategy, skip=()):
         self.market, self.strategy, self.skip, self.settle = market, strategy, skip, market.settle
@@ -68,9 +84,17 @@ class Seat:
     features = "repaired"
 
     def act(self, states, context):
-        values, sigmas, step = self.market.values[:, SEAT], self.market.sigmas[:, SEAT], context.step
+        values, sigmas, step = (
+            self.market.values[:, SEAT],
+            self.market.sigmas[:, SEAT],
+            context.step,
+        )
         self.strategy.remaining_budget = context.remaining[0]
-        self.bids = 60.0 * values if step in self.skip else self.strategy.bidding(step, values, sigmas, *self.history)
+        self.bids = (
+            60.0 * values
+            if step in self.skip
+            else self.strategy.bidding(step, values, sigmas, *self.history)
+        )
         assert self.bids.shape == values.shape
         self.multipliers.append(self.bids.sum() / values.sum())
         return np.zeros(1)  # `record` puts the bids in its place
@@ -82,7 +106,13 @@ class Seat:
         won, slots = own & made.sold, np.arange(1, own.shape[1] + 1)
         auction = np.stack([won.any(1), (won * slots).sum(1), (won * made.cost).sum(1)], 1)
         impressions = np.stack([(own & made.exposed).any(1), (own & made.converted).any(1)], 1)
-        step = np.stack([values[:, SEAT], sigmas[:, SEAT]], 1), left[:, SEAT], auction, impressions, made.market_price
+        step = (
+            np.stack([values[:, SEAT], sigmas[:, SEAT]], 1),
+            left[:, SEAT],
+            auction,
+            impressions,
+            made.market_price,
+        )
         for history, arrays in zip(self.history, step, strict=True):
             history.append(arrays)
         return left, made
@@ -93,7 +123,15 @@ def observed(session):
 
 
 @pytest.mark.parametrize(
-    "options", [OPTIONS, {"observation": "minimal", "context_features": "budget_and_cpa", "reward": "expected_value"}]
+    "options",
+    [
+        OPTIONS,
+        {
+            "observation": "minimal",
+            "context_features": "budget_and_cpa",
+            "reward": "expected_value",
+        },
+    ],
 )
 def test_in_the_market_it_equals_an_evaluation_to_the_last_bit(options):
     loaded, env = run(options), world("market", options=options)
@@ -118,19 +156,27 @@ def test_an_exhausted_budget_is_observed_as_in_an_evaluation():
     for _ in day.rewards:
         seat.market.step()
     left, values = np.concatenate(seat.history[1]), np.full(3, 0.01)
-    assert (left == 0).any() and (left > 0).any() and day.observations[-1, 1] < 0.2, "bids were taken back"
+    assert (left == 0).any() and (left > 0).any() and day.observations[-1, 1] < 0.2, (
+        "bids were taken back"
+    )
     assert observed(strategy.session).tolist() == day.observations.tolist()
     strategy = strategy_for(env, loaded)
     assert (strategy.bidding(0, values, values, [], [], [], [], []) > 0).all()
     strategy.remaining_budget = 0.05
-    assert strategy.bidding(0, values, values, [], [], [], [], []).tolist() == [0, 0, 0], "too little is left"
+    assert strategy.bidding(0, values, values, [], [], [], [], []).tolist() == [0, 0, 0], (
+        "too little is left"
+    )
 
 
 def test_in_a_replay_it_bids_like_an_evaluation():
     loaded, env = run(), world("replay", budget=20.0)
     (day,) = rollout(lambda tasks: loaded[0].begin(tasks, STEPS), env, seed=0)
     env.reset(0)
-    strategy, history, offers = strategy_for(env, loaded), [[], [], [], [], []], env.simulation.days[0][0]
+    strategy, history, offers = (
+        strategy_for(env, loaded),
+        [[], [], [], [], []],
+        env.simulation.days[0][0],
+    )
     for step, (prices, values, sigmas, _) in enumerate(offers.steps):
         bids = strategy.bidding(step, values[SEAT], sigmas[SEAT], *history)
         made = offers.step(
@@ -143,7 +189,8 @@ def test_in_a_replay_it_bids_like_an_evaluation():
         won = bids >= prices
         assert won.sum() == round(made["won"][0] * len(prices)), "the budget is never short"
         converted = np.zeros(len(prices))
-        converted[np.flatnonzero(won)[: int(made["conversions"][0])]] = 1  # which of them, no bidder can tell
+        # which of them, no bidder can tell
+        converted[np.flatnonzero(won)[: int(made["conversions"][0])]] = 1
         strategy.remaining_budget -= prices[won].sum()
         arrays = (
             np.stack([values[SEAT], sigmas[SEAT]], 1),
@@ -155,7 +202,8 @@ def test_in_a_replay_it_bids_like_an_evaluation():
         for log, x in zip(history, arrays, strict=True):
             log.append(x)
     assert len(np.unique(day.actions)) > 20
-    near(observed(strategy.session), day.observations, 1e-6, axis=0)  # a replay adds up in another order
+    # a replay adds up in another order
+    near(observed(strategy.session), day.observations, 1e-6, axis=0)
     near(strategy.session.actions[0], day.actions, scale=HIGH)
 
 
@@ -195,8 +243,13 @@ def test_a_period_begins_with_the_settings_of_the_simulator():
         strategy.reset()
         assert strategy.remaining_budget == 3000
     values = np.linspace(0.001, 0.01, 5)
-    ours, fresh = (strategy.bidding(0, values, values, [], [], [], [], []).tolist() for strategy in (first, again))
-    assert ours == fresh and again.session.tasks == ["Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as many conversions as you can within a medium budget of 3000, at a moderate cost limit of 90 for each."]  # fmt: skip
+    ours, fresh = (
+        strategy.bidding(0, values, values, [], [], [], [], []).tolist()
+        for strategy in (first, again)
+    )
+    assert ours == fresh and again.session.tasks == [
+        "Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as many conversions as you can within a medium budget of 3000, at a moderate cost limit of 90 for each."
+    ]
 
 
 def test_the_remaining_budget_of_the_simulator_counts():
@@ -207,7 +260,9 @@ def test_the_remaining_budget_of_the_simulator_counts():
     strategy.remaining_budget -= 7.0  # 4 by the results
     strategy.bidding(1, value, value, *results)
     assert strategy.campaign.remaining == 93 and strategy.campaign.totals.spend.tolist() == [7]
-    assert strategy.campaign.totals.conversions.tolist() == [1] and observed(strategy.session)[1, 1] == np.float32(0.93)
+    assert strategy.campaign.totals.conversions.tolist() == [1] and observed(strategy.session)[
+        1, 1
+    ] == np.float32(0.93)
 
 
 def test_a_step_without_opportunities_is_a_step():
@@ -221,7 +276,10 @@ def test_a_step_without_opportunities_is_a_step():
 
 def test_wrong_arguments_are_refused_by_name(monkeypatch):
     monkeypatch.delenv("DECISIONLLM_RUN", raising=False)
-    with pytest.raises(ValueError, match="run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN"):
+    with pytest.raises(
+        ValueError,
+        match="run: expected a run directory, got none; give run=..., or set DECISIONLLM_RUN",
+    ):
         DecisionLLMBiddingStrategy()
     with pytest.raises(ValueError, match="expected a run of an auction dataset, got one of 'maze'"):
         DecisionLLMBiddingStrategy(run=(None, {}, {"dataset": {"name": "maze"}}))
@@ -229,11 +287,14 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
     with pytest.raises(ValueError, match="historyBid: expected 1 steps before step 1, got 0"):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [], [[[0, 0, 0]]], [[[0, 0]]], [[1.0]])
     with pytest.raises(
-        ValueError, match=r"historyImpressionResult: expected finite numbers of shape \(1, 2\), one row an opp.*got \(1,\)"
+        ValueError,
+        match=r"historyImpressionResult: expected finite numbers of shape \(1, 2\), one row an opp.*got \(1,\)",
     ):
         strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[0]], [[1.0]])
     with pytest.raises(ValueError, match="historyLeastWinningCost: expected finite numbers"):
-        strategy.bidding(1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[[0, 0]]], [[np.nan]])
+        strategy.bidding(
+            1, value, value, [[[0.5, 0]]], [[1.0]], [[[0, 0, 0]]], [[[0, 0]]], [[np.nan]]
+        )
 
 
 def test_a_policy_of_served_texts_needs_a_text():
@@ -251,7 +312,9 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
     policy, _, info = loaded
     made = []
     monkeypatch.setenv("DECISIONLLM_TOKEN", token or "")
-    with serving(create_app(policy, MODEL_INFO, ObservationSpec.of(info["dataset"]), Journal(), token=token)) as client:
+    with serving(
+        create_app(policy, MODEL_INFO, ObservationSpec.of(info["dataset"]), Journal(), token=token)
+    ) as client:
         remote = DecisionLLMRemoteStrategy(*who(env), url=client.base_url)
         for strategy in (remote, strategy_for(env, loaded)):
             env.reset(0)
@@ -262,11 +325,17 @@ def test_behind_a_server_it_bids_the_same(token, monkeypatch):
         first = remote.campaign
         remote.reset()
         values = np.full(3, 0.01)
-        assert remote.bidding(0, values, values, [], [], [], [], []).shape == (3,) and remote.campaign != first, (
-            "another period"
-        )
+        assert (
+            remote.bidding(0, values, values, [], [], [], [], []).shape == (3,)
+            and remote.campaign != first
+        ), "another period"
         with pytest.raises(ValueError, match="/v1/bid: 409 .*expected 1"):
-            remote.bidding(2, values, values, *([step] * 2 for step in (made[0].history[i][0] for i in range(5))))
+            remote.bidding(
+                2,
+                values,
+                values,
+                *([step] * 2 for step in (made[0].history[i][0] for i in range(5))),
+            )
         remote.client.close()
     remote, local = made
     near(remote.multipliers, local.multipliers, scale=HIGH)

@@ -1,4 +1,6 @@
-"""Served campaigns: bids equal the policy's, also after eviction or a restart; repeated ticks count once; guard rails hold."""
+"""Served campaigns: bids equal the policy's, also after eviction or a restart; repeated ticks count
+once; guard rails hold.
+"""
 
 import json
 import sqlite3
@@ -28,19 +30,37 @@ MAXIMUM = {"target_return": None, "objective": MAX_RETURN}
 
 
 def drawn(campaign, step):
-    """A tick with random results and opportunities: the same for the same numbers, independent of the bids."""
+    """A tick with random results and opportunities: the same for the same numbers, independent of
+    the bids.
+    """
     step, rng = int(step), np.random.default_rng([campaign, step])
     value, volume = (float(x) for x in (rng.uniform(0.0002, 0.001), rng.integers(5000, 20000)))
     result = {
-        "bid": rng.uniform(0.01, 0.1), "market_price": rng.uniform(0.05, 0.2), "value": rng.uniform(0.0002, 0.001),
-        "conversion": rng.uniform(0, 0.001), "won": rng.uniform(0, 0.1), "volume": 9000.0, "spend": rng.uniform(0, 100),
-        "conversions": float(rng.integers(4)), "exposed_value": rng.uniform(0, 2),
-    }  # fmt: skip
-    return {"index": step, "result": result if step else None, "coming": {"value": value, "volume": volume}, "key": f"k{step}"}
+        "bid": rng.uniform(0.01, 0.1),
+        "market_price": rng.uniform(0.05, 0.2),
+        "value": rng.uniform(0.0002, 0.001),
+        "conversion": rng.uniform(0, 0.001),
+        "won": rng.uniform(0, 0.1),
+        "volume": 9000.0,
+        "spend": rng.uniform(0, 100),
+        "conversions": float(rng.integers(4)),
+        "exposed_value": rng.uniform(0, 2),
+    }
+    return {
+        "index": step,
+        "result": result if step else None,
+        "coming": {"value": value, "volume": volume},
+        "key": f"k{step}",
+    }
 
 
 def settings(campaign):
-    return {"budget": 900.0 + 10 * campaign, "target_cpa": 60.0 + campaign, "category": campaign % 6, "horizon": STEPS}
+    return {
+        "budget": 900.0 + 10 * campaign,
+        "target_cpa": 60.0 + campaign,
+        "category": campaign % 6,
+        "horizon": STEPS,
+    }
 
 
 def policy_of(**changes):
@@ -54,15 +74,20 @@ def policy_of(**changes):
                 totals.record(**tick["result"])
             rows.append(SPEC.observe(totals, **tick["coming"])[0])
     policy = make_policy(
-        Spec(len(rows[0]), 1, STEPS, (0.0,), (HIGH,)), **{"target_return": 9.0, "window": 6, "stride": 2} | changes
+        Spec(len(rows[0]), 1, STEPS, (0.0,), (HIGH,)),
+        **{"target_return": 9.0, "window": 6, "stride": 2} | changes,
     )
-    policy.model.normalizer.fit([(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))])
+    policy.model.normalizer.fit(
+        [(np.array(rows, np.float32), np.linspace(0, 12, 100, dtype=np.float32))]
+    )
     return policy
 
 
 def by_hand(policy, campaign, answers, step):
     """The answer of Policy.act to a campaign with these answers so far, its history assembled here."""
-    totals = Campaigns([settings(campaign)["budget"]], [settings(campaign)["target_cpa"]], steps=STEPS)
+    totals = Campaigns(
+        [settings(campaign)["budget"]], [settings(campaign)["target_cpa"]], steps=STEPS
+    )
     observations, rewards, before = [], [], 0.0
     for t in range(step + 1):
         tick = drawn(campaign, t)
@@ -78,13 +103,22 @@ def by_hand(policy, campaign, answers, step):
         f"can within a {size} budget of {f['budget']:g}, at a strict cost limit of {f['target_cpa']:g} for each."
     )
     done = np.array(answers[:step], np.float32).reshape(-1, 1)
-    return float(policy.act([History(np.array(observations, np.float32), done, np.array(rewards), task=task)])[0, 0])
+    return float(
+        policy.act(
+            [History(np.array(observations, np.float32), done, np.array(rewards), task=task)]
+        )[0, 0]
+    )
 
 
 def play(manager, count=1, steps=STEPS):
     """Campaigns played one after the other: the multipliers, (count, steps)."""
     ids = [manager.open(**settings(i)) for i in range(count)]
-    return np.array([[manager.tick(id, **drawn(i, t))["multiplier"] for t in range(steps)] for i, id in enumerate(ids)])
+    return np.array(
+        [
+            [manager.tick(id, **drawn(i, t))["multiplier"] for t in range(steps)]
+            for i, id in enumerate(ids)
+        ]
+    )
 
 
 @pytest.mark.parametrize("options", [{}, MAXIMUM], ids=["target return", "max return"])
@@ -97,10 +131,19 @@ def test_bids_equal_the_policy_to_the_last_bit(options):
             assert multipliers[t] == by_hand(policy, i, multipliers, t), f"step {t}"
 
 
-@pytest.mark.parametrize("options", [{}, MAXIMUM, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, MAXIMUM, {"window": 1, "stride": 1}, {"backbone": "gpt2"}], ids=str
+)
 def test_cached_bids_equal_the_policy_in_any_batch(options):
-    """Seven campaigns, some of them at a time, with rows for three: each is evicted again and again."""
-    policy, rng, now, answers = policy_of(**options), np.random.default_rng(0), np.zeros(7, int), [[] for _ in range(7)]
+    """Seven campaigns, some of them at a time, with rows for three: each is evicted again and
+    again.
+    """
+    policy, rng, now, answers = (
+        policy_of(**options),
+        np.random.default_rng(0),
+        np.zeros(7, int),
+        [[] for _ in range(7)],
+    )
     manager = CampaignManager(policy, SPEC, cache_bytes=10**9, max_campaigns=3)
     ids = [manager.open(**settings(i)) for i in range(7)]
     while (now < STEPS).any():
@@ -108,7 +151,10 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
         pending = [manager.admit(ids[i], drawn(i, now[i])) for i in batch]
         if pending:
             for i, p, decided in zip(
-                batch, pending, manager.decide([(p.campaign.id, p.campaign.history()) for p in pending]), strict=True
+                batch,
+                pending,
+                manager.decide([(p.campaign.id, p.campaign.history()) for p in pending]),
+                strict=True,
             ):
                 manager.answer(p, decided)
                 assert manager.journal.write(manager.entries(p)) == [True]
@@ -119,14 +165,21 @@ def test_cached_bids_equal_the_policy_in_any_batch(options):
         wanted = [by_hand(policy, i, answers[i], t) for t in range(STEPS)]
         near(answers[i], wanted, scale=HIGH)
         assert np.std(wanted) > 1
-    assert manager.cache.counts["evictions"] > 10 and manager.cache.counts["hits"] > 5 and manager.counts["rebuilt", ""] > 10
+    assert (
+        manager.cache.counts["evictions"] > 10
+        and manager.cache.counts["hits"] > 5
+        and manager.counts["rebuilt", ""] > 10
+    )
 
 
 @pytest.mark.parametrize("options", [{}, MAXIMUM], ids=["target return", "max return"])
 def test_a_window_of_one_step_without_text_needs_no_session(options):
     policy = policy_of(window=1, stride=1, **options)
     plain = ObservationSpec("auctionnet", "progress", "expected_value")
-    alone, batched = CampaignManager(policy, plain), CampaignManager(policy, plain, cache_bytes=10**8)
+    alone, batched = (
+        CampaignManager(policy, plain),
+        CampaignManager(policy, plain, cache_bytes=10**8),
+    )
     ids = [[manager.open(**settings(i)) for i in range(5)] for manager in (alone, batched)]
     for t in range(3):
         wanted = [alone.tick(id, **drawn(i, t))["multiplier"] for i, id in enumerate(ids[0])]
@@ -145,7 +198,11 @@ def test_a_manager_reads_only_the_ticks_that_another_one_answered(tmp_path, monk
     managers = [CampaignManager(policy, SPEC, Journal(tmp_path / "j")) for _ in range(2)]
     id = managers[0].open(**settings(0))
     ticks = Journal.ticks
-    monkeypatch.setattr(Journal, "ticks", lambda journal, id, first=0: read.append(first) or ticks(journal, id, first))
+    monkeypatch.setattr(
+        Journal,
+        "ticks",
+        lambda journal, id, first=0: read.append(first) or ticks(journal, id, first),
+    )
     for t, which in enumerate((0, 0, 1, 0, 1, 1)):
         managers[which].tick(id, **drawn(0, t))
     assert read == [0, 0, 2, 3], "each begins at the step that it knows"
@@ -198,13 +255,23 @@ def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
     id = manager.open(**settings(0))
     answers = [manager.tick(id, **drawn(0, t)) for t in range(3)]
     spend = sum(drawn(0, t)["result"]["spend"] for t in (1, 2))
-    assert answers[2]["spend"] == pytest.approx(spend) and answers[2]["remaining"] == pytest.approx(900 - spend)
+    assert answers[2]["spend"] == pytest.approx(spend) and answers[2]["remaining"] == pytest.approx(
+        900 - spend
+    )
     assert [manager.tick(id, **drawn(0, t)) for t in range(3)] == answers
     assert manager.counts["bid", ""] == 3
-    for change in ({"key": "other"}, {"coming": {"value": 0.5, "volume": 1.0}}, {"result": drawn(1, 1)["result"]}):
+    for change in (
+        {"key": "other"},
+        {"coming": {"value": 0.5, "volume": 1.0}},
+        {"result": drawn(1, 1)["result"]},
+    ):
         with pytest.raises(RequestError, match="step 1 was answered to another request") as refused:
             manager.tick(id, **drawn(0, 1) | change)
-        assert (refused.value.status, refused.value.field, refused.value.expected) == (409, "index", 3)
+        assert (refused.value.status, refused.value.field, refused.value.expected) == (
+            409,
+            "index",
+            3,
+        )
     for t in (4, 11):
         with pytest.raises(RequestError, match=f"index: expected 3, got {t}") as refused:
             manager.tick(id, **drawn(0, t))
@@ -217,7 +284,9 @@ def test_repeated_ticks_count_once_and_wrong_ones_are_refused():
         manager.tick("unknown", **drawn(0, 0))
     for t in range(3, STEPS):
         manager.tick(id, **drawn(0, t))
-    with pytest.raises(RequestError, match=f"coming: expected none: the campaign has {STEPS} steps"):
+    with pytest.raises(
+        RequestError, match=f"coming: expected none: the campaign has {STEPS} steps"
+    ):
         manager.tick(id, **drawn(0, STEPS))
     last = drawn(0, STEPS) | {"coming": None}
     end = manager.tick(id, **last)
@@ -233,10 +302,14 @@ def test_settings_that_a_policy_does_not_support_are_refused():
     manager = CampaignManager(policy_of(), SPEC)
     with pytest.raises(RequestError, match="horizon: expected at most 12 steps"):
         manager.open(**settings(0) | {"horizon": 13})
-    with pytest.raises(ValueError, match="horizon: expected at most 12 steps, the longest in training, got 13"):
+    with pytest.raises(
+        ValueError, match="horizon: expected at most 12 steps, the longest in training, got 13"
+    ):
         CampaignManager(policy_of(), SPEC, horizon=13)
     with pytest.raises(RequestError, match="text: expected none"):
-        CampaignManager(policy_of(), replace(SPEC, text="none")).open(**settings(0), text="Bid high.")
+        CampaignManager(policy_of(), replace(SPEC, text="none")).open(
+            **settings(0), text="Bid high."
+        )
     with pytest.raises(RequestError, match="target_return: expected none"):
         CampaignManager(policy_of(condition_on="none"), SPEC).open(**settings(0), target_return=3.0)
     with pytest.raises(ValueError, match="decode: expected mode or mean, got sample"):
@@ -245,16 +318,26 @@ def test_settings_that_a_policy_does_not_support_are_refused():
 
 def test_two_requests_with_one_key_open_one_campaign():
     manager = CampaignManager(policy_of(), SPEC)
-    assert manager.open(**settings(0), key="a") == manager.open(**settings(0), key="a") != manager.open(**settings(0), key="b")
-    with pytest.raises(RequestError, match="key: campaign .* was opened with this key and other settings"):
+    assert (
+        manager.open(**settings(0), key="a")
+        == manager.open(**settings(0), key="a")
+        != manager.open(**settings(0), key="b")
+    )
+    with pytest.raises(
+        RequestError, match="key: campaign .* was opened with this key and other settings"
+    ):
         manager.open(**settings(1), key="a")
 
 
 def test_a_policy_of_served_texts_needs_the_text_of_each_campaign():
-    """Its texts are data of a journal, so that any template would be another text than it was trained with."""
+    """Its texts are data of a journal, so that any template would be another text than it was
+    trained with.
+    """
     policy, spec = policy_of(), replace(SPEC, text="served")
     manager = CampaignManager(policy, spec)
-    with pytest.raises(RequestError, match="text: expected the task text of this campaign, got none") as refused:
+    with pytest.raises(
+        RequestError, match="text: expected the task text of this campaign, got none"
+    ) as refused:
         manager.open(**settings(0))
     assert (refused.value.status, refused.value.field) == (422, "text")
     id = manager.open(**settings(0), text="Bid high.")
@@ -265,7 +348,9 @@ def test_a_policy_of_served_texts_needs_the_text_of_each_campaign():
 
 
 def test_bids_for_a_replayed_day_equal_an_evaluation():
-    """The environment of `evaluate`, its observations and rewards, through the manager: the same multipliers."""
+    """The environment of `evaluate`, its observations and rewards, through the manager: the same
+    multipliers.
+    """
     spec = replace(SPEC, context_features="budget_and_cpa")
     env = Auction(
         1,
@@ -275,21 +360,35 @@ def test_bids_for_a_replayed_day_equal_an_evaluation():
         **spec.info(),
     )
     first = env.reset(0)
-    policy = make_policy(Spec(first.shape[1], 1, 48, (0.0,), (HIGH,)), window=6, stride=2, target_return=20.0)
+    policy = make_policy(
+        Spec(first.shape[1], 1, 48, (0.0,), (HIGH,)), window=6, stride=2, target_return=20.0
+    )
     policy.model.normalizer.observation_scale.fill_(50.0)
     session, observations, rewards = policy.begin(env.tasks, 48), first, None
     manager = CampaignManager(policy, spec)
-    id = manager.open(budget=float(env.budgets[0]), target_cpa=float(env.target_cpa[0]), category=int(env.category[0]))
+    id = manager.open(
+        budget=float(env.budgets[0]),
+        target_cpa=float(env.target_cpa[0]),
+        category=int(env.category[0]),
+    )
     result = None
     for t in range(48):
         value, volume = env.simulation.next_opportunities(t)
-        answer = manager.tick(id, index=t, result=result, coming={"value": float(value[0]), "volume": float(volume[0])})
+        answer = manager.tick(
+            id,
+            index=t,
+            result=result,
+            coming={"value": float(value[0]), "volume": float(volume[0])},
+        )
         session.observe(observations, rewards)
         if not answer["guards"]:
             near(answer["multiplier"], session.decide()[0, 0], scale=HIGH)
         bid, c = np.array([answer["multiplier"]]), env.campaigns
         session.record_action(bid[:, None])
-        result = {name: float(np.broadcast_to(x, 1)[0]) for name, x in env.simulation.step(t, bid, c.remaining).items()}
+        result = {
+            name: float(np.broadcast_to(x, 1)[0])
+            for name, x in env.simulation.step(t, bid, c.remaining).items()
+        }
         paid = env.total_reward()
         c.record(**{name: np.array([x]) for name, x in result.items()})
         observations, rewards = env.observe(), env.total_reward() - paid
@@ -315,16 +414,18 @@ def test_guards_lower_a_bid():
     assert guard_multiplier(20.0, campaign(), coming) == (20.0, [])
     assert guard_multiplier(-3.0, campaign(), coming) == (0.0, ["negative"])
     assert guard_multiplier(20.0, campaign(bid_cap=0.1), coming) == (pytest.approx(10), ["bid cap"])
+    # 60 for one mean opportunity
     assert guard_multiplier(20000.0, campaign(spent=40, step=1), coming) == (
         pytest.approx(6000),
         ["remaining"],
-    )  # 60 for one mean opportunity
+    )
     assert guard_multiplier(20.0, campaign(spent=99.95, step=1), coming) == (0.0, ["budget spent"])
     assert guard_multiplier(20.0, campaign(spent=120, step=1), coming)[0] == 0
+    # 10 even shares of 10; 10 x 0.01 x 1000
     assert guard_multiplier(20.0, campaign(), coming, pacing=10) == (
         pytest.approx(10),
         ["pacing"],
-    )  # 10 even shares of 10; 10 x 0.01 x 1000
+    )
     assert guard_multiplier(20.0, campaign(spent=10, step=1), coming, pacing=30) == (20.0, [])
     assert guard_multiplier(20.0, campaign(), {"value": 0.0, "volume": 0.0}, pacing=1) == (20.0, [])
     capped = campaign()
@@ -336,7 +437,8 @@ def test_guards_lower_a_bid():
 
 def test_linear_pacing_spends_even_shares():
     assert linear_pacing(campaign()) == 10  # the limit
-    assert linear_pacing(campaign(spent=10, step=1)) == pytest.approx(10)  # spend without conversions: capped at target_cpa
+    # spend without conversions: capped at target_cpa
+    assert linear_pacing(campaign(spent=10, step=1)) == pytest.approx(10)
     paid_off = campaign(budget=100, spent=20, step=2)  # 80 left for 8 steps: half as fast
     paid_off.totals.conversions[:] = 50
     assert linear_pacing(paid_off) == pytest.approx(10)
@@ -363,7 +465,11 @@ def test_a_failing_model_is_replaced_by_linear_pacing():
         assert answer["multiplier"] == manager.tick(id, **drawn(0, 1))["multiplier"] > 0
         after = manager.tick(id, **drawn(0, 2))
         assert after["fallback"] is None
-        near(after["multiplier"], by_hand(policy, 0, [wanted[0], answer["multiplier"]], 2), scale=HIGH)
+        near(
+            after["multiplier"],
+            by_hand(policy, 0, [wanted[0], answer["multiplier"]], 2),
+            scale=HIGH,
+        )
         assert manager.counts["fallback", "model"] == 1
 
 
@@ -376,7 +482,14 @@ def test_a_fallback_bids_at_most_the_largest_training_action():
         manager.answer(pending, ValueError())
         manager.journal.write(manager.entries(pending))
         manager.commit(pending)
-    assert [a["answer"]["multiplier"] for a in manager.journal.ticks(id)] == [60, 120, 240, 300, 300, 300]
+    assert [a["answer"]["multiplier"] for a in manager.journal.ticks(id)] == [
+        60,
+        120,
+        240,
+        300,
+        300,
+        300,
+    ]
 
 
 def test_a_failing_batch_is_decided_one_by_one():
@@ -397,12 +510,16 @@ def test_a_cache_row_with_another_past_is_not_used():
     for t in range(2):
         manager.tick(id, **ticks[t])
     history = manager.admit(id, ticks[2]).campaign.history()
-    past = History(history.observations[:2], history.actions[:1], history.rewards[:1], task=history.task)
+    past = History(
+        history.observations[:2], history.actions[:1], history.rewards[:1], task=history.task
+    )
     cache.decide(["a"], [past])
     near(cache.decide(["a"], [history])[0], policy.act([history]), scale=HIGH)
     assert cache.counts["hits"] == 1
     for part, at in (("observations", 0), ("actions", 0), ("rewards", 0)):
-        changed = {name: getattr(history, name).copy() for name in ("observations", "actions", "rewards")}
+        changed = {
+            name: getattr(history, name).copy() for name in ("observations", "actions", "rewards")
+        }
         changed[part][at] += 1
         other = History(**changed, task=history.task)
         cache.forget("a")
@@ -410,7 +527,9 @@ def test_a_cache_row_with_another_past_is_not_used():
         near(cache.decide(["a"], [other])[0], policy.act([other]), scale=HIGH)
     other = History(history.observations, history.actions, history.rewards, task="Bid high.")
     near(cache.decide(["a"], [other])[0], policy.act([other]), scale=HIGH)
-    other = History(history.observations, history.actions, history.rewards, target_return=3.0, task="Bid high.")
+    other = History(
+        history.observations, history.actions, history.rewards, target_return=3.0, task="Bid high."
+    )
     near(cache.decide(["a"], [other])[0], policy.act([other]), scale=HIGH)
     assert cache.counts["hits"] == 1
 
@@ -421,14 +540,19 @@ def test_the_cache_stays_within_its_memory_for_longer_texts():
     before = cache.rows
     short = History(np.zeros((1, 21), np.float32), np.zeros((0, 1), np.float32), np.zeros(0))
     long = History(
-        np.zeros((1, 21), np.float32), np.zeros((0, 1), np.float32), np.zeros(0), task="Bid for as much as you can. " * 10
+        np.zeros((1, 21), np.float32),
+        np.zeros((0, 1), np.float32),
+        np.zeros(0),
+        task="Bid for as much as you can. " * 10,
     )
     for history in (short, long):
         actions, _ = cache.decide(["a", "b"], [history] * 2)
         near(actions, policy.act([history] * 2), scale=HIGH)
         assert 0 < cache.bytes == cache.session.nbytes <= 300_000
     assert 1 < cache.rows < before
-    assert Cache(policy, room=1000, rows=5, horizon=STEPS).decide(["a"], [long])[0] == policy.act([long])
+    assert Cache(policy, room=1000, rows=5, horizon=STEPS).decide(["a"], [long])[0] == policy.act(
+        [long]
+    )
 
 
 def test_a_journal_reads_back_requests_and_answers(tmp_path):
@@ -460,26 +584,39 @@ def test_a_full_journal_refuses_a_tick_and_counts_nothing(tmp_path):
             answers.append(manager.tick(id, **drawn(0, t)))
     manager.journal._writer.execute("PRAGMA max_page_count=1000000")
     answers += [manager.tick(id, **drawn(0, t)) for t in range(len(answers), STEPS)]
-    assert [a["multiplier"] for a in answers] == play(CampaignManager(manager.policy, SPEC))[0].tolist()
+    assert [a["multiplier"] for a in answers] == play(CampaignManager(manager.policy, SPEC))[
+        0
+    ].tolist()
 
 
 def test_a_write_is_atomic(tmp_path):
     journal = Journal(tmp_path / "j")
     with pytest.raises(sqlite3.IntegrityError):
-        journal.write([opened("a", None, {}), ("INSERT INTO campaigns (id, opened, facts) VALUES (?, NULL, ?)", ("b", "{}"))])
+        journal.write(
+            [
+                opened("a", None, {}),
+                ("INSERT INTO campaigns (id, opened, facts) VALUES (?, NULL, ?)", ("b", "{}")),
+            ]
+        )
     assert list(journal.campaigns()) == []
-    assert journal.write([opened("a", None, {}), ticked("a", 0, "{}", "1"), ticked("a", 0, "{}", "2")]) == [True, True, False]
+    assert journal.write(
+        [opened("a", None, {}), ticked("a", 0, "{}", "1"), ticked("a", 0, "{}", "2")]
+    ) == [True, True, False]
     assert journal.tick("a", 0) == ("{}", "1")
 
 
 def test_another_file_is_not_taken_for_a_journal(tmp_path):
     (tmp_path / "text").write_text("not a database " * 100)
-    with pytest.raises(ValueError, match="journal: expected a file to write, or one written by a server"):
+    with pytest.raises(
+        ValueError, match="journal: expected a file to write, or one written by a server"
+    ):
         Journal(tmp_path / "text")
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE cats (name)")
     other.close()
-    with pytest.raises(ValueError, match="journal: expected one of version 1, got another database"):
+    with pytest.raises(
+        ValueError, match="journal: expected one of version 1, got another database"
+    ):
         Journal(tmp_path / "other")
     Journal(tmp_path / "old")._writer.execute("PRAGMA user_version=0")
     with pytest.raises(ValueError, match="journal: expected one of version 1, got version 0"):

@@ -1,4 +1,6 @@
-"""The server over real sockets: concurrent requests are batched, late or excessive ones are answered as such."""
+"""The server over real sockets: concurrent requests are batched, late or excessive ones are
+answered as such.
+"""
 
 import asyncio
 import contextlib
@@ -75,7 +77,13 @@ def client(tmp_path_factory):
     journal = Journal(tmp_path_factory.mktemp("served") / "j")
     with serving(
         create_app(
-            policy_of(), MODEL_INFO, SPEC, journal, campaigns={"cache_bytes": 10**7}, max_body_bytes=200_000, deadline=PATIENCE
+            policy_of(),
+            MODEL_INFO,
+            SPEC,
+            journal,
+            campaigns={"cache_bytes": 10**7},
+            max_body_bytes=200_000,
+            deadline=PATIENCE,
         )
     ) as client:
         yield client
@@ -126,7 +134,9 @@ def serviced(policy, play, manager=None, **limits):
     """Run `play(service)` beside a service of this policy."""
 
     async def main():
-        async with Service(policy, manager or CampaignManager(policy, SPEC, cache_bytes=10**7), **limits).run() as service:
+        async with Service(
+            policy, manager or CampaignManager(policy, SPEC, cache_bytes=10**7), **limits
+        ).run() as service:
             return await play(service)
 
     return asyncio.run(main())
@@ -203,26 +213,52 @@ def test_a_late_decision_is_replaced_by_linear_pacing():
         late = json.loads(await service.tick(id, drawn(0, 1), service.due(50)))
         stuck = json.loads(await service.tick(other, drawn(1, 0), service.due(50)))  # behind it
         policy.gate.set()
-        return late, stuck, json.loads(await service.tick(id, drawn(0, 1))), json.loads(await service.tick(id, drawn(0, 2)))
+        return (
+            late,
+            stuck,
+            json.loads(await service.tick(id, drawn(0, 1))),
+            json.loads(await service.tick(id, drawn(0, 2))),
+        )
 
-    late, stuck, again, after = serviced(policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE)
-    assert late["fallback"] == stuck["fallback"] == "deadline" and late["return_to_go"] is None and again == late
+    late, stuck, again, after = serviced(
+        policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE
+    )
+    assert (
+        late["fallback"] == stuck["fallback"] == "deadline"
+        and late["return_to_go"] is None
+        and again == late
+    )
     assert stuck["multiplier"] == settings_of(1)["target_cpa"]
     assert after["fallback"] is None and after["index"] == 2
 
 
 def test_a_deadline_that_is_no_number_is_refused(client):
     for wrong in ("0", "-5", "soon", "600001", ""):
-        answer = client.post(f"/v1/campaigns/{begun(client)}/tick", json=drawn(0, 0), headers={"x-deadline-ms": wrong})
-        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "x-deadline-ms"]), wrong
+        answer = client.post(
+            f"/v1/campaigns/{begun(client)}/tick",
+            json=drawn(0, 0),
+            headers={"x-deadline-ms": wrong},
+        )
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (
+            422,
+            ["header", "x-deadline-ms"],
+        ), wrong
 
 
 def test_no_post_route_of_the_document_is_run_by_fastapi(client):
     """They are called directly; FastAPI's own handler would read the body by other rules."""
-    posts = [path for path, route in client.get("/openapi.json").json()["paths"].items() if "post" in route]
+    posts = [
+        path
+        for path, route in client.get("/openapi.json").json()["paths"].items()
+        if "post" in route
+    ]
     assert len(posts) == 6
     for path in posts:
-        answer = client.post(path.replace("{id}", "unknown"), content=b'{"a": 1', headers={"content-type": "application/json"})
+        answer = client.post(
+            path.replace("{id}", "unknown"),
+            content=b'{"a": 1',
+            headers={"content-type": "application/json"},
+        )
         assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body"]), path
 
 
@@ -232,7 +268,11 @@ def test_a_client_can_shorten_the_deadline():
         id, hurry = begun(client), {"x-deadline-ms": "50"}
         policy.gate.clear()
         late = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers=hurry)
-        act = client.post("/v1/act", json={"observations": [[0.0] * 21], "actions": [], "rewards": []}, headers=hurry)
+        act = client.post(
+            "/v1/act",
+            json={"observations": [[0.0] * 21], "actions": [], "rewards": []},
+            headers=hurry,
+        )
         policy.gate.set()
         assert late.json()["fallback"] == "deadline"
         assert (act.status_code, act.json()["detail"][0]["loc"], act.headers["retry-after"]) == (
@@ -255,14 +295,20 @@ def test_a_full_queue_refuses_at_once():
             calls.append(asyncio.create_task(service.tick(id, drawn(i, 0))))
             while not (policy.called.is_set() and len(service.model.waiting) == i):
                 await asyncio.sleep(0.001)
-        with pytest.raises(RequestError) as refused:  # one is decided, two wait; nothing is decided before the gate opens
+        # one is decided, two wait; nothing is decided before the gate opens
+        with pytest.raises(RequestError) as refused:
             await service.tick(ids[3], drawn(3, 0))
         policy.gate.set()
         answers = [json.loads(await call) for call in calls]
         return refused.value, answers, json.loads(await service.tick(ids[3], drawn(3, 0)))
 
     refused, answers, after = serviced(
-        policy, play, CampaignManager(policy, SPEC), deadline=PATIENCE, max_batch_size=1, max_queue=2
+        policy,
+        play,
+        CampaignManager(policy, SPEC),
+        deadline=PATIENCE,
+        max_batch_size=1,
+        max_queue=2,
     )
     assert refused.status == 503 and all(a["fallback"] is None for a in [*answers, after])
 
@@ -279,7 +325,9 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
             for t in range(1, STEPS):
                 await service.tick(id, drawn(0, t))
         journal._writer.execute("PRAGMA max_page_count=1000000")
-        return [json.loads(first)] + [json.loads(await service.tick(id, drawn(0, s))) for s in range(1, t + 2)]
+        return [json.loads(first)] + [
+            json.loads(await service.tick(id, drawn(0, s))) for s in range(1, t + 2)
+        ]
 
     policy = policy_of()
     manager = CampaignManager(policy, SPEC, journal)
@@ -287,7 +335,9 @@ def test_an_answer_that_cannot_be_saved_is_not_given(tmp_path):
     assert manager.counts["bid", ""] == len(answers)
     alone = CampaignManager(policy, SPEC)
     id = alone.open(**settings_of(0))
-    assert answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
+    assert (
+        answers == [alone.tick(id, **drawn(0, t)) for t in range(len(answers))] and len(answers) > 2
+    )
 
 
 def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
@@ -298,7 +348,10 @@ def test_a_restart_replays_open_campaigns_before_it_is_ready(tmp_path):
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)).raise_for_status()
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
         manager = client.app.state.service.campaigns
-        assert [*manager.campaigns] == ids[1:] and [c.step for c in manager.campaigns.values()] == [1, 1]
+        assert [*manager.campaigns] == ids[1:] and [c.step for c in manager.campaigns.values()] == [
+            1,
+            1,
+        ]
         client.post(f"/v1/campaigns/{ids[1]}/tick", json=drawn(0, 1)).raise_for_status()
         assert manager.counts["rebuilt", ""] == 2
 
@@ -315,7 +368,9 @@ def test_a_replay_does_not_delay_other_requests():
 
         manager.replayed = slow
         answers = []
-        tick = threading.Thread(target=lambda: answers.append(client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0))))
+        tick = threading.Thread(
+            target=lambda: answers.append(client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0)))
+        )
         tick.start()
         assert begins.wait(PATIENCE)
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE / 2) as other:
@@ -329,23 +384,40 @@ def test_a_damaged_journal_is_not_ready(tmp_path, caplog):
     journal = Journal(tmp_path / "j")
     for i in range(60):
         journal.write(
-            [opened(f"c{i}", None, settings_of(0) | {"name": None, "text": "x" * 500, "target_return": None, "bid_cap": None})]
+            [
+                opened(
+                    f"c{i}",
+                    None,
+                    settings_of(0)
+                    | {"name": None, "text": "x" * 500, "target_return": None, "bid_cap": None},
+                )
+            ]
         )
     journal.close()
     with open(tmp_path / "j", "r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * 4096 * (tmp_path.joinpath("j").stat().st_size // 4096 - 1))
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, Journal(tmp_path / "j"))) as client:
-        assert (answer := client.get("/readyz")).status_code == 503 and answer.json()["detail"][0]["loc"] == [
+        assert (answer := client.get("/readyz")).status_code == 503 and answer.json()["detail"][0][
+            "loc"
+        ] == [
             "server",
             "journal",
         ]
         assert client.post("/v1/campaigns/c1/tick", json=drawn(0, 0)).status_code == 503
         many = client.post("/v1/ticks", json={"ticks": {"c1": drawn(0, 0)}})
-        assert many.status_code == 200 and many.json()["c1"]["detail"][0]["loc"] == ["server", "journal"]
-        assert client.get("/v1/campaigns").status_code == 503 and client.get("/healthz").status_code == 200
+        assert many.status_code == 200 and many.json()["c1"]["detail"][0]["loc"] == [
+            "server",
+            "journal",
+        ]
+        assert (
+            client.get("/v1/campaigns").status_code == 503
+            and client.get("/healthz").status_code == 200
+        )
         assert "decisionllm_journal_fault 1.0" in client.get("/metrics").text
-    assert [record.levelname for record in caplog.records if "malformed" in record.message], "it is in the log"
+    assert [record.levelname for record in caplog.records if "malformed" in record.message], (
+        "it is in the log"
+    )
 
 
 def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
@@ -355,7 +427,9 @@ def test_a_full_disk_is_not_ready_until_there_is_room(tmp_path, caplog):
         journal._writer.execute(f"PRAGMA max_page_count={pages}")
         with pytest.raises(httpx.HTTPStatusError, match="503"):
             for i in range(100):
-                client.post("/v1/campaigns", json=settings_of(i) | {"text": "x" * 2000}).raise_for_status()
+                client.post(
+                    "/v1/campaigns", json=settings_of(i) | {"text": "x" * 2000}
+                ).raise_for_status()
         assert client.get("/readyz").status_code == 503 and "is full" in caplog.text
         journal._writer.execute("PRAGMA max_page_count=1000000")
         assert client.get("/readyz").status_code == 200
@@ -366,7 +440,10 @@ def test_a_stop_leaves_every_tick_in_the_file(tmp_path):
         id = begun(client)
         for t in range(4):
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["j", "j.bids"] and Journal(tmp_path / "j").steps(id) == 4
+    assert (
+        sorted(p.name for p in tmp_path.iterdir()) == ["j", "j.bids"]
+        and Journal(tmp_path / "j").steps(id) == 4
+    )
 
 
 # -- HTTP --
@@ -382,7 +459,8 @@ def test_a_campaign_over_http_equals_the_manager(client):
         wanted = alone.tick(mine, **drawn(3, t))
         scales = {"multiplier": HIGH, "return_to_go": policy_of().target_return}
         assert answer.json() == wanted | {"model": "m1"} | {
-            name: pytest.approx(wanted[name], rel=0, abs=1e-5 * scale) for name, scale in scales.items()
+            name: pytest.approx(wanted[name], rel=0, abs=1e-5 * scale)
+            for name, scale in scales.items()
         }
         again = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, t))
         assert again.content == answer.content
@@ -403,7 +481,8 @@ def test_a_campaign_over_http_equals_the_manager(client):
     assert client.delete(f"/v1/campaigns/{id}").json()["status"] == "ended"
     refused = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, STEPS) | {"coming": None})
     assert (refused.status_code, refused.json()["detail"][0]["loc"]) == (409, ["path", "id"])
-    assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, 2)).json()["index"] == 2  # what was answered stays answered
+    # what was answered stays answered
+    assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, 2)).json()["index"] == 2
     wrong = client.post(f"/v1/campaigns/{id}/tick", json=drawn(3, 2) | {"key": "x"})
     assert (wrong.status_code, wrong.json()["expected"]) == (409, STEPS)
 
@@ -414,7 +493,10 @@ def test_many_ticks_in_one_request_equal_single_ticks(client):
     requests = {id: drawn(i, 0) for i, id in enumerate(ids)}
     together = client.post("/v1/ticks", json={"ticks": requests | {"unknown": drawn(0, 0)}}).json()
     assert together.pop("unknown")["detail"][0]["msg"] == "no such campaign"
-    assert together == {id: client.post(f"/v1/campaigns/{id}/tick", json=drawn(i, 0)).json() for i, id in enumerate(ids)}
+    assert together == {
+        id: client.post(f"/v1/campaigns/{id}/tick", json=drawn(i, 0)).json()
+        for i, id in enumerate(ids)
+    }
 
 
 @pytest.mark.numeric
@@ -422,9 +504,13 @@ def test_act_over_http_equals_policy_act_to_the_last_bit(client):
     policy, rng = policy_of(), np.random.default_rng(0)
     for t in (0, 3, 8):
         past = rng.normal(size=(t + 1, 21)), rng.uniform(0, 300, (t, 1)), rng.uniform(0, 2, t)
-        body = dict(zip(("observations", "actions", "rewards"), (x.tolist() for x in past), strict=True))
+        body = dict(
+            zip(("observations", "actions", "rewards"), (x.tolist() for x in past), strict=True)
+        )
         got = client.post("/v1/act", json=body | {"text": "Go.", "target_return": 4.0}).json()
-        wanted = policy.act_with_returns([History(*(x.astype(np.float32) for x in past[:2]), past[2], 4.0, "Go.")])
+        wanted = policy.act_with_returns(
+            [History(*(x.astype(np.float32) for x in past[:2]), past[2], 4.0, "Go.")]
+        )
         assert got == {"action": wanted[0][0].tolist(), "return_to_go": float(wanted[1][0])}
 
 
@@ -440,36 +526,58 @@ def test_a_policy_of_other_data_acts_without_campaigns():
         }
         assert client.post("/v1/act", json=body).json()["action"] == [1.0]
         wrong = {
-            "observations": {"observations": [[1, 2], [0, 1]]}, "actions": {"actions": []}, "rewards": {"rewards": [1, 2]},
+            "observations": {"observations": [[1, 2], [0, 1]]},
+            "actions": {"actions": []},
+            "rewards": {"rewards": [1, 2]},
             "action_masks": {"action_masks": [[True], [True]]},
-        }  # fmt: skip
+        }
         for name, change in wrong.items():
             answer = client.post("/v1/act", json=body | change)
             assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", name])
         nowhere = body | {"action_masks": [[True] * 4, [False] * 4]}
-        assert "an allowed action" in client.post("/v1/act", json=nowhere).json()["detail"][0]["msg"]
+        assert (
+            "an allowed action" in client.post("/v1/act", json=nowhere).json()["detail"][0]["msg"]
+        )
         long = {"observations": [[1, 2, 3]] * 6, "actions": [[1]] * 5, "rewards": [0] * 5}
-        assert client.post("/v1/act", json=long).json()["detail"][0]["msg"] == "expected at most 5 steps, got 6"
+        assert (
+            client.post("/v1/act", json=long).json()["detail"][0]["msg"]
+            == "expected at most 5 steps, got 6"
+        )
         assert client.get("/v1/campaigns").status_code == 404
 
 
 def test_arguments_of_auctionnet_are_a_tick(client):
     id, rng = begun(client), np.random.default_rng(0)
     values = rng.uniform(0, 0.001, 50)
-    first = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}).json()
+    first = client.post(
+        "/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}
+    ).json()
     np.testing.assert_array_equal(first["bids"], values * first["multiplier"])
     history = {
-        "historyPValueInfo": [np.stack([values, values], 1).tolist()], "historyBid": [first["bids"]],
-        "historyAuctionResult": [[[1, 1, 0.5]] * 10 + [[0, 0, 0]] * 40], "historyImpressionResult": [[[1, 1]] * 2 + [[0, 0]] * 48],
+        "historyPValueInfo": [np.stack([values, values], 1).tolist()],
+        "historyBid": [first["bids"]],
+        "historyAuctionResult": [[[1, 1, 0.5]] * 10 + [[0, 0, 0]] * 40],
+        "historyImpressionResult": [[[1, 1]] * 2 + [[0, 0]] * 48],
         "historyLeastWinningCost": [[0.25] * 50],
-    }  # fmt: skip
-    second = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 1, "pValues": values.tolist()} | history).json()
-    assert (second["spend"], second["conversions"], second["remaining"]) == (1.0, 2.0, 899.0)  # two were shown, at 0.5
+    }
+    second = client.post(
+        "/v1/bid", json={"campaign": id, "timeStepIndex": 1, "pValues": values.tolist()} | history
+    ).json()
+    # two were shown, at 0.5
+    assert (second["spend"], second["conversions"], second["remaining"]) == (1.0, 2.0, 899.0)
     for name in history:
-        wrong = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 1, "pValues": [0.1]} | history | {name: []})
+        wrong = client.post(
+            "/v1/bid",
+            json={"campaign": id, "timeStepIndex": 1, "pValues": [0.1]} | history | {name: []},
+        )
         assert (wrong.status_code, wrong.json()["detail"][0]["loc"]) == (422, ["body", name])
-        wrong = client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 2, "pValues": [0.1]} | history | {name: [[]]})
-        assert wrong.status_code == 422 and wrong.json()["detail"][0]["loc"][1].startswith("history")
+        wrong = client.post(
+            "/v1/bid",
+            json={"campaign": id, "timeStepIndex": 2, "pValues": [0.1]} | history | {name: [[]]},
+        )
+        assert wrong.status_code == 422 and wrong.json()["detail"][0]["loc"][1].startswith(
+            "history"
+        )
 
 
 @pytest.mark.parametrize(
@@ -485,7 +593,9 @@ def test_arguments_of_auctionnet_are_a_tick(client):
 )
 def test_a_step_that_cannot_have_happened_is_refused(client, name, rows):
     id = begun(client)
-    client.post("/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": [0.1]}).raise_for_status()
+    client.post(
+        "/v1/bid", json={"campaign": id, "timeStepIndex": 0, "pValues": [0.1]}
+    ).raise_for_status()
     history = {
         "historyPValueInfo": [[[0.1, 0.01]]],
         "historyBid": [[3.0]],
@@ -507,50 +617,80 @@ def test_a_step_of_twenty_thousand_opportunities_is_bid(tmp_path):
         step = {"campaign": id, "timeStepIndex": 0, "pValues": values.tolist()}
         first = client.post("/v1/bid", json=step).raise_for_status().json()
         history = {
-            "historyPValueInfo": [np.stack([values, values], 1).tolist()], "historyBid": [first["bids"]],
-            "historyAuctionResult": [[[1, 1, 0.25]] * n], "historyImpressionResult": [[[1, 0]] * 400 + [[0, 0]] * (n - 400)],
+            "historyPValueInfo": [np.stack([values, values], 1).tolist()],
+            "historyBid": [first["bids"]],
+            "historyAuctionResult": [[[1, 1, 0.25]] * n],
+            "historyImpressionResult": [[[1, 0]] * 400 + [[0, 0]] * (n - 400)],
             "historyLeastWinningCost": [[0.25] * n],
-        }  # fmt: skip
-        second = client.post("/v1/bid", json=step | history | {"timeStepIndex": 1}).raise_for_status().json()
-    np.testing.assert_array_equal(second["bids"], np.minimum(values * second["multiplier"], second["max_bid"]))
+        }
+        second = (
+            client.post("/v1/bid", json=step | history | {"timeStepIndex": 1})
+            .raise_for_status()
+            .json()
+        )
+    np.testing.assert_array_equal(
+        second["bids"], np.minimum(values * second["multiplier"], second["max_bid"])
+    )
     assert second["spend"] == 100.0, "400 were shown, at 0.25"
 
 
 def test_a_thousand_ticks_in_one_request_are_all_decided():
-    with serving(create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=100)) as client:
+    with serving(
+        create_app(policy_of(), MODEL_INFO, SPEC, deadline=PATIENCE, max_queue=100)
+    ) as client:
         ids = [begun(client, i) for i in range(1000)]
-        answers = client.post("/v1/ticks", json={"ticks": {id: drawn(i, 0) for i, id in enumerate(ids)}}).json()
+        answers = client.post(
+            "/v1/ticks", json={"ticks": {id: drawn(i, 0) for i, id in enumerate(ids)}}
+        ).json()
     assert [answers[id].get("fallback", answers[id]) for id in ids] == [None] * 1000
 
 
 def test_one_bad_tick_fails_alone(client):
-    """A text that is no text is refused before anything is written; an error in one tick is the answer to this tick."""
+    """A text that is no text is refused before anything is written; an error in one tick is the
+    answer to this tick.
+    """
     id = begun(client)
     for bad in ('"\\ud800"', '"' + "x" * 65 + '"'):
         one = json.dumps(drawn(0, 0))
         body = f'{{"ticks": {{"{id}": {one}, {bad}: {one}}}}}'
-        answer = client.post("/v1/ticks", content=body, headers={"content-type": "application/json"})
+        answer = client.post(
+            "/v1/ticks", content=body, headers={"content-type": "application/json"}
+        )
         assert (answer.status_code, client.get(f"/v1/campaigns/{id}").json()["step"]) == (422, 0)
     other = begun(client)
-    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (other,))
+    client.app.state.service.campaigns.journal._writer.execute(
+        "UPDATE campaigns SET facts = '{' WHERE id = ?", (other,)
+    )
     answers = client.post("/v1/ticks", json={"ticks": {id: drawn(0, 0), other: drawn(0, 0)}})
-    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (other,))
+    client.app.state.service.campaigns.journal._writer.execute(
+        "DELETE FROM campaigns WHERE id = ?", (other,)
+    )
     assert answers.status_code == 200 and answers.json()[id]["index"] == 0
     assert "internal server error" in answers.json()[other]["detail"][0]["msg"]
 
 
 def test_an_unexpected_error_is_a_500(client):
     id = begun(client)
-    client.app.state.service.campaigns.journal._writer.execute("UPDATE campaigns SET facts = '{' WHERE id = ?", (id,))
-    answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"connection": "close"})  # as the server does
-    client.app.state.service.campaigns.journal._writer.execute("DELETE FROM campaigns WHERE id = ?", (id,))
+    client.app.state.service.campaigns.journal._writer.execute(
+        "UPDATE campaigns SET facts = '{' WHERE id = ?", (id,)
+    )
+    # as the server does
+    answer = client.post(
+        f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"connection": "close"}
+    )
+    client.app.state.service.campaigns.journal._writer.execute(
+        "DELETE FROM campaigns WHERE id = ?", (id,)
+    )
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (500, ["server"])
 
 
 BAD = {
-    "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400], "coming.volume": [-1, float("-inf"), 1e300],
-    "index": [-1, 0.5, "0", None, True], "key": [5, "x" * 300], "result.spend": [float("nan"), -1],
-}  # fmt: skip
+    "coming.value": [float("nan"), float("inf"), -0.1, 1.1, "0.5", None, True, 10**400],
+    "coming.volume": [-1, float("-inf"), 1e300],
+    "index": [-1, 0.5, "0", None, True],
+    "key": [5, "x" * 300],
+    "result.spend": [float("nan"), -1],
+}
 
 
 @pytest.mark.parametrize("field", BAD)
@@ -561,18 +701,38 @@ def test_a_wrong_number_is_refused_by_its_field(client, field):
         body = json.loads(json.dumps(drawn(0, 1)))
         at, _, name = field.rpartition(".")
         (body[at] if at else body)[name] = value
-        answer = client.post(f"/v1/campaigns/{id}/tick", content=json.dumps(body), headers={"content-type": "application/json"})
-        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", *field.split(".")]), value
+        answer = client.post(
+            f"/v1/campaigns/{id}/tick",
+            content=json.dumps(body),
+            headers={"content-type": "application/json"},
+        )
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (
+            422,
+            ["body", *field.split(".")],
+        ), value
     unknown = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 1) | {"bidd": 1})
     assert (unknown.status_code, unknown.json()["detail"][0]["loc"]) == (422, ["body", "bidd"])
-    assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 1)).status_code == 200  # nothing was counted
+    # nothing was counted
+    assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 1)).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"index": 0}{', b"x" * 200_001], ids=len)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"index": 0}{', b"x" * 200_001],
+    ids=len,
+)
 def test_a_malformed_body_is_refused_without_a_traceback(client, body):
-    answer = client.post(f"/v1/campaigns/{begun(client)}/tick", content=body, headers={"content-type": "application/json"})
+    answer = client.post(
+        f"/v1/campaigns/{begun(client)}/tick",
+        content=body,
+        headers={"content-type": "application/json"},
+    )
     assert answer.status_code in (400, 413, 422)
-    assert answer.json()["detail"][0]["loc"][0] == "body" and "Traceback" not in answer.text and "/" not in answer.text
+    assert (
+        answer.json()["detail"][0]["loc"][0] == "body"
+        and "Traceback" not in answer.text
+        and "/" not in answer.text
+    )
 
 
 def test_a_chunked_body_ends_at_the_limit(client):
@@ -586,7 +746,12 @@ def test_a_chunked_body_ends_at_the_limit(client):
 
 def test_protected_paths_need_the_token(tmp_path):
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, token="s3cret-\u00e9")) as client:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s3cret"}, {"authorization": "Bearer"}):
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic s3cret"},
+            {"authorization": "Bearer"},
+        ):
             for path in ("/v1/campaigns", "/v1/model", "/metrics", "/v1/nothing"):
                 answer = client.get(path, headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -596,7 +761,11 @@ def test_protected_paths_need_the_token(tmp_path):
 
 
 def test_every_answer_has_security_headers_and_foreign_hosts_are_refused(client):
-    for answer in (client.get("/healthz"), client.get("/nothing"), client.post("/v1/act", content=b"{")):
+    for answer in (
+        client.get("/healthz"),
+        client.get("/nothing"),
+        client.post("/v1/act", content=b"{"),
+    ):
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert client.get("/healthz", headers={"host": "evil.example"}).status_code == 421
@@ -615,14 +784,19 @@ def test_an_empty_token_is_none():
 def test_a_page_elsewhere_cannot_send_requests(client):
     body = json.dumps(settings_of(0))
     for headers, status in (
-        ({}, 415), ({"content-type": "text/plain"}, 415), ({"content-type": "application/json; charset=utf-8"}, 201),
+        ({}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/json; charset=utf-8"}, 201),
         ({"content-type": "application/json", "origin": "http://evil.example"}, 403),
         ({"content-type": "application/json", "origin": "null"}, 403),
         ({"content-type": "application/json", "origin": str(client.base_url).rstrip("/")}, 201),
-    ):  # fmt: skip
+    ):
         answer = client.post("/v1/campaigns", content=body, headers=headers)
         assert answer.status_code == status, headers
-        assert status == 201 or answer.json()["detail"][0]["loc"] == ["header", [*headers, "content-type"][status == 403]]
+        assert status == 201 or answer.json()["detail"][0]["loc"] == [
+            "header",
+            [*headers, "content-type"][status == 403],
+        ]
 
 
 def test_methods_are_answered_as_http_says(client):
@@ -638,7 +812,9 @@ def test_a_budget_that_cannot_be_spent_is_refused(client):
     spent = client.post("/v1/campaigns", json=settings_of(0) | {"budget": 0.05})
     assert (spent.status_code, spent.json()["detail"][0]["loc"]) == (422, ["body", "budget"])
     least = begun(client, 0, budget=0.1, horizon=6.0)
-    assert client.post(f"/v1/campaigns/{least}/tick", json=drawn(0, 0) | {"index": 0.0}).json()["guards"] != ["budget spent"]
+    assert client.post(f"/v1/campaigns/{least}/tick", json=drawn(0, 0) | {"index": 0.0}).json()[
+        "guards"
+    ] != ["budget spent"]
 
 
 def test_metrics_count_ticks_and_requests(client):
@@ -646,15 +822,24 @@ def test_metrics_count_ticks_and_requests(client):
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
         return sum(float(line.split()[-1]) for line in lines)
 
-    names = ("decisionllm_bids_total", "decisionllm_open_campaigns", 'decisionllm_cache_total{event="hits"}', "decisionllm_events_total",
-             'decisionllm_requests_total{method="POST",route="/v1/campaigns/{id}/tick",status="200"}', "decisionllm_batch_size_count",
-             'decisionllm_guards_total{guard="bid cap"}')  # fmt: skip
+    names = (
+        "decisionllm_bids_total",
+        "decisionllm_open_campaigns",
+        'decisionllm_cache_total{event="hits"}',
+        "decisionllm_events_total",
+        'decisionllm_requests_total{method="POST",route="/v1/campaigns/{id}/tick",status="200"}',
+        "decisionllm_batch_size_count",
+        'decisionllm_guards_total{guard="bid cap"}',
+    )
     before = [value(name) for name in names]
     id = begun(client, 0, bid_cap=1e-6)
     for t in (0, 1, 1):
         client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t))
     assert [value(name) - b for name, b in zip(names, before, strict=True)] == [2, 1, 1, 1, 3, 2, 2]
-    assert 'decisionllm_model_info{dataset="auction",fingerprint="f",model="m1",run="a"} 1.0' in client.get("/metrics").text
+    assert (
+        'decisionllm_model_info{dataset="auction",fingerprint="f",model="m1",run="a"} 1.0'
+        in client.get("/metrics").text
+    )
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
@@ -668,29 +853,43 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_exist(client):
     assert len(queries) == 21 and all(panel["description"] for panel in panels)
     for query in queries:
         for name in re.findall(r"decisionllm_\w+", query):
-            assert re.search(f"^# TYPE {name.removesuffix('_bucket')} ", text, re.M), f"{name} is no metric"
+            assert re.search(f"^# TYPE {name.removesuffix('_bucket')} ", text, re.M), (
+                f"{name} is no metric"
+            )
 
 
 def test_spend_is_counted_against_even_pacing(client):
     def spent(kind):
-        return float(re.search(rf'^decisionllm_spend_total{{kind="{kind}"}} (.*)$', client.get("/metrics").text, re.M)[1])
+        return float(
+            re.search(
+                rf'^decisionllm_spend_total{{kind="{kind}"}} (.*)$',
+                client.get("/metrics").text,
+                re.M,
+            )[1]
+        )
 
     before, id = (spent("reported"), spent("even")), begun(client)
     for t in (0, 1, 1, 2):
         client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status()
     reported = drawn(0, 1)["result"]["spend"] + drawn(0, 2)["result"]["spend"]
     assert spent("reported") - before[0] == pytest.approx(reported, abs=1e-6)
-    assert spent("even") - before[1] == pytest.approx(2 * 900 / STEPS, abs=1e-6), "two steps of twelve"
+    assert spent("even") - before[1] == pytest.approx(2 * 900 / STEPS, abs=1e-6), (
+        "two steps of twelve"
+    )
 
 
 def test_opening_twice_with_one_key_is_one_campaign(client):
-    first, second = (client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json() for _ in range(2))
+    first, second = (
+        client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json() for _ in range(2)
+    )
     assert first == second and first["step"] == 0
     for t in range(3):
         client.post(f"/v1/campaigns/{first['id']}/tick", json=drawn(0, t)).raise_for_status()
     again = client.post("/v1/campaigns", json=settings_of(0) | {"key": "same"}).json()
     spent = drawn(0, 1)["result"]["spend"] + drawn(0, 2)["result"]["spend"]
-    assert (again["id"], again["step"], again["spend"]) == (first["id"], 3, spent), "where it is now"
+    assert (again["id"], again["step"], again["spend"]) == (first["id"], 3, spent), (
+        "where it is now"
+    )
     other = client.post("/v1/campaigns", json=settings_of(1) | {"key": "same"})
     assert (other.status_code, other.json()["detail"][0]["loc"]) == (409, ["body", "key"])
 
@@ -698,7 +897,9 @@ def test_opening_twice_with_one_key_is_one_campaign(client):
 def test_the_examples_of_the_openapi_document_are_valid(client):
     document = client.get("/openapi.json").json()
     bodies = {
-        route["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        route["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition(
+            "/"
+        )[2]
         for path, route in document["paths"].items()
         if "post" in route and path.startswith("/v1/")
     }
@@ -710,7 +911,12 @@ def test_the_examples_of_the_openapi_document_are_valid(client):
 
 # -- generated requests --
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 # that a body fits the document does not promise that it is taken: 5 x 7 numbers with 5 others fit
 REFUSED = (400, 404, 409, 413, 422, 503)
 
@@ -718,20 +924,34 @@ REFUSED = (400, 404, 409, 413, 422, 503)
 def fits(document, case):
     """Whether a body fits the document: a body generated as wrong may fit after shrinking."""
     schema = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
-    return Draft202012Validator(schema | {"components": document.raw_schema["components"]}).is_valid(case.body)
+    return Draft202012Validator(
+        schema | {"components": document.raw_schema["components"]}
+    ).is_valid(case.body)
 
 
-@pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE], ids=str)
+@pytest.mark.parametrize(
+    "mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE], ids=str
+)
 def test_generated_requests_cause_no_server_error(client, mode):
     """Every operation of the document, with bodies that fit it and bodies that do not."""
     document = schemathesis.openapi.from_url(str(client.base_url.join("/openapi.json")))
-    operations, open_campaign, codes = [found.ok() for found in document.get_all_operations()], begun(client), set()
+    operations, open_campaign, codes = (
+        [found.ok() for found in document.get_all_operations()],
+        begun(client),
+        set(),
+    )
     if mode is schemathesis.GenerationMode.NEGATIVE:
         operations = [operation for operation in operations if operation.body]
 
     for operation in operations:
 
-        @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=20,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
         @given(case=operation.as_strategy(generation_mode=mode), known=strategies.booleans())
         def call(case, known):
             if known and "id" in (case.path_parameters or {}) and case.method != "DELETE":
@@ -755,9 +975,26 @@ def test_generated_requests_cause_no_server_error(client, mode):
 def run(tmp_path_factory):
     """A run of the auction, trained for two steps."""
     path = tmp_path_factory.mktemp("auction")
-    words = ("dataset=auction", f"dataset.path={FIXTURES}/trajectories_period-7.csv.gz", "head=gaussian", "dataset.observation=minimal", "dataset.context_features=budget_and_cpa",
-             "dataset.reward=expected_value", "objective=max_return", "objective.expectile=0.9", "window=16", "steps=2", "optim.warmup=1", "optim.batch_size=8", "optim.precision=no", "log.tracker=none",
-             "data.held_out=0", "log.validation_batches=1", f"cache_dir={path}/data", f"run={path}/run")  # fmt: skip
+    words = (
+        "dataset=auction",
+        f"dataset.path={FIXTURES}/trajectories_period-7.csv.gz",
+        "head=gaussian",
+        "dataset.observation=minimal",
+        "dataset.context_features=budget_and_cpa",
+        "dataset.reward=expected_value",
+        "objective=max_return",
+        "objective.expectile=0.9",
+        "window=16",
+        "steps=2",
+        "optim.warmup=1",
+        "optim.batch_size=8",
+        "optim.precision=no",
+        "log.tracker=none",
+        "data.held_out=0",
+        "log.validation_batches=1",
+        f"cache_dir={path}/data",
+        f"run={path}/run",
+    )
     assert command("train", *words, *NANO) == 0
     return path / "run"
 
@@ -774,13 +1011,27 @@ def ready(client):
 def program(run, *words, **environment):
     """`decisionllm serve` as a process of its own: (process, client)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "decisionllm", "serve", f"run={run}", "port=0", f"deadline_ms={1000 * PATIENCE}", *words], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "decisionllm",
+            "serve",
+            f"run={run}",
+            "port=0",
+            f"deadline_ms={1000 * PATIENCE}",
+            *words,
+        ],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | environment,
+    )
     try:
         line = process.stdout.readline()
         assert " on http://" in line, process.communicate()
-        with httpx.Client(base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE) as client:
+        with httpx.Client(
+            base_url=line.split(" on ")[1].split(",")[0].split()[0], timeout=PATIENCE
+        ) as client:
             while not ready(client):
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.05)
@@ -799,7 +1050,9 @@ def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
     with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
         id = begun(client)
         for t in range(STEPS):
-            answer = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t), headers={"connection": "close"}).json()
+            answer = client.post(
+                f"/v1/campaigns/{id}/tick", json=drawn(0, t), headers={"connection": "close"}
+            ).json()
             near(answer["multiplier"], alone.tick(mine, **drawn(0, t))["multiplier"], scale=HIGH)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
@@ -814,20 +1067,32 @@ def test_a_replica_that_does_not_start_is_an_error():
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
     policy, _, known = checkpoint.load(run)
-    alone, journal = CampaignManager(policy, ObservationSpec.of(known["dataset"])), f"journal={tmp_path}/j"
+    alone, journal = (
+        CampaignManager(policy, ObservationSpec.of(known["dataset"])),
+        f"journal={tmp_path}/j",
+    )
     mine = alone.open(**settings_of(0))
     wanted = [alone.tick(mine, **drawn(0, t))["multiplier"] for t in range(STEPS)]
     answers = []
     with program(run, journal, "cache_mb=0") as (process, client):
         id = begun(client)
         answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4)]
-        with contextlib.suppress(httpx.HTTPError):  # the next one is sent without waiting for its answer
-            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 4), timeout=httpx.Timeout(PATIENCE, read=0.001))
+        # the next one is sent without waiting for its answer
+        with contextlib.suppress(httpx.HTTPError):
+            client.post(
+                f"/v1/campaigns/{id}/tick",
+                json=drawn(0, 4),
+                timeout=httpx.Timeout(PATIENCE, read=0.001),
+            )
         process.send_signal(signal.SIGKILL)
         process.wait()
     with program(run, journal) as (_, client):  # and with a cache
-        assert client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 3)).content == answers[3].content
-        answers += [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4, STEPS)]
+        assert (
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 3)).content == answers[3].content
+        )
+        answers += [
+            client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)) for t in range(4, STEPS)
+        ]
         assert client.get(f"/v1/campaigns/{id}").json()["step"] == STEPS
     got = [answer.json()["multiplier"] for answer in answers]
     assert got[:4] == wanted[:4]
@@ -836,17 +1101,29 @@ def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
 
 def test_the_tour_of_the_server_in_the_docs_works(run, tmp_path):
     """Its lines, run by a shell."""
-    tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url=")).split("```")[0]
+    tour = next(block for block in PAGE.split("```sh\n") if block.startswith("url=")).split("```")[
+        0
+    ]
     with program(run, f"journal={tmp_path}/j") as (_, client):
         lines = tour.replace("http://127.0.0.1:8080", str(client.base_url).rstrip("/")).replace(
             "curl -s ", "curl -s -f -w '\\n' "
         )
-        printed = subprocess.run(["bash", "-e", "-c", lines], capture_output=True, text=True, check=True).stdout.splitlines()
-    ready, opened, first, second, whole, page, bids, ended = (line for line in printed if line and line[0] != "#")
+        printed = subprocess.run(
+            ["bash", "-e", "-c", lines], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    ready, opened, first, second, whole, page, bids, ended = (
+        line for line in printed if line and line[0] != "#"
+    )
     assert json.loads(ready)["status"] == "ready" and json.loads(opened)["name"] == "shoes"
-    assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)["spend"] == 41.5
+    assert [json.loads(tick)["index"] for tick in (first, second)] == [0, 1] and json.loads(second)[
+        "spend"
+    ] == 41.5
     assert page == "<title>decisionllm: campaigns</title>"
-    assert json.loads(whole)["step"] == 2 and bids == "decisionllm_bids_total 2.0" and json.loads(ended)["status"] == "ended"
+    assert (
+        json.loads(whole)["step"] == 2
+        and bids == "decisionllm_bids_total 2.0"
+        and json.loads(ended)["status"] == "ended"
+    )
 
 
 @pytest.mark.numeric
@@ -855,7 +1132,12 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
     block = PAGE.split("```python\n")[1].split("```")[0]
     with program(run, f"journal={tmp_path}/j") as (_, client):
         known = {}
-        exec(block.replace("runs/auction/nano-0", str(run)).replace("http://127.0.0.1:8080", str(client.base_url)), known)
+        exec(
+            block.replace("runs/auction/nano-0", str(run)).replace(
+                "http://127.0.0.1:8080", str(client.base_url)
+            ),
+            known,
+        )
         assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
         again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
         high = checkpoint.load(run)[0].model.spec.high[0]
@@ -864,15 +1146,31 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
         id = begun(client, horizon=2)
         for step in (0, 1):
             client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, step)).raise_for_status()
-        client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 2) | {"coming": None}).raise_for_status()
+        client.post(
+            f"/v1/campaigns/{id}/tick", json=drawn(0, 2) | {"coming": None}
+        ).raise_for_status()
     assert [verb for verb, _ in lines] == ["data", "train"]
     for verb, words in lines:
         short = (
-            ["steps=2", "optim.batch_size=4", "log.tracker=none", "data.held_out=0", f"run={tmp_path}/again", *NANO]
+            [
+                "steps=2",
+                "optim.batch_size=4",
+                "log.tracker=none",
+                "data.held_out=0",
+                f"run={tmp_path}/again",
+                *NANO,
+            ]
             if verb == "train"
             else []
         )
-        assert command(verb, *words.replace("runs/auction/nano-0/journal.sqlite", f"{tmp_path}/j").split(), *short) == 0
+        assert (
+            command(
+                verb,
+                *words.replace("runs/auction/nano-0/journal.sqlite", f"{tmp_path}/j").split(),
+                *short,
+            )
+            == 0
+        )
     assert "1 in 1 groups, 2 steps" in capsys.readouterr().out
 
 
@@ -880,14 +1178,20 @@ def test_a_shadow_and_the_logs_of_the_command(run, tmp_path):
     with program(run, f"shadow={run}", f"journal={tmp_path}/j") as (process, client):
         assert client.get("/v1/model").json()["shadow"]["run"] == "run"
         id = begun(client)
-        bid = client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"x-request-id": "first"}).json()["multiplier"]
+        bid = client.post(
+            f"/v1/campaigns/{id}/tick", json=drawn(0, 0), headers={"x-request-id": "first"}
+        ).json()["multiplier"]
         while not (tick := client.get(f"/v1/campaigns/{id}").json()["ticks"][0])["shadow"]:
             time.sleep(0.05)
         near(tick["shadow"]["multiplier"], bid, scale=bid)
         process.terminate()
         logged = [json.loads(line) for line in process.stderr.read().splitlines()]
     (line,) = [line for line in logged if line.get("request_id") == "first"]
-    assert line["route"] == "/v1/campaigns/{id}/tick" and line["status"] == 200 and line["campaign"] == id
+    assert (
+        line["route"] == "/v1/campaigns/{id}/tick"
+        and line["status"] == 200
+        and line["campaign"] == id
+    )
     assert (tmp_path / "j.shadow").is_file()
 
 
@@ -899,7 +1203,9 @@ def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
         serve(with_defaults("serve", {"run": str(tmp_path), "port": 99999}))
     (tmp_path / "run.json").write_text('{"format": 2}')
     (tmp_path / "config.yaml").write_text("policy: {}")
-    with pytest.raises(ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"):
+    with pytest.raises(
+        ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"
+    ):
         serve(with_defaults("serve", {"run": str(tmp_path)}))
 
 
@@ -918,4 +1224,6 @@ def test_serve_checks_its_options_before_it_listens(run, tmp_path, capsys, monke
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "cannot listen there" in refused(f"port={taken.getsockname()[1]}", f"journal={tmp_path}/j")
+        assert "cannot listen there" in refused(
+            f"port={taken.getsockname()[1]}", f"journal={tmp_path}/j"
+        )

@@ -1,4 +1,6 @@
-"""Structured logs: a line for each request with its id, no line that a request could write, no secrets."""
+"""Structured logs: a line for each request with its id, no line that a request could write, no
+secrets.
+"""
 
 import io
 import json
@@ -41,22 +43,35 @@ def lines(stream):
 def test_a_request_is_one_json_line_with_its_id(client):
     with logs.written("json", stream := io.StringIO()):
         id = client.post("/v1/campaigns", json=settings_of(0)).json()["id"]
-        tick = client.post(f"/v1/campaigns/{id}/tick?why=private", json=drawn(0, 0), headers={"x-request-id": "abc-1"})
+        tick = client.post(
+            f"/v1/campaigns/{id}/tick?why=private",
+            json=drawn(0, 0),
+            headers={"x-request-id": "abc-1"},
+        )
         both = {id: drawn(0, 1), "none": drawn(0, 0)}
         several = client.post("/v1/ticks", json={"ticks": both})
         refused = client.get("/v1/campaigns", headers={"authorization": "Bearer other"})
         until(stream, 4)
     opened, ticked, many, unauthorised = lines(stream)
     assert ticked | {"time": "", "ms": 0} == {
-        "time": "", "level": "info", "message": "request", "method": "POST",
-        "route": "/v1/campaigns/{id}/tick", "status": 200, "ms": 0, "request_id": "abc-1", "campaign": id,
-    }  # fmt: skip
+        "time": "",
+        "level": "info",
+        "message": "request",
+        "method": "POST",
+        "route": "/v1/campaigns/{id}/tick",
+        "status": 200,
+        "ms": 0,
+        "request_id": "abc-1",
+        "campaign": id,
+    }
     assert ticked["ms"] > 0 and tick.headers["x-request-id"] == "abc-1"
     assert opened["campaign"] == id and opened["status"] == 201 and many["campaigns"] == 2
     assert several.headers["x-request-id"] == many["request_id"] != opened["request_id"]
     assert unauthorised["status"] == 401 == refused.status_code and unauthorised["route"] is None
     assert refused.headers["x-request-id"] == unauthorised["request_id"]
-    assert not {"secret", "other", "private", "budget"} & {*stream.getvalue().replace('"', " ").split()}
+    assert not {"secret", "other", "private", "budget"} & {
+        *stream.getvalue().replace('"', " ").split()
+    }
 
 
 @pytest.mark.parametrize("kind", ["json", "text"])
@@ -70,7 +85,13 @@ def test_no_request_writes_a_line_of_its_own(client, kind):
         logging.getLogger("decisionllm.serving").warning("a message of %s", forged)
         until(stream, 5)
     text = stream.getvalue()
-    assert len(text.splitlines()) == 5 and text.isascii() and "\x1b" not in text and "a b" not in text and "a" * 65 not in text
+    assert (
+        len(text.splitlines()) == 5
+        and text.isascii()
+        and "\x1b" not in text
+        and "a b" not in text
+        and "a" * 65 not in text
+    )
     if kind == "text":
         assert 'level="warning" message="a message of x\\n{}' in text.splitlines()[-1]
 
@@ -85,7 +106,9 @@ def test_an_error_is_logged_with_the_id_that_its_answer_has(client):
     assert "RuntimeError: broken" in errors[0]["exception"]
 
 
-def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(client, capsys, monkeypatch):
+def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(
+    client, capsys, monkeypatch
+):
     with logs.written("none"):
         client.get("/healthz")
     assert not logs.writers and capsys.readouterr().err == ""
@@ -95,5 +118,8 @@ def test_without_a_kind_nothing_is_written_and_too_many_lines_are_dropped(client
         writer.handle(logging.makeLogRecord({"msg": f"{i}"}))
     writer.write()
     assert [line["message"] for line in lines(stream)] == ["0", "1", "3 lines were dropped"]
-    with pytest.raises(ValueError, match="log: expected one of json, text, none, got 'xml'"), logs.written("xml"):
+    with (
+        pytest.raises(ValueError, match="log: expected one of json, text, none, got 'xml'"),
+        logs.written("xml"),
+    ):
         pass

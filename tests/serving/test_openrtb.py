@@ -1,4 +1,6 @@
-"""OpenRTB: prices per mille, floors, currencies, auction types, seats and categories, checked by hand."""
+"""OpenRTB: prices per mille, floors, currencies, auction types, seats and categories, checked by
+hand.
+"""
 
 import sys
 import threading
@@ -14,13 +16,21 @@ from tests.conftest import PATIENCE
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
 
-STATE = {"multiplier": 50.0, "remaining": 100.0, "max_bid": 100.0, "target_cpa": 40.0, "ended": False}
+STATE = {
+    "multiplier": 50.0,
+    "remaining": 100.0,
+    "max_bid": 100.0,
+    "target_cpa": 40.0,
+    "ended": False,
+}
 
 
 def request(imps=({},), **fields):
     """A valid request: a value of 0.02 per impression, no conditions."""
     made = [{"id": str(i + 1), "ext": {"value": 0.02}} | imp for i, imp in enumerate(imps)]
-    return BidRequest.model_validate({"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields).model_dump()
+    return BidRequest.model_validate(
+        {"id": "r", "imp": made, "ext": {"campaign": "c1"}} | fields
+    ).model_dump()
 
 
 def prices(campaign=STATE, *, imps=({},), **fields):
@@ -43,13 +53,19 @@ def test_a_bid_is_multiplier_times_value_per_mille():
 def test_a_floor_is_per_mille_and_a_bid_may_equal_it():
     assert prices(imps=[{"bidfloor": 1000.0}]) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1000.1}]) == "floor"
-    assert prices(imps=[{"bidfloor": 1000.1}, {"bidfloor": 2.0}]) == [("2", 1000.0)], "the other impression is bid for"
+    assert prices(imps=[{"bidfloor": 1000.1}, {"bidfloor": 2.0}]) == [("2", 1000.0)], (
+        "the other impression is bid for"
+    )
     assert prices(STATE | {"multiplier": 0.0}) == "floor", "nothing is no bid"
 
 
 def test_a_first_price_bid_is_at_most_target_cpa_times_value():
     assert prices(at=1) == [("1", 800.0)], "40 x 0.02, where a second price takes 50 x 0.02"
-    assert prices(STATE | {"multiplier": 30.0}, at=1) == prices(STATE | {"multiplier": 30.0}, at=2) == [("1", 600.0)]
+    assert (
+        prices(STATE | {"multiplier": 30.0}, at=1)
+        == prices(STATE | {"multiplier": 30.0}, at=2)
+        == [("1", 600.0)]
+    )
     assert prices(at=3) == prices(at=500) == "auction type"
 
 
@@ -60,21 +76,30 @@ def test_bids_of_one_answer_are_within_the_remaining_budget():
 
 
 def test_no_bid_is_above_max_bid():
-    assert prices(STATE | {"max_bid": 0.75}) == [("1", 750.0)] and prices(STATE | {"max_bid": 0.0}) == "floor"
+    assert (
+        prices(STATE | {"max_bid": 0.75}) == [("1", 750.0)]
+        and prices(STATE | {"max_bid": 0.0}) == "floor"
+    )
 
 
 def test_another_currency_is_not_converted():
-    assert prices(cur=["EUR", "GBP"]) == "currency" and prices(cur=["EUR", "USD"]) == prices(cur=[]) == [("1", 1000.0)]
+    assert prices(cur=["EUR", "GBP"]) == "currency" and prices(cur=["EUR", "USD"]) == prices(
+        cur=[]
+    ) == [("1", 1000.0)]
     assert prices(imps=[{"bidfloor": 1.0, "bidfloorcur": "EUR"}]) == "currency"
     assert prices(imps=[{"bidfloorcur": "EUR"}]) == [("1", 1000.0)], "no floor has no currency"
     assert respond(request(cur=["EUR"]), STATE, currency="EUR")[0]["cur"] == "EUR"
 
 
 def test_excluded_seats_categories_and_campaigns_do_not_bid():
-    assert prices(wseat=["other"]) == "seat" and prices(wseat=["other", "decisionllm"]) == [("1", 1000.0)]
+    assert prices(wseat=["other"]) == "seat" and prices(wseat=["other", "decisionllm"]) == [
+        ("1", 1000.0)
+    ]
     assert prices(bseat=["decisionllm"]) == "seat"
     ext = {"campaign": "c1", "cat": ["IAB7", "IAB25"]}
-    assert prices(bcat=["IAB25", "IAB26"], ext=ext) == "category" and prices(bcat=["IAB26"], ext=ext) == [("1", 1000.0)]
+    assert prices(bcat=["IAB25", "IAB26"], ext=ext) == "category" and prices(
+        bcat=["IAB26"], ext=ext
+    ) == [("1", 1000.0)]
     assert prices(imps=[{"pmp": {"private_auction": 1}}]) == "private auction"
     assert prices(imps=[{"pmp": {"private_auction": 0, "deals": [{"id": "d"}]}}]) == [("1", 1000.0)]
     assert prices(STATE | {"ended": True}) == "ended"
@@ -83,20 +108,37 @@ def test_excluded_seats_categories_and_campaigns_do_not_bid():
 def test_what_exchanges_send_is_accepted():
     """null is as good as absent, tmax 0 is no limit, and a list of categories may be long."""
     absent = dict.fromkeys(("cur", "wseat", "bseat", "bcat", "tmax", "at", "test"))
-    assert prices(imps=[{"bidfloor": None, "bidfloorcur": None, "pmp": None}], **absent) == [("1", 1000.0)]
+    assert prices(imps=[{"bidfloor": None, "bidfloorcur": None, "pmp": None}], **absent) == [
+        ("1", 1000.0)
+    ]
     assert prices(tmax=0, bcat=[f"IAB{i}" for i in range(5000)], at=2.0) == [("1", 1000.0)]
-    assert prices(imps=[{"bidfloor": 1.0, "bidfloorcur": None}], ext={"campaign": "c1", "cat": None}) == [("1", 1000.0)]
-    assert prices(imps=[{"pmp": {"private_auction": None, "deals": [{"id": "d", "bidfloor": 1.5}]}}]) == [("1", 1000.0)]
+    assert prices(
+        imps=[{"bidfloor": 1.0, "bidfloorcur": None}], ext={"campaign": "c1", "cat": None}
+    ) == [("1", 1000.0)]
+    assert prices(
+        imps=[{"pmp": {"private_auction": None, "deals": [{"id": "d", "bidfloor": 1.5}]}}]
+    ) == [("1", 1000.0)]
 
 
 @pytest.mark.parametrize(
     ("wrong", "field"),
-    [({"imp": []}, "imp"), ({"imp": [{"id": "1", "ext": {"value": 1.2}}]}, "value"), ({"imp": [{"id": "1"}]}, "ext"),
-     ({"imp": [{"id": "1", "ext": {"value": float("nan")}}]}, "value"), ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": -1}]}, "bidfloor"),
-     ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": False}]}, "bidfloor"), ({"tmax": "100"}, "tmax"),
-     ({"imp": [{"id": "1", "ext": {"value": True}}]}, "value"), ({"imp": [{"id": "1", "ext": {"value": "0.5"}}]}, "value"),
-     ({"tmax": -1}, "tmax"), ({"ext": {}}, "campaign"), ({"test": 2}, "test"), ({"id": ""}, "id"), ({"imp": None}, "imp")],
-)  # fmt: skip
+    [
+        ({"imp": []}, "imp"),
+        ({"imp": [{"id": "1", "ext": {"value": 1.2}}]}, "value"),
+        ({"imp": [{"id": "1"}]}, "ext"),
+        ({"imp": [{"id": "1", "ext": {"value": float("nan")}}]}, "value"),
+        ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": -1}]}, "bidfloor"),
+        ({"imp": [{"id": "1", "ext": {"value": 0.1}, "bidfloor": False}]}, "bidfloor"),
+        ({"tmax": "100"}, "tmax"),
+        ({"imp": [{"id": "1", "ext": {"value": True}}]}, "value"),
+        ({"imp": [{"id": "1", "ext": {"value": "0.5"}}]}, "value"),
+        ({"tmax": -1}, "tmax"),
+        ({"ext": {}}, "campaign"),
+        ({"test": 2}, "test"),
+        ({"id": ""}, "id"),
+        ({"imp": None}, "imp"),
+    ],
+)
 def test_a_wrong_request_is_refused_by_its_field(wrong, field):
     with pytest.raises(ValidationError) as refused:
         BidRequest.model_validate(EXAMPLE | wrong)
@@ -104,9 +146,21 @@ def test_a_wrong_request_is_refused_by_its_field(wrong, field):
 
 
 def test_the_example_is_valid_and_other_fields_are_ignored():
-    whole = EXAMPLE | {"site": {"domain": "example.com"}, "device": {"ua": "x"}, "source": {"tid": "t"}}
-    assert BidRequest.model_validate(whole).model_dump() == BidRequest.model_validate(EXAMPLE).model_dump()
-    assert respond(BidRequest.model_validate(EXAMPLE).model_dump(), STATE)[0]["seatbid"][0]["bid"][0]["price"] == 600.0
+    whole = EXAMPLE | {
+        "site": {"domain": "example.com"},
+        "device": {"ua": "x"},
+        "source": {"tid": "t"},
+    }
+    assert (
+        BidRequest.model_validate(whole).model_dump()
+        == BidRequest.model_validate(EXAMPLE).model_dump()
+    )
+    assert (
+        respond(BidRequest.model_validate(EXAMPLE).model_dump(), STATE)[0]["seatbid"][0]["bid"][0][
+            "price"
+        ]
+        == 600.0
+    )
 
 
 @pytest.fixture
@@ -114,19 +168,27 @@ def served():
     """A client, the journal of its server, and an open campaign without ticks."""
     journal = Journal()
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, journal)) as client:
-        id = client.post("/v1/campaigns", json={"budget": 1000, "target_cpa": 40, "horizon": STEPS}).json()["id"]
+        id = client.post(
+            "/v1/campaigns", json={"budget": 1000, "target_cpa": 40, "horizon": STEPS}
+        ).json()["id"]
         yield client, journal, id
 
 
 def send(client, id, value=0.02, **fields):
-    body = {"id": "r", "imp": [{"id": "1", "ext": {"value": value}}], "ext": {"campaign": id}} | fields
+    body = {
+        "id": "r",
+        "imp": [{"id": "1", "ext": {"value": value}}],
+        "ext": {"campaign": id},
+    } | fields
     return client.post("/openrtb/2.6/bid", json=body, headers={"x-openrtb-version": "2.6"})
 
 
 def outcomes(client):
     lines = client.get("/metrics").text.splitlines()
     return {
-        line.split('outcome="')[1].split('"')[0] + line.split('test="')[1][0]: float(line.split()[-1])
+        line.split('outcome="')[1].split('"')[0] + line.split('test="')[1][0]: float(
+            line.split()[-1]
+        )
         for line in lines
         if line.startswith("decisionllm_openrtb_total")
     }
@@ -143,14 +205,20 @@ def test_a_campaign_bids_the_multiplier_of_its_last_tick(served):
     assert bid["price"] == 1000 * (last["multiplier"] * 0.02) > 0
     client.delete(f"/v1/campaigns/{id}")
     refused = send(client, id)
-    assert (refused.status_code, refused.content, refused.headers["x-openrtb-version"]) == (204, b"", "2.6")
+    assert (refused.status_code, refused.content, refused.headers["x-openrtb-version"]) == (
+        204,
+        b"",
+        "2.6",
+    )
     assert outcomes(client) == {"no tick yet0": 1, "bid1": 1, "ended0": 1}
 
 
 def test_bids_between_two_ticks_stay_within_the_budget():
     exchange = {"notice_url": "http://localhost/"}
     with serving(create_app(policy_of(), MODEL_INFO, SPEC, exchange=exchange)) as client:
-        id = client.post("/v1/campaigns", json={"budget": 10, "target_cpa": 40, "horizon": STEPS}).json()["id"]
+        id = client.post(
+            "/v1/campaigns", json={"budget": 10, "target_cpa": 40, "horizon": STEPS}
+        ).json()["id"]
         tick = {"index": 0, "coming": {"value": 0.01, "volume": 100}}
         multiplier = client.post(f"/v1/campaigns/{id}/tick", json=tick).json()["multiplier"]
 
@@ -161,27 +229,43 @@ def test_bids_between_two_ticks_stay_within_the_budget():
         assert bid(test=1)["price"] == pytest.approx(3000), "a test costs nothing"
         first, second, third, *others = (bid() for _ in range(1000))
         assert third["price"] == pytest.approx(3000) and not any(others), "10 are left"
-        with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as exchange:  # it has no token
+        # it has no token
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE) as exchange:
             won, lost = first["nurl"].replace("${AUCTION_PRICE}", "500"), second["lurl"]
             for notice in (won, won, lost):
                 assert exchange.get(notice.removeprefix("http://localhost")).status_code == 204
-        assert bid() and bid() and not bid(), "0.5 was paid, 3 may still be, and 6 are the two new ones"
+        assert bid() and bid() and not bid(), (
+            "0.5 was paid, 3 may still be, and 6 are the two new ones"
+        )
         assert 'decisionllm_openrtb_notices_total{kind="win"} 1.0' in client.get("/metrics").text
 
 
 def opened_with(client, budget):
     """An open campaign with one tick: its id, and the value of an impression for which it bids 3."""
-    id = client.post("/v1/campaigns", json={"budget": budget, "target_cpa": 40, "horizon": STEPS}).json()["id"]
+    id = client.post(
+        "/v1/campaigns", json={"budget": budget, "target_cpa": 40, "horizon": STEPS}
+    ).json()["id"]
     tick = {"index": 0, "coming": {"value": 0.01, "volume": 100}}
     return id, 3 / client.post(f"/v1/campaigns/{id}/tick", json=tick).json()["multiplier"]
 
 
 def test_bids_that_expire_without_a_notice_stay_spent_until_the_next_tick():
-    with serving(create_app(policy_of(), MODEL_INFO, SPEC, exchange={"bid_expiry_s": 0.001})) as client:
+    with serving(
+        create_app(policy_of(), MODEL_INFO, SPEC, exchange={"bid_expiry_s": 0.001})
+    ) as client:
         id, value = opened_with(client, 10)
         assert [send(client, id, value).status_code for _ in range(10)] == [200] * 3 + [204] * 7
-        result = {"bid": 3, "market_price": 1, "value": 0.01, "conversion": 0, "won": 0.01, "volume": 100,
-                  "spend": 1, "conversions": 0, "exposed_value": 0.01}  # fmt: skip
+        result = {
+            "bid": 3,
+            "market_price": 1,
+            "value": 0.01,
+            "conversion": 0,
+            "won": 0.01,
+            "volume": 100,
+            "spend": 1,
+            "conversions": 0,
+            "exposed_value": 0.01,
+        }
         tick = {"index": 1, "coming": {"value": 0.01, "volume": 100}, "result": result}
         client.post(f"/v1/campaigns/{id}/tick", json=tick)
         assert send(client, id, value).status_code == 200, "one of the three bids was won, for 1"
@@ -193,28 +277,39 @@ def test_servers_of_one_journal_and_a_restart_share_what_bids_may_cost(tmp_path)
 
     with serving(app()) as first, serving(app()) as second:
         id, value = opened_with(first, 10)
-        assert [send(client, id, value).status_code for client in (first, second, first, second)] == [200, 200, 200, 204]
+        assert [
+            send(client, id, value).status_code for client in (first, second, first, second)
+        ] == [200, 200, 200, 204]
     with serving(app()) as restarted:
         assert send(restarted, id, value).status_code == 204
 
 
 def test_a_late_answer_is_no_bid(served):
     client, _, id = served
-    client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
+    client.post(
+        f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}}
+    )
     assert send(client, id, tmax=1000 * PATIENCE).status_code == 200
     assert send(client, id, tmax=1).status_code == 204, "time to send the answer is reserved"
     assert outcomes(client) == {"bid0": 1, "deadline0": 1}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a request waited to be read")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells how long a request waited to be read"
+)
 def test_the_time_before_a_request_is_read_counts(served):
     client, _, id = served
-    client.post(f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}})
+    client.post(
+        f"/v1/campaigns/{id}/tick", json={"index": 0, "coming": {"value": 0.01, "volume": 100}}
+    )
     loop, busy, over = client.app.state.service.loop, threading.Event(), threading.Event()
     loop.call_soon_threadsafe(lambda: (busy.set(), over.wait(PATIENCE)))
     busy.wait(PATIENCE)
     threading.Timer(1.0, over.set).start()
-    assert send(client, id, tmax=700).status_code == 204 and send(client, id, tmax=1000 * PATIENCE).status_code == 200
+    assert (
+        send(client, id, tmax=700).status_code == 204
+        and send(client, id, tmax=1000 * PATIENCE).status_code == 200
+    )
     assert outcomes(client) == {"deadline0": 1, "bid0": 1}
 
 
@@ -227,5 +322,14 @@ def test_a_request_that_waited_too_long_has_no_bid():
 def test_a_wrong_request_over_http_names_its_field(served):
     client, _, id = served
     unknown, worthless = send(client, "unknown"), send(client, id, value=2)
-    assert unknown.status_code == 404 and unknown.json()["detail"][0]["loc"] == ["body", "ext.campaign"]
-    assert worthless.status_code == 422 and worthless.json()["detail"][0]["loc"] == ["body", "imp", 0, "ext", "value"]
+    assert unknown.status_code == 404 and unknown.json()["detail"][0]["loc"] == [
+        "body",
+        "ext.campaign",
+    ]
+    assert worthless.status_code == 422 and worthless.json()["detail"][0]["loc"] == [
+        "body",
+        "imp",
+        0,
+        "ext",
+        "value",
+    ]

@@ -1,4 +1,6 @@
-"""The page in a real Chromium: its contents, its updates, and its use by keyboard, phone and screen reader."""
+"""The page in a real Chromium: its contents, its updates, and its use by keyboard, phone and screen
+reader.
+"""
 
 import os
 import shutil
@@ -14,13 +16,23 @@ from tests.conftest import PATIENCE, make_policy
 from tests.serving.test_campaigns import SPEC, STEPS, policy_of
 from tests.serving.test_http import MODEL_INFO, serving
 
-RESULT = {"bid": 0.5, "market_price": 0.6, "value": 0.01, "conversion": 0.01, "won": 0.4, "volume": 100, "spend": 60.0,
-          "conversions": 2, "exposed_value": 0.4}  # fmt: skip
+RESULT = {
+    "bid": 0.5,
+    "market_price": 0.6,
+    "value": 0.01,
+    "conversion": 0.01,
+    "won": 0.4,
+    "volume": 100,
+    "spend": 60.0,
+    "conversions": 2,
+    "exposed_value": 0.4,
+}
 COMING = {"value": 0.01, "volume": 100}
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER) and "CI" not in os.environ, reason="no Chromium: apt-get install chromium chromium-driver"
+    not (CHROMIUM and DRIVER) and "CI" not in os.environ,
+    reason="no Chromium: apt-get install chromium chromium-driver",
 )
 
 
@@ -30,7 +42,13 @@ def chromium():
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,1400"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1100,1400",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -44,7 +62,11 @@ def page(chromium):
     before = chromium.current_window_handle
     chromium.switch_to.new_window("tab")
     yield Page(chromium)
-    noise = [entry for entry in chromium.get_log("browser") if not {"401", "404"} & {*entry["message"].split()}]
+    noise = [
+        entry
+        for entry in chromium.get_log("browser")
+        if not {"401", "404"} & {*entry["message"].split()}
+    ]
     chromium.close()
     chromium.switch_to.window(before)
     assert not [entry for entry in noise if "ERR_CONNECTION_REFUSED" not in entry["message"]]
@@ -69,7 +91,8 @@ class Page:
 
         script = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
         WebDriverWait(self.chromium, PATIENCE, 0.05).until(
-            lambda browser: words in browser.execute_script(script, css), f"{css} does not say {words!r}"
+            lambda browser: words in browser.execute_script(script, css),
+            f"{css} does not say {words!r}",
         )
         return self(css).text
 
@@ -84,7 +107,8 @@ class Page:
 
     def media(self, scheme, width=1100, height=1400):
         self.chromium.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
         )
         self.chromium.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -117,7 +141,12 @@ def opened(client, name, ticks=0, **settings):
 
 
 def tick(client, id, index):
-    body = {"index": index, "key": f"{id}-{index}", "result": RESULT if index else None, "coming": COMING}
+    body = {
+        "index": index,
+        "key": f"{id}-{index}",
+        "result": RESULT if index else None,
+        "coming": COMING,
+    }
     return client.post(f"/v1/campaigns/{id}/tick", json=body).raise_for_status().json()
 
 
@@ -125,16 +154,26 @@ def test_a_campaign_is_drawn_and_updated(served, page):
     id = opened(served, "shoes", ticks=6)
     page.open(str(served.base_url))
     assert page.until("#progress", "Tick 6 of 12") and page("#name").text == "shoes"
-    charts = {figure.get_attribute("id"): figure.find_element("css selector", "svg") for figure in page.all("figure")}
+    charts = {
+        figure.get_attribute("id"): figure.find_element("css selector", "svg")
+        for figure in page.all("figure")
+    }
     label = lambda name: charts[name].get_attribute("aria-label")  # noqa: E731
-    assert label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
+    assert (
+        label("pacing") == "Spend 300 of 1,000 after 6 of 12 ticks; spent evenly it would be 500."
+    )
     assert label("cost") == "CPA 30 so far; the target is 40."
-    assert {svg.aria_role for svg in charts.values()} == {"image"} and all(svg.accessible_name for svg in charts.values())
+    assert {svg.aria_role for svg in charts.values()} == {"image"} and all(
+        svg.accessible_name for svg in charts.values()
+    )
     drawn = page("#pacing .ours").get_attribute("d")
     assert drawn.count("L") == 6, "a point before each tick, and one for now"
     answers = served.get(f"/v1/campaigns/{id}").json()["ticks"]
     page("summary").click()
-    rows = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in page.all("#ticks tr")]
+    rows = [
+        [cell.text for cell in row.find_elements("css selector", "th, td")]
+        for row in page.all("#ticks tr")
+    ]
     assert [row[0] for row in rows] == list("012345") and rows[5][4:7] == ["300", "10", "30"]
     shown = [float(row[1].replace(",", "")) for row in rows]
     assert shown == pytest.approx([answer["multiplier"] for answer in answers], rel=1e-3)
@@ -142,17 +181,32 @@ def test_a_campaign_is_drawn_and_updated(served, page):
     assert page.until("#progress", "Tick 7 of 12") and len(page.all("#ticks tr")) == 7
     assert page("#pacing .ours").get_attribute("d") != drawn
     served.delete(f"/v1/campaigns/{id}").raise_for_status()
-    assert page.until("#progress", "Ended after 7 of 12 ticks") and page.until("#status", "Live: 0 open")
+    assert page.until("#progress", "Ended after 7 of 12 ticks") and page.until(
+        "#status", "Live: 0 open"
+    )
 
 
 def test_the_report_after_the_last_step_is_not_a_step(served, page):
     id = opened(served, "whole", ticks=STEPS)
-    served.post(f"/v1/campaigns/{id}/tick", json={"index": STEPS, "result": RESULT}).raise_for_status()
+    served.post(
+        f"/v1/campaigns/{id}/tick", json={"index": STEPS, "result": RESULT}
+    ).raise_for_status()
     page.open(str(served.base_url))
-    assert page.until("#progress", "Ended after 12 of 12 ticks") and "12 of 12" in page("#campaigns tr").text
-    assert page("#pacing svg").get_attribute("aria-label").startswith("Spend 720 of 1,000 after 12 of 12 ticks")
+    assert (
+        page.until("#progress", "Ended after 12 of 12 ticks")
+        and "12 of 12" in page("#campaigns tr").text
+    )
+    assert (
+        page("#pacing svg")
+        .get_attribute("aria-label")
+        .startswith("Spend 720 of 1,000 after 12 of 12 ticks")
+    )
     page("summary").click()
-    assert len(page.all("#ticks tr")) == page("#multiplier .ours").get_attribute("d").count("L") + 1 == 12
+    assert (
+        len(page.all("#ticks tr"))
+        == page("#multiplier .ours").get_attribute("d").count("L") + 1
+        == 12
+    )
 
 
 def test_the_day_in_the_picture_of_the_docs_is_whole():
@@ -162,7 +216,9 @@ def test_the_day_in_the_picture_of_the_docs_is_whole():
     with serving(create_app(policy, MODEL_INFO, SPEC, Journal())) as client:
         shown = play(client, opportunities=2000)
         listed = client.get("/v1/campaigns").json()["campaigns"]
-    assert [(c["name"], c["status"], c["step"]) for c in reversed(listed)] == [(name, "ended", 49) for name in NAMES.values()]
+    assert [(c["name"], c["status"], c["step"]) for c in reversed(listed)] == [
+        (name, "ended", 49) for name in NAMES.values()
+    ]
     assert listed[0]["id"] == shown and all(c["spend"] > 0 for c in listed)
 
 
@@ -178,9 +234,14 @@ def test_the_bids_of_a_shadow_policy_are_a_second_curve(made, page):
         page.until("#multiplier .named", "shadow")
         answers = client.get(f"/v1/campaigns/{id}").json()["ticks"]
         assert page("#multiplier .shadow").get_attribute("d").count("L") == 3
-        assert "The shadow policy decided 4 ticks" in page("#multiplier svg").get_attribute("aria-label")
+        assert "The shadow policy decided 4 ticks" in page("#multiplier svg").get_attribute(
+            "aria-label"
+        )
         page("summary").click()
-        shown = [float(row.find_elements("css selector", "td")[1].text.replace(",", "")) for row in page.all("#ticks tr")]
+        shown = [
+            float(row.find_elements("css selector", "td")[1].text.replace(",", ""))
+            for row in page.all("#ticks tr")
+        ]
     assert shown == pytest.approx([answer["shadow"]["multiplier"] for answer in answers], rel=1e-3)
 
 
@@ -188,7 +249,9 @@ def test_a_guarded_tick_has_a_ring_and_a_remark(served, page):
     opened(served, "poor", ticks=2, budget=60.01)
     page.open(str(served.base_url))
     page.until("#progress", "Tick 2 of 12")
-    assert len(page.all("#multiplier .mark")) >= 1 and "guard" in page("#multiplier svg").get_attribute("aria-label")
+    assert len(page.all("#multiplier .mark")) >= 1 and "guard" in page(
+        "#multiplier svg"
+    ).get_attribute("aria-label")
     page("summary").click()
     assert page.all("#ticks tr")[1].find_elements("css selector", "td")[-1].text == "budget spent"
 
@@ -205,7 +268,10 @@ def test_the_keyboard_reaches_everything_and_focus_stays(served, page):
     page.press(Keys.TAB)
     assert page.focused.accessible_name == "Search campaigns"
     page.press(Keys.TAB, Keys.TAB, Keys.TAB)
-    assert page.focused.text == "first" and page.focused.value_of_css_property("outline-style") == "solid"
+    assert (
+        page.focused.text == "first"
+        and page.focused.value_of_css_property("outline-style") == "solid"
+    )
     page.press(Keys.ENTER)
     page.until("#name", "first")
     assert [link.text for link in page.all("[aria-current]")] == ["first"]
@@ -223,24 +289,50 @@ def test_screen_readers_get_roles_and_names(served, page):
     opened(served, "shoes", ticks=1)
     page.open(str(served.base_url))
     page.until("#name", "shoes")
-    assert [page.chromium.title, page("html").get_attribute("lang")] == ["decisionllm: campaigns", "en"]
-    assert page("#status").aria_role == "status" and page("#progress").get_attribute("aria-live") == "polite"
-    assert [page(tag).aria_role for tag in ("header", "main", "table")] == ["banner", "main", "table"]
+    assert [page.chromium.title, page("html").get_attribute("lang")] == [
+        "decisionllm: campaigns",
+        "en",
+    ]
+    assert (
+        page("#status").aria_role == "status"
+        and page("#progress").get_attribute("aria-live") == "polite"
+    )
+    assert [page(tag).aria_role for tag in ("header", "main", "table")] == [
+        "banner",
+        "main",
+        "table",
+    ]
     assert {x.accessible_name for x in page.all("section")} == {"Latest campaigns", "shoes"}
-    assert [x.get_attribute("scope") for x in page.all("thead th")] == ["col"] * 14 and page("tbody th").get_attribute(
-        "scope"
-    ) == "row"
+    assert [x.get_attribute("scope") for x in page.all("thead th")] == ["col"] * 14 and page(
+        "tbody th"
+    ).get_attribute("scope") == "row"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_readable_on_a_phone(served, page, scheme):
-    opened(served, "a name that is much longer than a phone is wide, and has no end at all " * 2, ticks=3)
+    opened(
+        served,
+        "a name that is much longer than a phone is wide, and has no end at all " * 2,
+        ticks=3,
+    )
     page.media(scheme, 360, 800)
     try:
         page.open(str(served.base_url))
         page.until("#progress", "Tick 3")
-        assert page.chromium.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        for css in ("h1", "#status", "#campaigns a", "#campaigns td", "figcaption", "dt", "dd", "summary", "thead th"):
+        assert page.chromium.execute_script(
+            "return document.documentElement.scrollWidth <= innerWidth"
+        )
+        for css in (
+            "h1",
+            "#status",
+            "#campaigns a",
+            "#campaigns td",
+            "figcaption",
+            "dt",
+            "dd",
+            "summary",
+            "thead th",
+        ):
             assert contrast(page, css) >= 4.5, css
         bright = luminance(page("body").value_of_css_property("background-color"))
         assert bright > 0.9 if scheme == "light" else bright < 0.1
@@ -279,7 +371,9 @@ def test_the_page_prompts_for_a_token_and_keeps_it(made, page):
         client.headers["authorization"] = "Bearer secret"
         opened(client, "shoes", ticks=1)
         page.open(str(client.base_url))
-        assert page.until("#status", "A token is needed") and page.focused.accessible_name == "Token"
+        assert (
+            page.until("#status", "A token is needed") and page.focused.accessible_name == "Token"
+        )
         assert not page.all("#campaigns tr")
         page.press("wrong", Keys.ENTER)
         page.until("#status", "The token is wrong")
@@ -287,7 +381,10 @@ def test_the_page_prompts_for_a_token_and_keeps_it(made, page):
         assert page.until("#name", "shoes") and not page("#key").is_displayed()
         page.chromium.refresh()
         page.until("#name", "shoes")
-        assert page.chromium.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
+        assert page.chromium.execute_script("return [localStorage.length, document.cookie]") == [
+            0,
+            "",
+        ]
 
 
 def test_a_stopped_server_is_reported(made, page):
@@ -295,7 +392,10 @@ def test_a_stopped_server_is_reported(made, page):
         opened(client, "shoes", ticks=1)
         page.open(str(client.base_url))
         page.until("#status", "Live: 1 open")
-    assert page.until("#status", "No answer from the server; retrying") and page("#name").text == "shoes"
+    assert (
+        page.until("#status", "No answer from the server; retrying")
+        and page("#name").text == "shoes"
+    )
 
 
 def test_an_address_that_names_no_campaign_is_said(served, page):
@@ -309,7 +409,9 @@ def test_older_campaigns_are_found(served, page):
     for i in range(2 * LISTED):
         opened(served, f"c{i}")
     page.open(str(served.base_url))
-    assert page.until("#status", f"Live: {2 * LISTED + 1} open") and page.until("#campaigns tr", f"c{2 * LISTED - 1}")
+    assert page.until("#status", f"Live: {2 * LISTED + 1} open") and page.until(
+        "#campaigns tr", f"c{2 * LISTED - 1}"
+    )
     assert len(page.all("#campaigns tr")) == LISTED and not page("#newest").is_displayed()
     page("#older").click()
     page.until("#campaigns tr", f"c{LISTED - 1}")
@@ -323,16 +425,26 @@ def test_older_campaigns_are_found(served, page):
         assert page.until("#campaigns tr", "Oldest") and len(page.all("#campaigns tr")) == 1
     page("#campaigns a").click()
     assert page.until("#name", "Oldest")
-    assert served.get("/v1/campaigns", params={"search": "c1", "before": oldest}).json()["campaigns"] == []
+    assert (
+        served.get("/v1/campaigns", params={"search": "c1", "before": oldest}).json()["campaigns"]
+        == []
+    )
 
 
 def test_the_empty_page_explains_how_to_open_a_campaign(served, page):
     page.open(str(served.base_url))
-    assert "POST /v1/campaigns" in page.until("#none", "No campaign yet") and not page("#campaign").is_displayed()
+    assert (
+        "POST /v1/campaigns" in page.until("#none", "No campaign yet")
+        and not page("#campaign").is_displayed()
+    )
 
 
 def test_the_page_loads_nothing_external_or_inline(served):
-    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+    for path, kind in (
+        ("/", "text/html"),
+        ("/page.css", "text/css"),
+        ("/page.js", "text/javascript"),
+    ):
         answer = served.get(path)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
         assert (

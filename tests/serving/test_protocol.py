@@ -16,9 +16,7 @@ from tests.serving.test_http import MODEL_INFO, Slow, serving
 
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-CHUNKED = (
-    b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
-)
+CHUNKED = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
 
 
 class Hasty(BoundedProtocol):
@@ -32,7 +30,9 @@ def app():
 
 @contextlib.contextmanager
 def connected(client):
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE) as connection:
+    with socket.create_connection(
+        (client.base_url.host, client.base_url.port), timeout=PATIENCE
+    ) as connection:
         yield connection
 
 
@@ -52,7 +52,11 @@ def until_closed(connection, piece=b"", most=10**9):
     return sent, answer
 
 
-@pytest.mark.parametrize("begin", [HEAD + b"x-long: ", CHUNKED + b"x-trailer: ", b"GET /"], ids=["head", "trailer", "path"])
+@pytest.mark.parametrize(
+    "begin",
+    [HEAD + b"x-long: ", CHUNKED + b"x-trailer: ", b"GET /"],
+    ids=["head", "trailer", "path"],
+)
 def test_a_head_without_end_is_refused(app, begin):
     with serving(app) as client, connected(client) as connection:
         connection.sendall(begin)
@@ -63,9 +67,27 @@ def test_a_head_without_end_is_refused(app, begin):
 
 @pytest.mark.parametrize(
     ("begin", "piece"),
-    [(b"", b""), (b"", b"\r\n"), (HEAD, b""), (HEAD + b"x-a: ", b"x"), (POST, b""), (POST, b" "), (HEAD + b"\r\n", b""), (HEAD + b"\r\n", b"\r\n")],
-    ids=["silent", "empty lines", "half a head", "a slow head", "half a body", "a slow body", "idle", "idle but for empty lines"],
-)  # fmt: skip
+    [
+        (b"", b""),
+        (b"", b"\r\n"),
+        (HEAD, b""),
+        (HEAD + b"x-a: ", b"x"),
+        (POST, b""),
+        (POST, b" "),
+        (HEAD + b"\r\n", b""),
+        (HEAD + b"\r\n", b"\r\n"),
+    ],
+    ids=[
+        "silent",
+        "empty lines",
+        "half a head",
+        "a slow head",
+        "half a body",
+        "a slow body",
+        "idle",
+        "idle but for empty lines",
+    ],
+)
 def test_a_request_that_does_not_arrive_is_given_up(app, begin, piece):
     with serving(app, Hasty, timeout_keep_alive=1) as client, connected(client) as connection:
         connection.sendall(begin)
@@ -78,10 +100,16 @@ def test_a_request_that_does_not_arrive_is_given_up(app, begin, piece):
 
 def test_a_slow_answer_is_not_cut_off():
     policy = Slow(policy_of())
-    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE), Hasty) as client, connected(client) as connection:
-        body = b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+    with (
+        serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE), Hasty) as client,
+        connected(client) as connection,
+    ):
+        body = (
+            b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+        )
         policy.gate.clear()
-        connection.sendall(POST.replace(b": 100", b": %d" % len(body)) + body + HEAD)  # and half of a second request behind it
+        # and half of a second request behind it
+        connection.sendall(POST.replace(b": 100", b": %d" % len(body)) + body + HEAD)
         time.sleep(3 * Hasty.patience)
         policy.gate.set()
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
@@ -92,16 +120,25 @@ def test_pipelined_requests_are_bounded(app):
         connection.sendall((HEAD + b"\r\n") * 4000)
         _, answer = until_closed(connection)
         answers = answer.count(b"HTTP/1.1 200")
-        assert 1 <= answers <= 1 + BoundedProtocol.max_waiting and answer.count(b"HTTP/1.1") == answers
+        assert (
+            1 <= answers <= 1 + BoundedProtocol.max_waiting and answer.count(b"HTTP/1.1") == answers
+        )
         assert client.get("/healthz").status_code == 200
 
 
 def test_answers_before_a_broken_request_come_in_order_and_alone():
     policy = Slow(policy_of())
-    with serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client, connected(client) as connection:
-        body = b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+    with (
+        serving(create_app(policy, MODEL_INFO, SPEC, deadline=PATIENCE)) as client,
+        connected(client) as connection,
+    ):
+        body = (
+            b'{"observations": [[' + b",".join([b"0"] * 21) + b']], "actions": [], "rewards": []}'
+        )
         policy.gate.clear()
-        connection.sendall(POST.replace(b": 100", b": %d" % len(body)) + body + b"no request\r\n\r\n")
+        connection.sendall(
+            POST.replace(b": 100", b": %d" % len(body)) + body + b"no request\r\n\r\n"
+        )
         policy.called.wait(PATIENCE)
         policy.gate.set()
         _, answer = until_closed(connection)
@@ -149,7 +186,9 @@ def test_a_body_that_is_cut_off_is_not_run():
     body = b'{"budget": 2900.0, "target_cpa": 100.0, "category": 0, "key": "cut-off"}'
     with serving(create_app(policy_of(), MODEL_INFO, SPEC)) as client:
         with connected(client) as connection:
-            connection.sendall(POST.replace(b"/v1/act", b"/v1/campaigns").replace(b": 100", b": 500") + body)
+            connection.sendall(
+                POST.replace(b"/v1/act", b"/v1/campaigns").replace(b": 100", b": 500") + body
+            )
         for _ in range(20):
             assert client.get("/v1/campaigns").json()["campaigns"] == []
 

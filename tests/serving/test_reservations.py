@@ -1,4 +1,6 @@
-"""What bids may still cost, checked by hand: reserved, won, lost, expired, and shared between processes."""
+"""What bids may still cost, checked by hand: reserved, won, lost, expired, and shared between
+processes.
+"""
 
 import pytest
 
@@ -66,11 +68,16 @@ def test_no_two_bids_take_the_same_money(bids):
 
 
 def test_another_process_and_a_restart_know_them(tmp_path, steps):
-    first, second = (Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__) for _ in range(2))
+    first, second = (
+        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__) for _ in range(2)
+    )
     (id,) = first.reserve("c", 0, 10, [6.0])
     assert second.committed("c", 0) == 6 and second.reserve("c", 0, 10, [6.0]) is None
     assert second.settle(id, 0.0) and first.committed("c", 0) == 0
     first.reserve("c", 0, 10, [5.0])
     for each in (first, second):
         each.close()
-    assert Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__).committed("c", 0) == 5
+    assert (
+        Reservations(tmp_path / "bids", expiry=60, last_step=steps.__getitem__).committed("c", 0)
+        == 5
+    )

@@ -1,4 +1,6 @@
-"""A shadow policy decides on the answered ticks as it would alone; it changes no answer, and what it decided outlives the server."""
+"""A shadow policy decides on the answered ticks as it would alone; it changes no answer, and what
+it decided outlives the server.
+"""
 
 import threading
 import time
@@ -28,7 +30,9 @@ def other():
 
 
 def shadow_of(journal, policy=None, **options):
-    return Shadow(policy or other(), SPEC, journal, SPEC, name="other", cache_bytes=10**7, **options)
+    return Shadow(
+        policy or other(), SPEC, journal, SPEC, name="other", cache_bytes=10**7, **options
+    )
 
 
 def until(condition):
@@ -39,7 +43,12 @@ def until(condition):
 
 
 def ticked(client, id, steps):
-    return [client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t)).raise_for_status().json()["multiplier"] for t in steps]
+    return [
+        client.post(f"/v1/campaigns/{id}/tick", json=drawn(0, t))
+        .raise_for_status()
+        .json()["multiplier"]
+        for t in steps
+    ]
 
 
 def test_it_decides_as_it_would_alone_and_changes_no_answer(tmp_path):
@@ -62,7 +71,10 @@ def test_it_decides_as_it_would_alone_and_changes_no_answer(tmp_path):
     found = [row["shadow"]["multiplier"] for row in rows]
     near(found, wanted, scale=300.0)
     assert np.abs(np.array(found) - answered).min() > 1
-    assert 'decisionllm_shadow_ticks_total{outcome="decided"} 6.0' in text and "decisionllm_shadow_difference_count 6.0" in text
+    assert (
+        'decisionllm_shadow_ticks_total{outcome="decided"} 6.0' in text
+        and "decisionllm_shadow_difference_count 6.0" in text
+    )
     assert f"decisionllm_shadow_higher_total {float(np.greater(found, answered).sum())}" in text
     journal = Journal(tmp_path / "j")  # after a restart it goes on
     shadow = shadow_of(journal)
@@ -86,7 +98,9 @@ def test_a_failing_shadow_touches_no_answer(tmp_path, caplog):
         assert ticked(client, id, [3]) == alone[3:4].tolist()
         until(lambda: shadow.counts["failed"] == 4)
         shadow.file.execute("DROP TABLE decisions")
-        assert [row["shadow"] for row in client.get(f"/v1/campaigns/{id}").json()["ticks"]] == [None] * 4
+        assert [row["shadow"] for row in client.get(f"/v1/campaigns/{id}").json()["ticks"]] == [
+            None
+        ] * 4
 
 
 def test_under_load_its_decisions_are_dropped_first():
@@ -111,7 +125,11 @@ def test_it_observes_by_its_own_specification():
         return shadow.manager.replay(known["id"], shadow.changed, until=0)
 
     campaign = replayed(seen, SPEC)
-    assert "category" in known["text"] and "category" not in campaign.task and campaign.settings["target_return"] == 7.0
+    assert (
+        "category" in known["text"]
+        and "category" not in campaign.task
+        and campaign.settings["target_return"] == 7.0
+    )
     campaign = replayed(ObservationSpec(*SPEC.info().values()), seen)
     assert campaign.task == known["text"] and campaign.settings["horizon"] == STEPS
     counted = ObservationSpec("auctionnet", "progress", "conversions", "informative")
@@ -122,5 +140,8 @@ def test_it_observes_by_its_own_specification():
 def test_a_file_of_something_else_is_refused(tmp_path):
     journal = Journal(tmp_path / "j")
     (tmp_path / "j.shadow").write_bytes(b"something else" * 1000)
-    with pytest.raises(ValueError, match="shadow: expected a file to write, or one of an earlier shadow, got .*j.shadow"):
+    with pytest.raises(
+        ValueError,
+        match="shadow: expected a file to write, or one of an earlier shadow, got .*j.shadow",
+    ):
         shadow_of(journal)

@@ -1,4 +1,6 @@
-"""Observations of entities: their order, their number and what is not there are not seen, and units are those of a kind."""
+"""Observations of entities: their order, their number and what is not there are not seen, and units
+are those of a kind.
+"""
 
 import numpy as np
 import pytest
@@ -44,7 +46,9 @@ def encoder(layers, embedding, entity_schema=LAYOUT):
 def test_the_order_of_entities_of_a_kind_has_no_effect(layers, embedding):
     encode, x = encoder(layers, embedding), torch.from_numpy(drawn())
     landmarks, agents = x[:, 3:15].view(-1, 4, 3), x[:, 15:].view(-1, 2, 5)
-    other = torch.cat([x[:, :3], landmarks[:, [2, 0, 3, 1]].flatten(1), agents.flip(1).flatten(1)], 1)
+    other = torch.cat(
+        [x[:, :3], landmarks[:, [2, 0, 3, 1]].flatten(1), agents.flip(1).flatten(1)], 1
+    )
     near(encode(other).detach(), encode(x).detach())
     swapped = torch.cat([x[:, [1, 0, 2]], x[:, 3:]], 1)  # two numbers of one block are not alike
     assert (encode(swapped) - encode(x)).abs().max() > 1e-2
@@ -65,7 +69,9 @@ def test_absent_entities_have_no_effect(layers, embedding):
 @ways
 @torch.no_grad()
 def test_empty_slots_change_nothing(layers, embedding):
-    """The same weights on the same two landmarks with room for two and for four, and with no entity present."""
+    """The same weights on the same two landmarks with room for two and for four, and with no entity
+    present.
+    """
     wide, x = encoder(layers, embedding), torch.from_numpy(drawn(present=1.0))
     x[:, 3 + 6 : 15] = 0
     narrow = encoder(layers, embedding, (("own", 3, 1), ("landmark", 3, 2), ("agent", 5, 2)))
@@ -94,10 +100,13 @@ def test_units_are_fitted_to_the_present_entities_of_a_kind():
     np.testing.assert_allclose(landmarks[there][:, 1:].mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(landmarks[there][:, 1:].std(0), 1, atol=1e-5)
     mean, scale = before[there][:, 1].mean(), before[there][:, 1].std()
+    # for all four alike
     np.testing.assert_allclose(
         landmarks[..., 1][there], (before[..., 1][there] - mean) / scale, atol=1e-4
-    )  # for all four alike
-    np.testing.assert_allclose(units[:, :3], (x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), atol=1e-4)
+    )
+    np.testing.assert_allclose(
+        units[:, :3], (x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), atol=1e-4
+    )
 
 
 def test_a_kind_that_is_never_present_keeps_its_units():
@@ -106,7 +115,9 @@ def test_a_kind_that_is_never_present_keeps_its_units():
     normalizer.fit([(x, np.arange(20.0))])
     assert (normalizer.observations(torch.from_numpy(x))[:, 15:] == 0).all()
     x[:, 15:20] = [1, 2, 3, 4, 5]
-    np.testing.assert_allclose(normalizer.observations(torch.from_numpy(x))[0, 15:20], [1, 2, 3, 4, 5], rtol=1e-5)
+    np.testing.assert_allclose(
+        normalizer.observations(torch.from_numpy(x))[0, 15:20], [1, 2, 3, 4, 5], rtol=1e-5
+    )
 
 
 def test_a_model_of_entities_ignores_their_order():
@@ -127,13 +138,27 @@ def test_a_schema_without_an_own_block_is_refused():
 
 
 def test_aimed_actions_are_learned_in_any_order_of_entities():
-    """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and in a cached session too."""
-    spec = Spec(observation_dim=15, action_dim=1, horizon=1, num_actions=5, entity_schema=(("own", 3, 1), ("landmark", 3, 4)))
+    """Of four landmarks the one whose number is largest: a model of one step, with the pointer, and
+    in a cached session too.
+    """
+    spec = Spec(
+        observation_dim=15,
+        action_dim=1,
+        horizon=1,
+        num_actions=5,
+        entity_schema=(("own", 3, 1), ("landmark", 3, 4)),
+    )
     model = make_model(spec, head="pointer", condition_on="none", timesteps="none", embedding="mlp")
     assert model.head.entities == slice(1, 5)
     x = drawn(256, present=1.0)[:, :15]
     wanted = 1 + x[:, 3:].reshape(-1, 4, 3)[..., 1].argmax(1)
-    steps = windows.Steps(x, wanted[:, None].astype(np.float32), np.zeros(256, np.float32), np.arange(256), np.arange(256) + 1)
+    steps = windows.Steps(
+        x,
+        wanted[:, None].astype(np.float32),
+        np.zeros(256, np.float32),
+        np.arange(256),
+        np.arange(256) + 1,
+    )
     window = windows.cut(steps, np.arange(256), np.zeros(256, int), 1)
     batch = windows.collate(window, text.encode(text.own_tokenizer(), [""]), np.zeros(256, int))
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
@@ -145,12 +170,18 @@ def test_aimed_actions_are_learned_in_any_order_of_entities():
     shuffled[:, 3:] = x[:, 3:].reshape(-1, 4, 3)[:, [2, 0, 3, 1]].reshape(-1, 12)
     assert (policy.begin([""] * 256, 1).act(x)[:, 0] == wanted).mean() > 0.9
     moved = policy.act([History(o[None], np.zeros((0, 1)), np.zeros(0)) for o in shuffled])[:, 0]
-    assert (np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]).all()
+    assert (
+        np.array([0, 3, 1, 4, 2])[moved.astype(int)] == policy.begin([""] * 256, 1).act(x)[:, 0]
+    ).all()
 
 
 def test_vectors_are_all_numbers_but_presence_and_type():
-    """Own: two vectors and a one-hot of two types; three landmarks of one vector each, after their presence."""
+    """Own: two vectors and a one-hot of two types; three landmarks of one vector each, after their
+    presence.
+    """
     assert vectors((("own", 6, 1), ("landmark", 3, 3)), 2) == [0, 2, 7, 10, 13]
     assert vectors((("own", 4, 1), ("mate", 5, 2))) == [0, 2, 5, 7, 10, 12]
-    with pytest.raises(ValueError, match="plane: expected pairs of numbers in the mate block, got 3"):
+    with pytest.raises(
+        ValueError, match="plane: expected pairs of numbers in the mate block, got 3"
+    ):
         vectors((("own", 4, 1), ("mate", 4, 2)))

@@ -20,7 +20,9 @@ WORDS = [
 def test_the_tokenizer_is_made_from_the_corpus_byte_for_byte(tmp_path):
     from docs.tokenizer import build
 
-    build((text.HERE / "corpus.txt").read_text().splitlines()).save(str(tmp_path / "again.json"), pretty=False)
+    build((text.HERE / "corpus.txt").read_text().splitlines()).save(
+        str(tmp_path / "again.json"), pretty=False
+    )
     assert (tmp_path / "again.json").read_bytes() == (text.HERE / "tokenizer.json").read_bytes()
 
 
@@ -32,7 +34,9 @@ def test_every_text_is_decoded_to_itself(words):
 
 def test_every_byte_can_be_encoded():
     """All bytes that UTF-8 can hold: of one, two, three and four."""
-    words = "".join(map(chr, [*range(0x100), 0x7FF, 0x800, 0xFFFD, *range(0x10000, 0x110000, 0x8000)]))
+    words = "".join(
+        map(chr, [*range(0x100), 0x7FF, 0x800, 0xFFFD, *range(0x10000, 0x110000, 0x8000)])
+    )
     own = text.own_tokenizer()
     assert own.decode(own(words)["input_ids"]) == words
 
@@ -40,7 +44,12 @@ def test_every_byte_can_be_encoded():
 def test_tokens_begin_with_the_given_size():
     spec = Spec(observation_dim=3, action_dim=2, horizon=9, low=(-1.0, -1.0), high=(1.0, 1.0))
     tokenizer = TrajectoryTokenizer(spec, 64, scale=2.0)
-    steps = torch.ones(1, 4), torch.randn(1, 4, 3), torch.zeros(1, 4, 2), torch.zeros(1, 4, dtype=torch.long)
+    steps = (
+        torch.ones(1, 4),
+        torch.randn(1, 4, 3),
+        torch.zeros(1, 4, 2),
+        torch.zeros(1, 4, dtype=torch.long),
+    )
     size = tokenizer(*steps).square().mean(-1).sqrt()
     near(size.detach(), np.full((1, 12), 2.0), 1e-3)
 
@@ -52,7 +61,13 @@ def test_digits_are_tokens_of_their_own():
 
 def test_words_of_the_corpus_are_few_tokens():
     own = text.own_tokenizer()
-    assert [own.decode([i]) for i in own(" the ball to the goal")["input_ids"]] == [" the", " ball", " to", " the", " goal"]
+    assert [own.decode([i]) for i in own(" the ball to the goal")["input_ids"]] == [
+        " the",
+        " ball",
+        " to",
+        " the",
+        " goal",
+    ]
 
 
 def test_texts_are_padded_on_the_right():
@@ -66,8 +81,15 @@ def test_texts_are_padded_on_the_right():
 
 
 def test_a_team_text_has_every_sentence_once():
-    one, other = "A team of 2. At most 8 steps. Role: scout.", "A team of 2. At most 8 steps. Role: guard."
-    assert text.of_team([one, other]) == text.of_team([other, one]) == "A team of 2. At most 8 steps. Role: guard. Role: scout."
+    one, other = (
+        "A team of 2. At most 8 steps. Role: scout.",
+        "A team of 2. At most 8 steps. Role: guard.",
+    )
+    assert (
+        text.of_team([one, other])
+        == text.of_team([other, one])
+        == "A team of 2. At most 8 steps. Role: guard. Role: scout."
+    )
     assert text.of_team([one, one]) == one and text.of_team(["", ""]) == ""
     assert text.of_team(["Go. Go. Stop."]) == "Go. Go. Stop.", "a common text stays as it is"
 
@@ -87,7 +109,14 @@ def test_a_binned_action_is_decoded_within_half_a_bin(K):
 
 
 def test_both_bounds_are_bins_and_numbers_beyond_take_the_last():
-    assert bins.encode(torch.tensor([-5.0, -1.0, -0.6, 0.0, 1.0, 5.0]), 5).tolist() == [0, 0, 1, 2, 4, 4]
+    assert bins.encode(torch.tensor([-5.0, -1.0, -0.6, 0.0, 1.0, 5.0]), 5).tolist() == [
+        0,
+        0,
+        1,
+        2,
+        4,
+        4,
+    ]
     assert bins.decode(torch.arange(5), 5).tolist() == [-1, -0.5, 0, 0.5, 1]
 
 
@@ -113,9 +142,14 @@ def changed(tokenizer, i):
 @pytest.mark.parametrize("returns", [True, False])
 def test_the_order_is_return_observation_action(embedding, returns):
     tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, return_conditioned=returns)
-    assert [changed(tokenizer, i) for i in range(4)] == ([[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]])
+    assert [changed(tokenizer, i) for i in range(4)] == (
+        [[3], [4], [5], [3, 4, 5]] if returns else [[], [2], [3], [2, 3]]
+    )
     observations = {token for step in range(3) for token in [3 * step + 1 if returns else 2 * step]}
-    assert set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.output_positions]) == observations
+    assert (
+        set(range(len(numbers()[0][0]) * tokenizer.tokens)[tokenizer.output_positions])
+        == observations
+    )
 
 
 def test_without_timesteps_the_time_has_no_effect():
@@ -128,7 +162,9 @@ def test_mlp_is_not_a_linear_map():
         tokenizer = TrajectoryTokenizer(SPEC, 8, embedding=embedding, timesteps="none")
         tokenizer.norm = torch.nn.Identity()
         inputs = numbers()
-        none, once, twice = (tokenizer(*(k * part for part in inputs[:3]), inputs[3]) for k in (0, 1, 2))
+        none, once, twice = (
+            tokenizer(*(k * part for part in inputs[:3]), inputs[3]) for k in (0, 1, 2)
+        )
         assert torch.allclose(twice - once, once - none, atol=1e-5) == straight
 
 
@@ -136,7 +172,9 @@ def test_a_discrete_action_has_a_vector_of_its_own():
     spec = Spec(observation_dim=2, action_dim=1, horizon=10, num_actions=3)
     tokenizer = TrajectoryTokenizer(spec, 8, timesteps="none")
     R, o, _, t = numbers(T=4)
-    tokens = tokenizer(R, o, torch.tensor([0.0, 1, 2, 1])[None, :, None].expand(2, 4, 1), t)[0, 2::3]
+    tokens = tokenizer(R, o, torch.tensor([0.0, 1, 2, 1])[None, :, None].expand(2, 4, 1), t)[
+        0, 2::3
+    ]
     assert torch.equal(tokens[1], tokens[3])
     assert not any(torch.allclose(tokens[i], tokens[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 

@@ -101,11 +101,13 @@ def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) 
 
     Args:
         columns: of the log.
-        order: period, step and number of the opportunity, and the advertiser: the rows are sorted by these.
+        order: period, step and number of the opportunity, and the advertiser: the rows are sorted
+            by these.
     """
     known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
     rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
-    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))  # of each opportunity
+    # of each opportunity
+    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
     count = np.diff(np.append(first, len(rows)))
     whole = first[count == 48]
     return np.asarray(rows[whole[:, None] + np.arange(48)])

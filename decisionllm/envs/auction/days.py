@@ -196,7 +196,10 @@ def read(file: str | Path) -> Day:
     """
     again = f"make it again: {MAKE}"
     unreadable = f"{file}: not a readable day"
-    with explained(unreadable, OSError, ValueError, EOFError, remedy=again), np.load(file) as arrays:
+    with (
+        explained(unreadable, OSError, ValueError, EOFError, remedy=again),
+        np.load(file) as arrays,
+    ):
         kept: dict[str, Any] = dict(arrays)
     got = str(kept.pop("format", "another"))
     if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:

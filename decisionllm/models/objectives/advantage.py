@@ -1,8 +1,10 @@
 """Advantage weighting: each action counts by clip(exp(advantage / temperature)).
 
-The advantage is the return-to-go of the log minus the value of the observation, an expectile of the returns-to-go, which is read from
-the hidden state that predicts the action; neither the action nor the return is an input of it.
-Source: MARWIL (Wang et al., NeurIPS 2018), AWR (arXiv 1910.00177); the expectile of IQL (arXiv 2110.06169).
+The advantage is the return-to-go of the log minus the value of the observation, an expectile of the
+returns-to-go, which is read from the hidden state that predicts the action; neither the action nor
+the return is an input of it.
+Source: MARWIL (Wang et al., NeurIPS 2018), AWR (arXiv 1910.00177); the expectile of IQL (arXiv
+    2110.06169).
 """
 
 from __future__ import annotations
@@ -22,20 +24,26 @@ if TYPE_CHECKING:
 
 MAX_WEIGHT = 20.0  # of exp(advantage / temperature)
 RATE = 0.1  # of a training step in the running deviation and mean weight
-LEAST = 0.02  # deviation of the advantages, in deviations of the returns: where a return is certain, only errors of the value are left
+# deviation of the advantages, in deviations of the returns: where a return is certain, only errors
+# of the value are left
+LEAST = 0.02
 
 
 @register("objective", "advantage")
 class AdvantageWeighted(nn.Module, Objective):
-    """`nll`: of the actions, each times the weight of its advantage. `value`: asymmetric squared error of the value.
+    """`nll`: of the actions, each times the weight of its advantage. `value`: asymmetric squared
+    error of the value.
 
-    The deviation of the advantages and the mean weight, which keeps the meaning of the learning rate, are running means over the
-    training steps before: so the weights do not depend on how a batch is divided.
+    The deviation of the advantages and the mean weight, which keeps the meaning of the learning
+    rate, are running means over the training steps before: so the weights do not depend on how a
+    batch is divided.
 
     Args:
         width: D, of hidden states.
-        spec: of the data; the value is level + slope x (1 - timestep / horizon), of undiscounted returns-to-go.
-        temperature: in standard deviations of the advantages; smaller: nearer to the best actions of the log.
+        spec: of the data; the value is level + slope x (1 - timestep / horizon), of undiscounted
+            returns-to-go.
+        temperature: in standard deviations of the advantages; smaller: nearer to the best actions
+            of the log.
         expectile: of the value.
 
     Raises:
@@ -45,7 +53,9 @@ class AdvantageWeighted(nn.Module, Objective):
     # Where the return is an input, all actions of an input have one advantage.
     condition_on = "none"
 
-    def __init__(self, width: int, spec: Spec, *, temperature: float = 1.0, expectile: float = 0.5) -> None:
+    def __init__(
+        self, width: int, spec: Spec, *, temperature: float = 1.0, expectile: float = 0.5
+    ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"objective.temperature: expected above 0, got {temperature}")
@@ -55,7 +65,8 @@ class AdvantageWeighted(nn.Module, Objective):
         self.temperature = temperature
         self.expectile = expectile
         self.out = nn.Linear(width, 2)
-        self.deviation = nn.Buffer(torch.ones(()))  # of the advantages, in the model's units of returns
+        # of the advantages, in the model's units of returns
+        self.deviation = nn.Buffer(torch.ones(()))
         self.mean_weight = nn.Buffer(torch.ones(()))
         self.sums: Tensor | None = None  # over the steps since the last update
 
@@ -70,14 +81,18 @@ class AdvantageWeighted(nn.Module, Objective):
         }
 
     def value(self, hidden: Tensor, timesteps: Tensor) -> Tensor:
-        """Returns-to-go in the model's units (B, T), in float32, of hidden states (B, T, D) at these timesteps (B, T)."""
+        """Returns-to-go in the model's units (B, T), in float32, of hidden states (B, T, D) at
+        these timesteps (B, T).
+        """
         with torch.autocast(hidden.device.type, enabled=False):
             level, slope = self.out(hidden.float()).unbind(-1)
         expected: Tensor = level + slope * (1 - timesteps / self.horizon)
         return expected
 
     def weights(self, advantages: Tensor, mask: Tensor) -> Tensor:
-        """Weights of the actions (B, T), about 1 on average, of advantages in the model's units (B, T). mask: (B, T) targets."""
+        """Weights of the actions (B, T), about 1 on average, of advantages in the model's units (B,
+        T). mask: (B, T) targets.
+        """
         advantages = advantages.detach()
         scale = self.temperature * self.deviation.clamp(min=LEAST)
         weights = (advantages / scale).exp().clamp(max=MAX_WEIGHT)
@@ -105,5 +120,7 @@ class AdvantageWeighted(nn.Module, Objective):
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """Squared errors target - prediction (...), weighted by the expectile where above 0 and by 1 - expectile elsewhere: (...)."""
+    """Squared errors target - prediction (...), weighted by the expectile where above 0 and by 1 -
+    expectile elsewhere: (...).
+    """
     return torch.where(errors > 0, expectile, 1 - expectile) * errors.square()

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @register("objective", "likelihood")
 class Likelihood(nn.Module, Objective):
-    """`nll`: mean negative log-likelihood of the actions with loss_mask, times their action_weight, in nats."""
+    """`nll`: mean negative log-likelihood of the actions with loss_mask, times their action_weight,
+    in nats.
+    """
 
     def __init__(self, width: int, spec: Spec) -> None:
         super().__init__()
@@ -26,7 +28,9 @@ class Likelihood(nn.Module, Objective):
 
 
 def action_losses(model: ActionModel, batch: Batch, hidden: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of each action, times its action_weight: hidden states (B, T, D) -> (B, T)."""
+    """Negative log-likelihood in nats of each action, times its action_weight: hidden states (B, T,
+    D) -> (B, T).
+    """
     distribution = model.distribution(hidden, batch.action_masks, batch.observations)
     losses = -distribution.log_prob(model.normalizer.actions(batch.actions))
     if batch.action_weight is not None:
@@ -35,6 +39,8 @@ def action_losses(model: ActionModel, batch: Batch, hidden: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of values (B, T) where mask (B, T) is True; padding has no weight, whatever it holds, even NaN."""
+    """Mean of values (B, T) where mask (B, T) is True; padding has no weight, whatever it holds,
+    even NaN.
+    """
     assert mask is not None
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

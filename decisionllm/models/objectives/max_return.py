@@ -1,4 +1,5 @@
-"""Conditioning on the model's own prediction of the largest return that the log shows from an observation on.
+"""Conditioning on the model's own prediction of the largest return that the log shows from an
+observation on.
 
 Source: Reinformer (arXiv 2405.08740).
 """
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 @register("objective", "max_return")
 class MaxReturn(nn.Module, Objective):
-    """Every other row of a batch has the null return token in place of its returns, and the return is predicted from it.
+    """Every other row of a batch has the null return token in place of its returns, and the return
+    is predicted from it.
 
-    `nll`: of the actions, see `Likelihood`. `max_return`: asymmetric squared error of the predicted return-to-go, in the
-    model's units, on the rows with the null return token.
+    `nll`: of the actions, see `Likelihood`. `max_return`: asymmetric squared error of the predicted
+    return-to-go, in the model's units, on the rows with the null return token.
 
     Args:
         width: D, of hidden states.
