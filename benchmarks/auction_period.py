@@ -16,8 +16,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from benchmarks import measure
-from decisionllm.baselines.rules import roster
-from decisionllm.envs.auction.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
+from decisionllm.domains.auction.market import PUBLISHED, Market, MarketStep, Outcome, opportunities
+from decisionllm.domains.auction.rules import roster
 from tests.envs.auctionnet_draws import auctionnet_settle
 
 COUNTS = ("won", "exposed", "conversions", "done")

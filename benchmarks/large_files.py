@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 
 from benchmarks.large_log import options_of, resident_mb, watched
-from decisionllm.datasets import maze2d, team
+from decisionllm.datasets import team
+from decisionllm.domains.maze2d import dataset as maze2d
 from decisionllm.policy import checkpoint
 
 RESULTS = Path(__file__).with_suffix(".jsonl")

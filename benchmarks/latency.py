@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.eval.spread import SpreadTeams
+from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.policy import checkpoint
 
 ROWS = Path(__file__).parent / "latency.jsonl"

@@ -22,9 +22,9 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decisionllm.datasets.spread import TASK, describe
-from decisionllm.envs.spread import HORIZON, Spread
-from decisionllm.eval.spread import OMAR
+from decisionllm.domains.spread.dataset import TASK, describe
+from decisionllm.domains.spread.env import OMAR
+from decisionllm.domains.spread.world import HORIZON, Spread
 
 AGENTS, SIZE = 3, 18  # numbers of an observation
 MEDIUM = 273.4  # mean return of the published medium log

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.dt_step import pair
-from decisionllm.eval.maze2d import Maze2D
+from decisionllm.domains.maze2d.env import Maze2D
 from decisionllm.eval.rollout import rollout
 from decisionllm.policy.policy import Policy
 

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks import measure
 from decisionllm.config import ModelOptions
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy

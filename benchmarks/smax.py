@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multiagent import Row, Verdicts, rows, score
-from decisionllm.datasets.smax import game
 from decisionllm.datasets.team import Log, source
 from decisionllm.datasets.team_worlds import SEEDS, generate
-from decisionllm.envs.smax import STOP, TEACHERS
-from decisionllm.eval.smax import SmaxTeams
+from decisionllm.domains.smax.dataset import game
+from decisionllm.domains.smax.env import SmaxTeams
+from decisionllm.domains.smax.world import STOP, TEACHERS
 
 ROWS = Path(__file__).parent / "smax.jsonl"
 CRASHES = (20, 10, 0)

@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks import load
 from benchmarks.serve import ROWS, drawn
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from tests.serving.in_process import CampaignManager
 

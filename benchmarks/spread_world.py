@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import measure
-from decisionllm.envs.spread import HORIZON, Spread, pushes
+from decisionllm.domains.spread.world import HORIZON, Spread, pushes
 
 
 class Play:

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.multiagent import ROWS, Row
 from decisionllm.datasets.team import collect, write
-from decisionllm.envs import tag
+from decisionllm.domains.spread import tag
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import ScriptedPlayer, rollout

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal
 
 
 def backup(config: dict[str, Any]) -> None:

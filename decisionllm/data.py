@@ -2,31 +2,24 @@
 in another format.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from decisionllm.datasets import auction, maze2d, minari, sampling, windows
+from decisionllm.datasets import sampling, windows
 from decisionllm.datasets import team as multiagent
 from decisionllm.datasets.batches import wordings
 from decisionllm.datasets.faults import reported, survey
 from decisionllm.datasets.store import NO_TRANSFORM, Store, prepare
-from decisionllm.envs.auction import days
 from decisionllm.eval.single import exported
 from decisionllm.files import explained
+from decisionllm.registry import functions
 from decisionllm.scaling.executors import of_files
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.text import own_tokenizer
 
-EXPORTS: dict[str, Callable[..., Any]]
-EXPORTS = {
-    "minari": minari.save,
-    "hdf5": maze2d.save,
-    "trajectories": auction.save,
-    "team": multiagent.save,
-}
 NO_ENV = {"_target_": "none"}
 
 
@@ -45,37 +38,43 @@ def data(config: dict[str, Any]) -> Store | None:
         FileNotFoundError: the data are not there.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    kind, _, target = config["export"].partition(":")
-    if config["export"] and not (kind in (*EXPORTS, "replay") and target):
-        known = "minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>"
-        raise ValueError(f"export: expected {known}, got {config['export']!r}")
-    if kind == "replay":
-        export_days(target, config["dataset"], console)
+    kind, target = destination(config["export"])
+    raw = functions("raw_export")
+    if kind in raw:
+        raw[kind](target, config["dataset"], console.print)
         return None
     transform = config.get("transform", NO_TRANSFORM)
     with of_files({"executor": "inline", "address": ""} | config):
         store = prepare(config["dataset"], config["cache_dir"], transform)
-    console.print(
-        "\n".join(card(store, return_horizon=(horizon := config["model"]["return_horizon"])))
-    )
-    console.print(
-        "\n".join(window(store, config["window"], return_horizon=horizon, seed=config["seed"]))
-    )
+    return_horizon = config["model"]["return_horizon"]
+    console.print("\n".join(card(store, return_horizon=return_horizon)))
+    shown = window(store, config["window"], return_horizon=return_horizon, seed=config["seed"])
+    console.print("\n".join(shown))
     if kind:
         if store.action_weight is not None or transform != NO_TRANSFORM:
-            raise ValueError(
-                f"export={kind}: expected a log with every action and transform=none, got {store.info['name']}"
-            )
+            wanted = "a log with every action and transform=none"
+            raise ValueError(f"export={kind}: expected {wanted}, got {store.info['name']}")
         options: dict[str, Any] = {}
         if kind == "minari":
             options, note = scored(config.get("env", NO_ENV), store)
             if note:
                 console.print(note)
-        EXPORTS[kind](target, store, **options)
-        console.print(
-            f"written: {config['export']}, {len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
-        )
+        functions("export")[kind](target, store, **options)
+        size = f"{len(store.lengths):,} episodes, {store.lengths.sum():,} steps"
+        console.print(f"written: {config['export']}, {size}")
     return store
+
+
+def destination(export: str) -> tuple[str, str]:
+    """Kind and target of the option `export`, "kind:target"; two empty words where it is empty."""
+    if not export:
+        return "", ""
+    kind, _, target = export.partition(":")
+    known = [*functions("export"), *functions("raw_export")]
+    if kind not in known or not target:
+        forms = ", ".join(f"{name}:TARGET" for name in sorted(known))
+        raise ValueError(f"export: expected one of {forms}, got {export!r}")
+    return kind, target
 
 
 def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
@@ -87,18 +86,10 @@ def scored(env: dict[str, Any], store: Store) -> tuple[dict[str, Any], str]:
         "export=minari: the environment could not be made", ValueError, OSError, remedy=remedy
     ):
         known, note = exported(env, store)
-    if store.info.get("env") == "maze2d":
-        known["final"] = maze2d.final_observations(store)
+    final_observations = functions("final_observations").get(store.info.get("env", ""))
+    if final_observations is not None:
+        known["final"] = final_observations(store)
     return known, note
-
-
-def export_days(folder: str, dataset: dict[str, Any], console: Console) -> None:
-    """Write the replayable days of an auction dataset into a folder."""
-    if dataset["_target_"] != f"{auction.__name__}.load":
-        raise ValueError(f"export=replay: expected dataset=auction, got {dataset['_target_']}")
-    for day in auction.replay_days(**dataset):
-        path = days.save(folder, day)
-        console.print(f"written: {path}, {day.volume.sum():,} opportunities, prices: {day.prices}")
 
 
 def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:

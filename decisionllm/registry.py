@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 PACKAGE = Path(__file__).parent
 SEARCHED = (
     "datasets/*.py",
+    "domains/*/*.py",
     "eval/*.py",
     "backbones/*.py",
     "models/heads.py",
@@ -28,6 +29,11 @@ SEARCHED = (
     "models/objectives/*.py",
     "policy/imagined.py",
 )
+# Groups of functions that the package looks up by name, see `function`; they are no options.
+#   export: (target, store) writes a store in another format, `decisionllm data export=NAME:TARGET`
+#   raw_export: (target, dataset node, say) writes what a dataset's options name, without a store
+#   final_observations: (store) -> (E, S), of a world whose stores do not keep them
+FUNCTIONS = ("export", "raw_export", "final_observations")
 Thing = TypeVar("Thing")
 
 
@@ -40,7 +46,23 @@ def register(group: str, name: str, **defaults: Any) -> Callable[[Thing], Thing]
 
 @cache
 def discover() -> dict[str, dict[str, dict[str, Any]]]:
-    """Everything registered: {group: {name: {"_target_": ..., key: default, ...}}}."""
+    """The registered choices: {group: {name: {"_target_": ..., key: default, ...}}}."""
+    return {group: made for group, made in _registered().items() if group not in FUNCTIONS}
+
+
+@cache
+def functions(group: str) -> dict[str, Callable[..., Any]]:
+    """The functions of one of the groups FUNCTIONS by name; their modules are imported."""
+    found = {}
+    for name, node in _registered().get(group, {}).items():
+        module, _, attribute = node["_target_"].rpartition(".")
+        found[name] = getattr(import_module(module), attribute)
+    return found
+
+
+@cache
+def _registered() -> dict[str, dict[str, dict[str, Any]]]:
+    """All that `register` marks, as `discover` returns it."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for module, path in _modules():
         for node in ast.parse(path.read_text()).body:

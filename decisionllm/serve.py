@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decisionllm.config import one_of
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy

@@ -19,11 +19,11 @@ import httpx
 import numpy as np
 
 from decisionllm import serve
-from decisionllm.baselines.rules import roster
 from decisionllm.config import configs
-from decisionllm.envs.auction.campaign import STEPS
-from decisionllm.envs.auction.market import PUBLISHED
-from decisionllm.envs.auction.simulation import Entries, PriceReplay
+from decisionllm.domains.auction.campaign import STEPS
+from decisionllm.domains.auction.market import PUBLISHED
+from decisionllm.domains.auction.rules import roster
+from decisionllm.domains.auction.simulation import Entries, PriceReplay
 from decisionllm.serving import protocol
 
 # advertiser: campaign; the last one is shown

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from decisionllm import TrainConfig, choice
-from decisionllm.baselines.rules import roster
 from decisionllm.config import DataOptions, LogOptions, ModelOptions
-from decisionllm.envs.auction.campaign import STEPS, score
-from decisionllm.envs.auction.market import (
+from decisionllm.domains.auction.campaign import STEPS, score
+from decisionllm.domains.auction.market import (
     Bidder,
     BidderContext,
     Market,
@@ -24,6 +23,7 @@ from decisionllm.envs.auction.market import (
     opportunities,
     settle,
 )
+from decisionllm.domains.auction.rules import roster
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
 from decisionllm.train import train
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.serving.auctionnet_strategy import DecisionLLMBiddingStrategy
 
 

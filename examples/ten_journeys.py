@@ -181,7 +181,7 @@ def pettingzoo_team(folder: Path) -> None:
     from mpe2 import simple_tag_v3
 
     from decisionllm.datasets.team import collect, write
-    from decisionllm.envs import tag
+    from decisionllm.domains.spread import tag
 
     env = simple_tag_v3.parallel_env(max_cycles=10)
     write(

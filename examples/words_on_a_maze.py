@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import decisionllm
-from decisionllm.datasets.maze2d import task_text
 from decisionllm.datasets.wordings import spread
-from decisionllm.envs.maze2d import GOAL_RADIUS
-from decisionllm.eval.maze2d import draw_maze, path
+from decisionllm.domains.maze2d.dataset import task_text
+from decisionllm.domains.maze2d.env import draw_maze, path
+from decisionllm.domains.maze2d.maze import GOAL_RADIUS
 from decisionllm.eval.rollout import rollout
 from decisionllm.registry import build, choice
 

@@ -169,7 +169,7 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
     two rows' scores.
     """
     from benchmarks import auction_bidders
-    from decisionllm.envs.auction.market import PUBLISHED
+    from decisionllm.domains.auction.market import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"
@@ -228,7 +228,7 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
 def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
     """A bidder that reads words, and thirty instructions, from days of a small market to the rows."""
     from benchmarks import auction_words, instructions
-    from decisionllm.envs.auction.market import PUBLISHED
+    from decisionllm.domains.auction.market import PUBLISHED
 
     monkeypatch.setitem(PUBLISHED, "opportunities", 2000)
     days = tmp_path / "days"

@@ -10,8 +10,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from decisionllm.data import card, data, window
 from decisionllm.datasets.arrays import from_episodes
-from decisionllm.datasets.maze2d import load, name_in, read_hdf5
 from decisionllm.datasets.store import open_store, write
+from decisionllm.domains.maze2d.dataset import load, name_in, read_hdf5
 from decisionllm.eval.gymnasium import make
 from decisionllm.eval.rollout import rollout
 from decisionllm.protocols import Source
@@ -255,7 +255,7 @@ def test_the_command_exports_to_d4rls_format(tmp_path, capsys):
 def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     with pytest.raises(
         ValueError,
-        match="export: expected minari:<id>, hdf5:<path>, trajectories:<path>, team:<folder> or replay:<folder>, got",
+        match="export: expected one of hdf5:TARGET, minari:TARGET, replay:TARGET, team:TARGET, trajectories:TARGET, got",
     ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from decisionllm.config import with_defaults
-from decisionllm.datasets.maze2d import save
 from decisionllm.datasets.store import prepare
+from decisionllm.domains.maze2d.dataset import save
+from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval import report
-from decisionllm.eval.synthetic import PointEnv
 from decisionllm.evaluate import Loaded, environment, evaluate, published_scores
 from decisionllm.files import DIGESTS
 from decisionllm.registry import build, choice

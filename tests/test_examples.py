@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import Spec
 from tests.conftest import NANO, PATIENCE, command, make_policy
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from decisionllm.config import OptimOptions
 from decisionllm.datasets import sampling, store
-from decisionllm.datasets.synthetic import load
+from decisionllm.domains.synthetic.dataset import load
 from decisionllm.policy import checkpoint
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
@@ -481,7 +481,7 @@ def test_text_matters(losses):
 def test_held_out_groups_are_never_trained_on(tmp_path, monkeypatch):
     (tmp_path / "lab.py").write_text("""
 from dataclasses import replace
-from decisionllm.datasets import synthetic
+from decisionllm.domains.synthetic import dataset as synthetic
 def load(*, spoilt: list):
     source = synthetic.load(episodes=40)
     spoil = lambda e: replace(e, observations=9 - e.observations, actions=-e.actions / 2, rewards=e.rewards - 50)

@@ -259,6 +259,7 @@ def fixed_reward(dataset: Any) -> Callable[[np.ndarray], np.ndarray]:
     return reward
 
 
+@register("export", "minari")
 def save(
     minari_id: str,
     store: Store,

@@ -399,9 +399,15 @@ def prepare(
         source = build(dict(transform), store)
         module = transform["_target_"].rpartition(".")[0]
         version = vars(import_module(module)).get("VERSION")
-        name = f"{module.rpartition('.')[2]}-{_key([version, store.fingerprint, source.info, dict(transform)])}"
+        key = _key([version, store.fingerprint, source.info, dict(transform)])
+        name = f"{_label(module)}-{key}"
         store = keep(Path(cache_dir).expanduser() / "stores" / name, source)
     return worded(store, dataset)
+
+
+def _label(module: str) -> str:
+    """What the stores of a reader's module are called: maze2d, of decisionllm.domains.maze2d.dataset."""
+    return module.removesuffix(".dataset").rpartition(".")[2]
 
 
 def _key(content: Any) -> str:
@@ -428,11 +434,8 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
         [str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files(dataset)
     ]
     stamps += [version] if (version := vars(import_module(module)).get("VERSION")) else []
-    path = (
-        Path(cache_dir).expanduser()
-        / "stores"
-        / f"{module.rpartition('.')[2]}-{_key([FORMAT, dataset, stamps])}"
-    )
+    name = f"{_label(module)}-{_key([FORMAT, dataset, stamps])}"
+    path = Path(cache_dir).expanduser() / "stores" / name
     if (path / "card.json").is_file():
         return open_store(path)
     reader = dataset["_target_"].rpartition(".")[2]

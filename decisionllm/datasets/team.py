@@ -649,6 +649,7 @@ def coverage(store: Store) -> Iterator[str]:
     yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.loss_mask.mean()):.1f} % of steps are no training targets"
 
 
+@register("export", "team")
 def save(folder: str, store: Store) -> None:
     """Write the log that a store was made of, see `write`.
 

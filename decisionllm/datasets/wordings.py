@@ -1,6 +1,6 @@
 """Task texts in many wordings: sentence frames with named fields, filled with the facts of a task.
 
-`frames/` has one YAML file a domain:
+A domain has its frames in `domains/NAME/frames.yaml`, teams have theirs in `team_frames.yaml`:
 
 - `fields`: the facts that a frame may name. A field `other_x` is the fact x of another task, for
   contrasts: "not row {other_row}, but row {row}".
@@ -21,9 +21,11 @@ import numpy as np
 
 from decisionllm.config import one_of
 from decisionllm.files import explained
+from decisionllm.registry import PACKAGE
 from decisionllm.schema import Window
 
-FOLDER = Path(__file__).parent / "frames"
+FILES = {"teams": Path(__file__).with_name("team_frames.yaml")}
+FILES |= {file.parent.name: file for file in PACKAGE.glob("domains/*/frames.yaml")}
 # of held-out frames: seen words in another order or with distractors, contrasts, new words
 KINDS = ("new_frames", "contrast", "unseen_words")
 OTHER = "other_"
@@ -88,9 +90,9 @@ class Library:
 
 @cache
 def library(name: str) -> Library:
-    """The sentence frames in frames/NAME.yaml; see `read`."""
-    one_of("wordings", name, sorted(path.stem for path in FOLDER.glob("*.yaml")))
-    return read(FOLDER / f"{name}.yaml")
+    """The sentence frames of a domain, or those of teams; see `read`."""
+    one_of("wordings", name, sorted(FILES))
+    return read(FILES[name])
 
 
 def read(path: Path) -> Library:

@@ -46,7 +46,7 @@ from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from decisionllm.schema import Spec
 
-FORMAT = 2  # of run.json, config.yaml and the names of weights
+FORMAT = 3  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
 UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
 # options that may differ when a run is continued

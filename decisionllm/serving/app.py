@@ -23,9 +23,9 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from decisionllm import __version__
-from decisionllm.envs.auction.campaign import HISTORIES, offered, summary
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.campaign import HISTORIES, offered, summary
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs, openrtb, schemas

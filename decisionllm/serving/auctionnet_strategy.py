@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.envs.auction.campaign import HISTORIES, STEPS, offered, summary
-from decisionllm.envs.auction.campaign_history import Campaign
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.campaign import HISTORIES, STEPS, offered, summary
+from decisionllm.domains.auction.campaign_history import Campaign
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.exported import ExportedPolicy
 
 Arrays = list[np.ndarray]

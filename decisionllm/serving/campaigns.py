@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from decisionllm.envs.auction import journal as journals
-from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction import journal as journals
+from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.kv_cache import Cache, Decision, DecisionRequest, decide
 

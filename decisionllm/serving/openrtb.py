@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal
 from decisionllm.serving import logs
 from decisionllm.serving.campaigns import RequestError
 from decisionllm.serving.reservations import Reservations

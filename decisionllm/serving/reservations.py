@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from decisionllm.envs.auction.journal import transaction
+from decisionllm.domains.auction.journal import transaction
 
 WAIT = 0.05  # seconds for the lock that other processes hold for some microseconds
 EXPIRED = 100  # most expired bids that one call books

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from decisionllm.envs.auction.observation import MIN_REMAINING
+from decisionllm.domains.auction.observation import MIN_REMAINING
 
 LARGE = 1e12  # largest magnitude of a number
 STEPS = 10_000  # longest history

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from decisionllm.envs.auction.journal import Entry
+from decisionllm.domains.auction.journal import Entry
 from decisionllm.policy.policy import Policy
 from decisionllm.schema import History
 from decisionllm.serving import logs

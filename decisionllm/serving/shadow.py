@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
 from decisionllm.policy.policy import Policy
 from decisionllm.serving.campaigns import CampaignManager, PendingTick

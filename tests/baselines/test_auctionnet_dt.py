@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.auctionnet_dt import AuctionNetDT
-from decisionllm.baselines.rules import roster
-from decisionllm.envs.auction.market import BidderContext, Market
-from decisionllm.envs.auction.simulation import priced
-from decisionllm.eval.auction import Auction
+from decisionllm.domains.auction.auctionnet_dt import AuctionNetDT
+from decisionllm.domains.auction.env import Auction
+from decisionllm.domains.auction.market import BidderContext, Market
+from decisionllm.domains.auction.rules import roster
+from decisionllm.domains.auction.simulation import priced
 from decisionllm.eval.rollout import rollout
 from tests.envs.auctionnet_draws import auctionnet_settle
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import (
+from decisionllm.domains.auction.market import BidderContext
+from decisionllm.domains.auction.rules import (
     PID,
     Constant,
     OnlineLP,
@@ -16,7 +17,6 @@ from decisionllm.baselines.rules import (
     behaviour_roster,
     roster,
 )
-from decisionllm.envs.auction.market import BidderContext
 
 pytestmark = pytest.mark.numeric
 

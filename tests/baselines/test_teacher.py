@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.baselines import teacher
-from decisionllm.baselines.teacher import Campaigns, Curves, best_constant, oracle, pooled_online_lp
-from decisionllm.envs.auction import days
-from decisionllm.envs.auction.days import GRID
-from decisionllm.envs.auction.market import BidderContext, scaled_traffic
+from decisionllm.domains.auction import days, teacher
+from decisionllm.domains.auction.days import GRID
+from decisionllm.domains.auction.market import BidderContext, scaled_traffic
+from decisionllm.domains.auction.teacher import (
+    Campaigns,
+    Curves,
+    best_constant,
+    oracle,
+    pooled_online_lp,
+)
 
 FIRST, SECOND = 50, 100  # points of the grid
 

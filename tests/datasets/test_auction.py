@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines import teacher
-from decisionllm.baselines.rules import behaviour_roster
 from decisionllm.data import card, data
-from decisionllm.datasets.auction import (
+from decisionllm.datasets.store import prepare, write
+from decisionllm.domains.auction import auctionnet, teacher
+from decisionllm.domains.auction.auctionnet import TRAFFIC, TRAJECTORIES
+from decisionllm.domains.auction.campaign import CONTEXT, STATE, Campaigns, score
+from decisionllm.domains.auction.dataset import (
     files,
     load,
     nearest_returns,
@@ -24,13 +26,10 @@ from decisionllm.datasets.auction import (
     rewards,
     save,
 )
-from decisionllm.datasets.formats import auctionnet
-from decisionllm.datasets.formats.auctionnet import TRAFFIC, TRAJECTORIES
-from decisionllm.datasets.store import prepare, write
-from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, score
-from decisionllm.envs.auction.days import day_files, read
-from decisionllm.envs.auction.market import PUBLISHED, Market, scaled_traffic
-from decisionllm.envs.auction.observation import ObservationSpec, task_text
+from decisionllm.domains.auction.days import day_files, read
+from decisionllm.domains.auction.market import PUBLISHED, Market, scaled_traffic
+from decisionllm.domains.auction.observation import ObservationSpec, task_text
+from decisionllm.domains.auction.rules import behaviour_roster
 from tests.conftest import episode, make_store, near, node
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "auctionnet"

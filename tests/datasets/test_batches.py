@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from decisionllm.config import train_config
-from decisionllm.datasets import spread
 from decisionllm.datasets.batches import SYMMETRIES, open_data
 from decisionllm.datasets.store import prepare, write
-from decisionllm.envs.spread import HORIZON, Spread
+from decisionllm.domains.spread import dataset as spread
+from decisionllm.domains.spread.world import HORIZON, Spread
 from decisionllm.protocols import Source
 from decisionllm.schema import Spec
 from tests.conftest import episode, make_store, node

@@ -7,10 +7,10 @@ import sqlite3
 import numpy as np
 import pytest
 
-from decisionllm.datasets.journal import load
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
-from decisionllm.eval.auction import Auction
+from decisionllm.domains.auction.env import Auction
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.journal_dataset import load
+from decisionllm.domains.auction.observation import ObservationSpec
 from tests.conftest import LOOP, NANO, command, near
 from tests.serving.in_process import CampaignManager
 from tests.serving.test_auctionnet_strategy import OPTIONS, run

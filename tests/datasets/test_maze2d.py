@@ -11,9 +11,11 @@ import h5py
 import numpy as np
 import pytest
 
-from decisionllm.datasets import arrays, maze2d
-from decisionllm.datasets.formats import d4rl
-from decisionllm.datasets.maze2d import (
+from decisionllm.datasets import arrays
+from decisionllm.datasets.store import prepare, write
+from decisionllm.domains.maze2d import d4rl
+from decisionllm.domains.maze2d import dataset as maze2d
+from decisionllm.domains.maze2d.dataset import (
     cut_points,
     files,
     generate,
@@ -24,8 +26,7 @@ from decisionllm.datasets.maze2d import (
     task_text,
     write_hdf5,
 )
-from decisionllm.datasets.store import prepare, write
-from decisionllm.envs.maze2d import Maze, reward
+from decisionllm.domains.maze2d.maze import Maze, reward
 from tests.conftest import episode, make_store, node
 
 # Ten rows in the upper corridor of umaze, whose goal is at (1, 1) with radius 0.5. The planner's

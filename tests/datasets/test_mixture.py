@@ -481,7 +481,7 @@ def test_parts_of_a_mixture_are_taken_from_their_stores(tmp_path, monkeypatch):
     )
     for folder in (tmp_path / "a" / "stores").glob("mixture-*"):
         shutil.rmtree(folder)
-    monkeypatch.setattr("decisionllm.datasets.maze2d.generate", None)  # a call would fail
+    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.generate", None)  # a call would fail
     again = store.prepare(data, tmp_path / "a")
     monkeypatch.undo()
     monkeypatch.delattr("decisionllm.datasets.mixture.load_from_stores")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets import spread
 from decisionllm.datasets.store import write
-from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, pushes
+from decisionllm.domains.spread import dataset as spread
+from decisionllm.domains.spread.world import HORIZON, TEACHERS, Spread, pushes
 
 
 def rows_of(log):

@@ -333,7 +333,7 @@ def test_a_goal_in_the_text_changes_the_data_of_a_maze(tmp_path):
 
 def test_a_store_of_before_its_facts_is_made_again(tmp_path, monkeypatch):
     chosen = node("dataset", "maze2d-umaze", steps=3000, text="goal")
-    monkeypatch.setattr("decisionllm.datasets.maze2d.VERSION", 1)
+    monkeypatch.setattr("decisionllm.domains.maze2d.dataset.VERSION", 1)
     before = prepare(chosen, tmp_path)
     monkeypatch.undo()
     assert prepare(chosen, tmp_path).path != before.path and prepare(chosen, tmp_path).facts
@@ -354,7 +354,7 @@ def test_a_changed_byte_is_found_when_every_byte_is_read(tmp_path):
 
 def test_a_store_of_another_version_of_its_reader_is_made_again(tmp_path, monkeypatch):
     one = prepare(node("dataset", "synthetic", episodes=3), tmp_path)
-    monkeypatch.setattr("decisionllm.datasets.synthetic.VERSION", 2, raising=False)
+    monkeypatch.setattr("decisionllm.domains.synthetic.dataset.VERSION", 2, raising=False)
     assert prepare(node("dataset", "synthetic", episodes=3), tmp_path).path != one.path
 
 

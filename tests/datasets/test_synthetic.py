@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets.store import write
-from decisionllm.datasets.synthetic import GOALS, load, task_text
-from decisionllm.envs import point
+from decisionllm.domains.synthetic import point
+from decisionllm.domains.synthetic.dataset import GOALS, load, task_text
 from tests.conftest import node
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets import tmaze
 from decisionllm.datasets.store import write
 from decisionllm.datasets.team import source
 from decisionllm.datasets.team_worlds import SEEDS, Game, generate
+from decisionllm.domains.tmaze import dataset as tmaze
 from decisionllm.eval.team_env import STARTS
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import yaml
 
-from decisionllm.datasets.maze2d import goal_facts, task_text
-from decisionllm.datasets.spread import load as spread_log
 from decisionllm.datasets.team import task_text as team_task
 from decisionllm.datasets.team import team_facts
 from decisionllm.datasets.wordings import (
@@ -21,9 +19,11 @@ from decisionllm.datasets.wordings import (
     read,
     render,
 )
-from decisionllm.envs.auction.observation import task_facts
-from decisionllm.envs.auction.observation import task_text as task_text_of_campaign
-from decisionllm.eval.spread import SpreadTeams
+from decisionllm.domains.auction.observation import task_facts
+from decisionllm.domains.auction.observation import task_text as task_text_of_campaign
+from decisionllm.domains.maze2d.dataset import goal_facts, task_text
+from decisionllm.domains.spread.dataset import load as spread_log
+from decisionllm.domains.spread.env import SpreadTeams
 from decisionllm.schema import Window
 
 LIBRARY = {

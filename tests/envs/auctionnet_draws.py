@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from decisionllm.envs.auction.market import Draws, realised_value, settle
+from decisionllm.domains.auction.market import Draws, realised_value, settle
 
 
 class AuctionNetDraws(Draws):

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import TargetCPA
-from decisionllm.envs.auction.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
-from decisionllm.envs.auction.market import Market, opportunities, settle
+from decisionllm.domains.auction.campaign import CONTEXT, STATE, Campaigns, offered, score, summary
+from decisionllm.domains.auction.market import Market, opportunities, settle
+from decisionllm.domains.auction.rules import TargetCPA
 from tests.envs.auctionnet_draws import dense
 
 RESULTS = {  # of steps 0 to 4, of one campaign

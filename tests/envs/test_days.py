@@ -5,11 +5,11 @@ agree, damaged files are refused.
 import numpy as np
 import pytest
 
-from decisionllm.baselines.teacher import Campaigns, Curves
-from decisionllm.envs.auction import days
-from decisionllm.envs.auction.days import GRID
-from decisionllm.envs.auction.market import scaled_traffic
-from decisionllm.envs.auction.replay import price_period
+from decisionllm.domains.auction import days
+from decisionllm.domains.auction.days import GRID
+from decisionllm.domains.auction.market import scaled_traffic
+from decisionllm.domains.auction.replay import price_period
+from decisionllm.domains.auction.teacher import Campaigns, Curves
 from tests.conftest import near
 
 

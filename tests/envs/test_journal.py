@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from decisionllm.envs.auction.journal import Journal, opened, ticked
+from decisionllm.domains.auction.journal import Journal, opened, ticked
 from tests.conftest import command
 
 SETTINGS = {"budget": 900.0, "target_cpa": 60.0, "horizon": 2}

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import Constant, TargetCPA, roster
-from decisionllm.envs.auction.campaign import MEANS
-from decisionllm.envs.auction.market import (
+from decisionllm.domains.auction.campaign import MEANS
+from decisionllm.domains.auction.market import (
     PUBLISHED,
     Bidder,
     Draws,
@@ -19,6 +18,7 @@ from decisionllm.envs.auction.market import (
     opportunities,
     settle,
 )
+from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
 from tests.envs.auctionnet_draws import AuctionNetDraws, auction, auctionnet_settle, dense
 
 pytestmark = pytest.mark.numeric

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.envs.maze2d import LAYOUTS, MASS, Maze, Planner, reward
+from decisionllm.domains.maze2d.maze import LAYOUTS, MASS, Maze, Planner, reward
 
 
 def mujoco_maze(maze, mujoco):

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from decisionllm.envs import spread
-from decisionllm.envs.spread import HORIZON, PUSHES, TEACHERS, Spread, Teacher, assignment, pushes
+from decisionllm.domains.spread import world as spread
+from decisionllm.domains.spread.world import (
+    HORIZON,
+    PUSHES,
+    TEACHERS,
+    Spread,
+    Teacher,
+    assignment,
+    pushes,
+)
 
 
 def play(world, kind, *, seed=1, **options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets.team import collect, source
-from decisionllm.envs.tag import META, chase, flee, teachers
+from decisionllm.domains.spread.tag import META, chase, flee, teachers
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 

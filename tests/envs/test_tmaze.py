@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.envs.tmaze import TEACHERS, Teacher, TMaze
+from decisionllm.domains.tmaze.world import TEACHERS, Teacher, TMaze
 
 
 def cued(agents=2, length=2):

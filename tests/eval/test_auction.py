@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.baselines.rules import Constant, TargetCPA, roster
-from decisionllm.envs.auction import days
-from decisionllm.envs.auction.campaign import STATE, Campaigns, score
-from decisionllm.envs.auction.market import (
+from decisionllm.domains.auction import days
+from decisionllm.domains.auction.campaign import STATE, Campaigns, score
+from decisionllm.domains.auction.env import Auction
+from decisionllm.domains.auction.market import (
     PUBLISHED,
     Bidder,
     Market,
@@ -21,11 +21,11 @@ from decisionllm.envs.auction.market import (
     opportunities,
     scaled_traffic,
 )
-from decisionllm.envs.auction.observation import ObservationSpec, task_text
-from decisionllm.envs.auction.replay import price_period
-from decisionllm.envs.auction.simulation import priced
+from decisionllm.domains.auction.observation import ObservationSpec, task_text
+from decisionllm.domains.auction.replay import price_period
+from decisionllm.domains.auction.rules import Constant, TargetCPA, roster
+from decisionllm.domains.auction.simulation import priced
 from decisionllm.eval import report
-from decisionllm.eval.auction import Auction
 from decisionllm.eval.rollout import rollout
 from tests.conftest import NANO, command, near
 from tests.datasets.test_auction import put

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from decisionllm.datasets.arrays import from_episodes
+from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval.before import Trained, compare
-from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 from tests.conftest import LOOP, NANO, command, episode

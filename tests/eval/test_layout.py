@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval.layout import check_actions, check_layout
-from decisionllm.eval.synthetic import PointEnv
 from decisionllm.schema import Spec
 
 

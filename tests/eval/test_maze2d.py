@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets.maze2d import task_text
-from decisionllm.eval.maze2d import REFERENCE, Maze2D
+from decisionllm.domains.maze2d.dataset import task_text
+from decisionllm.domains.maze2d.env import REFERENCE, Maze2D
 from decisionllm.eval.report import draw_tables
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Episode

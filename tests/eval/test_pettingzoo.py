@@ -9,11 +9,11 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from decisionllm.datasets.team import collect, load, source, write
-from decisionllm.envs.spread import Teacher
+from decisionllm.domains.spread.env import SpreadTeams
+from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.spread import SpreadTeams
 from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build

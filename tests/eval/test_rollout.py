@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from decisionllm.envs import point
-from decisionllm.eval.maze2d import Maze2D
+from decisionllm.domains.maze2d.env import Maze2D
+from decisionllm.domains.synthetic import point
+from decisionllm.domains.synthetic.env import PointEnv
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.synthetic import PointEnv
 from decisionllm.protocols import Env
 from decisionllm.schema import Spec
 from tests.conftest import make_policy

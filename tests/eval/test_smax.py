@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 
 from benchmarks.smax import Unmasked, verdicts
-from decisionllm.datasets import smax
 from decisionllm.datasets.store import write
 from decisionllm.datasets.team import entity_schema, read, source
 from decisionllm.datasets.team_worlds import generate
-from decisionllm.envs.smax import OWN, STOP, TEACHERS, UNIT, Facts, Teacher, allowed, compiled
+from decisionllm.domains.smax import dataset as smax
+from decisionllm.domains.smax.env import SmaxTeams
+from decisionllm.domains.smax.world import (
+    OWN,
+    STOP,
+    TEACHERS,
+    UNIT,
+    Facts,
+    Teacher,
+    allowed,
+    compiled,
+)
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.smax import SmaxTeams
 from tests.conftest import command, make_policy
 
 pytestmark = pytest.mark.slow
@@ -90,7 +99,7 @@ class Duel:
 
 @pytest.fixture
 def duel(monkeypatch):
-    monkeypatch.setattr("decisionllm.datasets.smax.Smax", Duel)
+    monkeypatch.setattr("decisionllm.domains.smax.dataset.Smax", Duel)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from decisionllm.datasets import spread as logs
 from decisionllm.datasets.team import source
-from decisionllm.envs.spread import HORIZON, TEACHERS, Spread, Teacher, pushes
-from decisionllm.eval import spread
+from decisionllm.domains.spread import dataset as logs
+from decisionllm.domains.spread import env as spread
+from decisionllm.domains.spread.env import SpreadTeams
+from decisionllm.domains.spread.world import HORIZON, TEACHERS, Spread, Teacher, pushes
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.spread import SpreadTeams
 
 
 def play(env, name="expert", seed=0):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decisionllm.eval.synthetic import PointEnv
+from decisionllm.domains.synthetic.env import PointEnv
 
 
 def test_the_point_by_hand():

@@ -5,9 +5,9 @@ from unittest.mock import patch
 import numpy as np
 
 from decisionllm.backbones.forward import Backbone
-from decisionllm.datasets import tmaze
+from decisionllm.domains.tmaze import dataset as tmaze
+from decisionllm.domains.tmaze.env import TMazeTeams
 from decisionllm.eval.rollout import rollout
-from decisionllm.eval.tmaze import TMazeTeams
 from decisionllm.policy.policy import Policy
 from tests.conftest import make_model
 

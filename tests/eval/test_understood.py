@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from decisionllm.datasets.maze2d import goal_facts, task_text
-from decisionllm.eval.maze2d import Maze2D
+from decisionllm.domains.maze2d.dataset import goal_facts, task_text
+from decisionllm.domains.maze2d.env import Maze2D
 from decisionllm.eval.understood import understood
 from decisionllm.schema import Spec
 

@@ -54,7 +54,7 @@ def trained(path, config, *, noise=1):
         [(np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32), np.arange(50.0))]
     )
     info = {
-        "format": 2,
+        "format": 3,
         "spec": asdict(SPEC),
         "frozen": fingerprint(model.backbone),
         "targets": {"0.9": 30.0},
@@ -251,7 +251,7 @@ WRONG = {  # fmt: off
     "another format": (
         "run.json",
         lambda f: f.pop("format"),
-        "expected a run of format 2, got format 1; train again",
+        "expected a run of format 3, got format 1; train again",
     ),
     "empty config": (
         "config.yaml",

@@ -6,8 +6,8 @@ import torch
 
 import decisionllm
 from decisionllm.data import card
-from decisionllm.datasets.maze2d import goal_facts
 from decisionllm.datasets.store import open_store, prepare, write
+from decisionllm.domains.maze2d.dataset import goal_facts
 from decisionllm.policy.imagined import support_faults
 from decisionllm.protocols import Source
 from decisionllm.schema import History, Spec

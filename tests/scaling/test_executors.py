@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decisionllm.datasets.formats.auctionnet import read, write
+from decisionllm.domains.auction.auctionnet import read, write
 from decisionllm.files import EACH
 from decisionllm.scaling import executors
 from tests.conftest import PATIENCE, command

@@ -4,7 +4,7 @@ and benchmarks.
 
 import json
 
-from decisionllm.envs.auction.campaign import STEPS
+from decisionllm.domains.auction.campaign import STEPS
 from decisionllm.serving import campaigns
 
 

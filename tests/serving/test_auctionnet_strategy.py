@@ -5,10 +5,10 @@ evaluation of the same policy.
 import numpy as np
 import pytest
 
-from decisionllm.envs.auction.campaign import STEPS
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
-from decisionllm.eval.auction import Auction
+from decisionllm.domains.auction.campaign import STEPS
+from decisionllm.domains.auction.env import Auction
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.eval.rollout import rollout
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from decisionllm.envs.auction.campaign import Campaigns
-from decisionllm.envs.auction.campaign_history import SETTINGS, Campaign
-from decisionllm.envs.auction.journal import Journal, opened, ticked
-from decisionllm.envs.auction.observation import ObservationSpec
-from decisionllm.eval.auction import Auction
+from decisionllm.domains.auction.campaign import Campaigns
+from decisionllm.domains.auction.campaign_history import SETTINGS, Campaign
+from decisionllm.domains.auction.env import Auction
+from decisionllm.domains.auction.journal import Journal, opened, ticked
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.schema import History, Spec
 from decisionllm.serving.campaigns import RequestError, guard_multiplier, linear_pacing
 from decisionllm.serving.kv_cache import Cache

@@ -30,8 +30,8 @@ from schemathesis.checks import (
 )
 
 from decisionllm.config import with_defaults
-from decisionllm.envs.auction.journal import Journal, opened
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal, opened
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.policy import checkpoint
 from decisionllm.schema import History, Spec
 from decisionllm.serve import serve

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal
 from decisionllm.serving.app import create_app
 from decisionllm.serving.openrtb import EXAMPLE, BidRequest, per_mille, respond
 from tests.conftest import PATIENCE

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from decisionllm.envs.auction.journal import Journal
+from decisionllm.domains.auction.journal import Journal
 from decisionllm.schema import Spec
 from decisionllm.serving.app import LISTED, create_app
 from decisionllm.serving.shadow import Shadow

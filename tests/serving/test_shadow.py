@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from decisionllm.envs.auction.journal import Journal
-from decisionllm.envs.auction.observation import ObservationSpec
+from decisionllm.domains.auction.journal import Journal
+from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.shadow import Shadow
 from tests.conftest import PATIENCE, near

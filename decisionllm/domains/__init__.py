@@ -1,0 +1,1 @@
+"""Worlds, one folder each: simulator, dataset, environment with its score, players, task texts."""

@@ -1,0 +1,558 @@
+"""AuctionNet's files in and out: traffic and trajectory logs, plain, gzipped or Parquet, read into
+one record.
+
+A traffic log has a row for each opportunity and advertiser; it is streamed, and only the sums of
+each advertiser's step are kept. A trajectory log has a row for each advertiser's step, with the
+state as the text of a tuple. The header decides which of the two a file is; columns are found by
+their names. Rows are counted from 1, below the header. pyarrow on one thread adds rows in their
+order, so that a log gives the same bits everywhere; polars (streaming) does not.
+Source: AuctionNet (arXiv 2412.10798), its data description and `train_data_generator.py`.
+"""
+
+import csv
+import gzip
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from glob import glob
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from decisionllm.config import ranges
+from decisionllm.domains.auction.campaign import STATE, STEPS, Campaigns
+from decisionllm.files import EACH, absent, atomic
+from decisionllm.schema import differs, refuse
+
+CAMPAIGN = ("deliveryPeriodIndex", "advertiserNumber")
+FIXED = ("advertiserCategoryIndex", "budget", "CPAConstraint")  # of an advertiser's whole day
+DAY = {  # {field of Log: column}
+    "period": "deliveryPeriodIndex",
+    "advertiser": "advertiserNumber",
+    "category": "advertiserCategoryIndex",
+    "budget": "budget",
+    "target_cpa": "CPAConstraint",
+}
+KINDS = (".csv", ".csv.gz", ".parquet")
+# bytes of text read at once, about 100,000 rows; as many rows of Parquet as that would be
+BLOCK = 1 << 24
+# what a message expects, and which numbers are that
+Check = tuple[str, Callable[[np.ndarray], np.ndarray]]
+# a remaining budget may be a rounding error below 0
+NUMBER: Check = ("a number from 0", lambda x: x >= -1e-9)
+ABOVE_0: Check = ("a number above 0", lambda x: x > 0)
+COUNT: Check = ("a whole number from 0", lambda x: (x >= 0) & (x == np.rint(x)))
+STEP: Check = (
+    f"a step from 0 to {STEPS - 1}",
+    lambda x: (x >= 0) & (x < STEPS) & (x == np.rint(x)),
+)
+FLAG: Check = ("0 or 1", lambda x: (x == 0) | (x == 1))
+Schema = dict[str, Check | str | None]  # "text": of a state; None: a column that is not read
+KNOWN: Schema = {
+    "deliveryPeriodIndex": COUNT,
+    "advertiserNumber": COUNT,
+    "advertiserCategoryIndex": COUNT,
+    "budget": ABOVE_0,
+    "CPAConstraint": ABOVE_0,
+}
+TRAFFIC: Schema = {
+    **KNOWN,
+    "timeStepIndex": STEP,
+    "remainingBudget": NUMBER,
+    "pvIndex": None,
+    "pValue": NUMBER,
+    "pValueSigma": None,
+    "bid": NUMBER,
+    "xi": FLAG,
+    "adSlot": None,
+    "cost": NUMBER,
+    "isExposed": FLAG,
+    "conversionAction": FLAG,
+    "leastWinningCost": NUMBER,
+    "isEnd": FLAG,
+}
+TRAJECTORIES: Schema = {
+    **KNOWN,
+    "realAllCost": NUMBER,
+    "realAllConversion": NUMBER,
+    "timeStepIndex": STEP,
+    "state": "text",
+    "action": NUMBER,
+    "reward": NUMBER,
+    "reward_continuous": NUMBER,
+    "done": FLAG,
+    "next_state": None,
+}
+# summed over the opportunities of a step
+ADDED = ("bid", "leastWinningCost", "pValue", "conversionAction", "xi")
+WHO = "period {:g}, advertiser {:g}: "  # in messages
+Columns = dict[str, np.ndarray]
+# {campaign: (number of its first row that lacks a number, the column)}
+Lost = dict[tuple[float, ...], tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Log:
+    """K advertisers' days of T = 48 steps, by period and advertiser. Units as in campaign."""
+
+    period: np.ndarray  # (K,) int
+    advertiser: np.ndarray  # (K,) int
+    category: np.ndarray  # (K,) int
+    budget: np.ndarray  # (K,)
+    target_cpa: np.ndarray  # (K,)
+    states: np.ndarray  # (K, T, 16), in the order of STATE
+    multiplier: np.ndarray  # (K, T)
+    conversions: np.ndarray  # (K, T), counted
+    exposed_value: np.ndarray  # (K, T)
+    remaining: np.ndarray  # (K, T), before the step
+    spend: np.ndarray  # (K,), of the day
+    done: np.ndarray  # (K, T) bool: every step that began without budget, and the last
+    repairs: dict[str, int]  # {what: how often}
+
+    def rows(self, index: np.ndarray) -> "Log":
+        """These days of the log."""
+        columns = {name: x[index] for name, x in vars(self).items() if name != "repairs"}
+        return replace(self, **columns)
+
+
+def concatenated(logs: Sequence[Log]) -> Log:
+    """One log of all these days."""
+    names = [f.name for f in fields(Log) if f.name != "repairs"]
+    columns = {name: np.concatenate([vars(log)[name] for log in logs]) for name in names}
+    repairs: Counter[str] = Counter()
+    for log in logs:
+        repairs.update(log.repairs)
+    return Log(**columns, repairs=dict(sorted(repairs.items())))
+
+
+def log_files(path: str | Path) -> list[Path]:
+    """The files of a path: a file, a folder or a pattern."""
+    given = Path(path).expanduser()
+    found = [given] if given.is_file() else [Path(name) for name in glob(str(given))]
+    if given.is_dir():
+        found = [file for file in given.iterdir() if file.name.endswith(KINDS)]
+    if not found:
+        wanted = f"a file, a folder or a pattern of {', '.join(KINDS)}"
+        raise FileNotFoundError(f"{path}: no log there; expected {wanted}")
+    return sorted(found)
+
+
+def format_periods(periods: Any) -> str:
+    """[0, 1, 2, 5] -> "0-2,5", which `parse_periods` reads."""
+    known = np.unique(periods)
+    runs = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
+    parts = []
+    for run in runs:
+        parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(parts)
+
+
+def parse_periods(periods: str) -> list[int]:
+    """ "0-2,5" -> [0, 1, 2, 5]; empty: none, which stands for all."""
+    return sorted(ranges("dataset.periods", periods, nothing="all"))
+
+
+def read(path: str | Path, *, periods: str = "") -> Log:
+    """Read these files.
+
+    Args:
+        path: a file, a folder or a pattern. A period must be in one file, and complete.
+        periods: such as `0-6` or `7,8`; empty: all.
+
+    Raises:
+        FileNotFoundError: no log at `path`.
+        ValueError: a file is not a complete log, or a period is missing or in two files; names
+            file, row and column.
+    """
+    wanted = parse_periods(periods)
+    logs = []
+    seen: dict[int, Path] = {}  # {period: its file}
+    files = log_files(path)
+    for file, log in zip(files, EACH.get()(read_file, files), strict=True):
+        for period in np.unique(log.period).tolist():
+            if period in seen:
+                where = f"period {period} is in {seen[period]} too"
+                raise ValueError(f"{file}: {where}; leave one of the two out of dataset.path")
+            seen[period] = file
+        logs.append(log)
+    lacking = sorted(set(wanted) - set(seen))
+    if lacking:
+        missing = f"no period {format_periods(lacking)}, only {format_periods(list(seen))}"
+        raise ValueError(f"dataset.periods: {path} has {missing}")
+    log = concatenated(logs)
+    order = np.lexsort((log.advertiser, log.period))
+    if wanted:
+        order = order[np.isin(log.period[order], wanted)]
+    return log.rows(order)
+
+
+def read_file(file: Path) -> Log:
+    """The log of one file; its header decides which of the two schemas it has."""
+    names = header(file)
+    traffic = len(TRAFFIC.keys() & names) >= len(TRAJECTORIES.keys() & names)
+    schema = TRAFFIC if traffic else TRAJECTORIES
+    lacking = [name for name in schema if name not in names]
+    if lacking:
+        kind = "traffic" if traffic else "trajectory"
+        unknown = ", ".join(name for name in names if name not in schema) or "nothing"
+        wanted = f"the columns of a {kind} log, {', '.join(lacking)} not among them"
+        raise ValueError(f"{file}: expected {wanted}; it has {unknown} besides the known ones")
+    return read_traffic(file) if traffic else read_trajectories(file)
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Give an error of reading the file, and the row and column if pyarrow names them."""
+    import pyarrow as pa  # pip install decisionllm[auction]
+
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
+        place = ""
+        problem: Any = error
+        found = re.search(r"(?:column #(\d+): .*)?Row #(\d+): (.*)", str(error), re.DOTALL)
+        if found:
+            column, row, problem = found.groups()
+            place = f", row {int(row) - 1}"  # pyarrow counts the header too
+            if column:
+                place += f", {header(file)[int(column)]}"
+        what = f"not a readable log ({problem}); mend it or fetch it"
+        raise ValueError(f"{file}{place}: {what}") from error
+
+
+def open_text(file: Path, mode: str, encoding: str) -> TextIO:
+    """Open a CSV file, plain or gzipped."""
+    opener: Callable[..., TextIO] = gzip.open if file.name.endswith(".gz") else open
+    return opener(file, mode, encoding=encoding, newline="")
+
+
+def header(file: Path) -> list[str]:
+    """Names of the columns."""
+    with readable(file):
+        if file.name.endswith(".parquet"):
+            from pyarrow import parquet
+
+            return list(parquet.read_schema(file).names)
+        with open_text(file, "rt", "utf-8-sig") as text:
+            names = next(csv.reader(text), [])
+    if not names:
+        raise ValueError(f"{file}: the file is empty; expected a header and rows")
+    return names
+
+
+def batches(file: Path, schema: Schema, *, missing: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The checked rows of a file, block by block: (number of its first row, {name: (n,) float64, or
+    a pyarrow array of texts}).
+
+    missing: whether a number may be missing; it is NaN.
+    """
+    row = 1
+    with readable(file):
+        for block in arrow_blocks(file, schema):
+            numbers = row + np.arange(len(block["timeStepIndex"]))
+            columns = {}
+            for name, column in block.items():
+                kind = schema[name]
+                if isinstance(kind, tuple):
+                    column = column.to_numpy(zero_copy_only=False)
+                    check_column(f"{file}, row ", name, kind, numbers, column, missing)
+                columns[name] = column
+            yield row, columns
+            row += len(numbers)
+    if row == 1:
+        raise ValueError(f"{file}: expected rows below the header, got none")
+
+
+def arrow_blocks(file: Path, schema: Schema) -> Iterator[dict[str, Any]]:
+    """The columns that the schema reads, block by block: pyarrow arrays of float64 or string."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    types = {name: pa.float64() for name, kind in schema.items() if kind}
+    types |= {name: pa.string() for name, kind in schema.items() if kind == "text"}
+    names = list(types)
+    if file.name.endswith(".parquet"):
+        count = max(BLOCK // 128, 1)
+        blocks = parquet.ParquetFile(file).iter_batches(batch_size=count, columns=names)
+    else:
+        read = arrow_csv.ReadOptions(block_size=BLOCK, use_threads=False)
+        convert = arrow_csv.ConvertOptions(column_types=types, include_columns=names)
+        blocks = arrow_csv.open_csv(file, read_options=read, convert_options=convert)
+    for block in blocks:
+        yield {name: block.column(name).cast(types[name]) for name in names}
+
+
+def check_column(
+    place: str,
+    name: str,
+    check: Check,
+    numbers: np.ndarray,
+    column: np.ndarray,
+    missing: bool,
+) -> None:
+    """Raise a ValueError about the first wrong number of a column (n,) of rows of these numbers."""
+    expected, allowed = check
+    absent = np.isnan(column)
+    if not missing:
+        refuse(place, absent, f"{{}}, {name}: expected a number, got none", numbers)
+    wrong = ~(allowed(column) & np.isfinite(column) | absent)
+    refuse(place, wrong, f"{{}}, {name}: expected {expected}, got {{:g}}", numbers, column)
+
+
+def read_trajectories(file: Path) -> Log:
+    """A trajectory file. Spend follows from the remaining budget, conversions from the rewards."""
+    blocks = []
+    for row, columns in batches(file, TRAJECTORIES, missing=False):
+        columns["state"] = parsed(file, row, columns["state"])
+        blocks.append(columns)
+    joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    order = whole_days(file, joined, numbered=True)
+    days = {}  # (K, T, ...) each
+    for name, column in joined.items():
+        days[name] = column[order].reshape(-1, STEPS, *column.shape[1:])
+    states = days["state"]
+    remaining = days["budget"][:, :1] * states[:, :, STATE.index("budget left")]
+    fixed = constants(file, days, remaining, DAY | {"spend": "realAllCost"})
+    return Log(
+        **fixed,
+        states=states,
+        multiplier=days["action"],
+        conversions=days["reward"],
+        exposed_value=days["reward_continuous"],
+        remaining=remaining,
+        done=days["done"] > 0,
+        repairs={},
+    )
+
+
+def parsed(file: Path, row: int, texts: Any) -> np.ndarray:
+    """Read the texts of tuples, "(1.0, ...)" or "(np.float64(1.0), ...)" -> (n, 16) float64."""
+    import pyarrow.compute as pc
+
+    bare = pc.fill_null(pc.replace_substring_regex(texts, r"np\.float\d*\(|[()\s]", ""), "")
+    words = pc.split_pattern(bare, ",")
+    sizes = words.value_lengths().to_numpy()
+    flat = words.flatten()
+    numeral = pc.match_substring_regex(flat, r"^-?\d+\.?\d*([eE][-+]?\d+)?$")
+    numbers: np.ndarray
+    numbers = pc.if_else(numeral, flat, None).cast("float64").to_numpy(zero_copy_only=False)
+    starts = np.cumsum(sizes) - sizes
+    wrong = np.logical_or.reduceat(~(numbers >= -1e-9), starts) | (sizes != len(STATE))
+    message = f"{{}}, state: expected {len(STATE)} numbers from 0, got {{}}"
+    refuse(f"{file}, row ", wrong, message, row + np.arange(len(texts)), texts)
+    return numbers.reshape(-1, len(STATE))
+
+
+def whole_days(file: Path, columns: Columns, *, numbered: bool, remark: str = "") -> np.ndarray:
+    """The order of rows by period and advertiser, whose steps must stand as 0, 1, .. 47.
+
+    numbered: these are rows of the file, which messages may number.
+    """
+    if not len(columns["timeStepIndex"]):
+        raise ValueError(f"{file}: expected rows with all their numbers, got none{remark}")
+    order = np.lexsort([columns[name] for name in reversed(CAMPAIGN)])
+    period, advertiser, step = (columns[name][order] for name in (*CAMPAIGN, "timeStepIndex"))
+    first = np.flatnonzero(differs(period, advertiser))
+    sizes = np.diff(np.append(first, len(step)))
+    expected = np.arange(len(step)) - np.repeat(first, sizes)
+    what = ", row {4}" if numbered else ""
+    what += ", timeStepIndex: period {0:g}, advertiser {1:g}: expected step {2}, got {3:g}" + remark
+    refuse(str(file), step != expected, what, period, advertiser, expected, step, order + 1)
+    what = f"period {{:g}}, advertiser {{:g}} has {{}} steps, expected {STEPS}{remark}"
+    what += "; the log is cut short"
+    refuse(f"{file}: ", sizes != STEPS, what, period[first], advertiser[first], sizes)
+    return order
+
+
+def constants(
+    file: Path,
+    columns: Columns,
+    remaining: np.ndarray,
+    names: dict[str, str],
+) -> Columns:
+    """Columns (K, T) that must not change over a day -> (K,) each. names: {field of Log: column}.
+
+    Counts are int. A remaining budget (K, T) that grows over the day is refused too.
+    """
+    *campaign, step = (columns[name] for name in (*CAMPAIGN, "timeStepIndex"))
+    what = WHO + "expected one value for the day, got {:g} and, in step {:g}, {:g}"
+    found = {}
+    for field, name in names.items():
+        column = columns[name]
+        first = np.broadcast_to(column[:, :1], step.shape)
+        refuse(f"{file}, {name}: ", column != first, what, *campaign, first, step, column)
+        kind = int if KNOWN.get(name) is COUNT else float
+        found[field] = column[:, 0].astype(kind)
+    rises = np.diff(remaining, axis=1) > 1e-6 * columns["budget"][:, 1:]
+    what = WHO + "expected a remaining budget that never grows"
+    what += ", got {:g} before step {:g} and {:g} before step {:g}"
+    after = remaining[:, 1:], step[:, 1:]
+    refuse(f"{file}: ", rises, what, *campaign, remaining, step, *after)
+    return found
+
+
+def read_traffic(file: Path) -> Log:
+    """A traffic file: sums over each advertiser's step, then the state numbers of Campaigns.
+
+    A step's spend is the fall of the logged budget, in the last step its costs. Steps where the two
+    differ are counted as repairs.
+    """
+    sums, repairs = summed(file)
+    remark = "".join(f" ({what}: {n})" for what, n in repairs.items())
+    order = whole_days(file, sums, numbered=False, remark=remark)
+    days = {name: column[order].reshape(-1, STEPS) for name, column in sums.items()}
+    remaining, volume, spend = days["remainingBudget"], days["volume"], days["spend"]
+    fixed = constants(file, days, remaining, DAY)
+    fell = np.append(-np.diff(remaining, axis=1), spend[:, -1:], 1)
+    differ = np.abs(fell - spend) > 1e-6 * fixed["budget"][:, None]
+    if differ.any():
+        repairs["steps whose costs are not what the budget fell by"] = int(differ.sum())
+    campaigns = Campaigns(fixed["budget"], fixed["target_cpa"])
+    states = np.empty((*remaining.shape, len(STATE)))
+    for t in range(STEPS):
+        mean = {name: days[name][:, t] / volume[:, t] for name in ADDED}
+        states[:, t] = campaigns.observe(mean["pValue"], volume[:, t])
+        campaigns.record(
+            bid=mean["bid"],
+            market_price=mean["leastWinningCost"],
+            value=mean["pValue"],
+            conversion=mean["conversionAction"],
+            won=mean["xi"],
+            volume=volume[:, t],
+            spend=fell[:, t],
+            conversions=days["conversionAction"][:, t],
+            exposed_value=days["exposed_value"][:, t],
+        )
+    bid, value = days["bid"], days["pValue"]
+    last = np.arange(STEPS) == STEPS - 1
+    return Log(
+        **fixed,
+        states=states,
+        multiplier=np.divide(bid, value, out=np.zeros_like(bid), where=value > 0),
+        conversions=days["conversionAction"],
+        exposed_value=days["exposed_value"],
+        remaining=remaining,
+        spend=spend.sum(1),
+        done=(days["isEnd"] > 0) | last,
+        repairs=repairs,
+    )
+
+
+def summed(file: Path) -> tuple[Columns, dict[str, int]]:
+    """Sum a traffic file over each (period, advertiser, step). Returns columns, and repairs.
+
+    `cost` is the price of a slot, exposed or not: the payment is cost x exposed. A row without one
+    of its numbers, as in the public periods 9, 13 and 27, is left out. pvIndex is not used: it
+    restarts with every step in the simulator's own files, and not in the public ones.
+    """
+    import pyarrow as pa
+
+    keys = [*CAMPAIGN, "timeStepIndex", *FIXED, "remainingBudget", "isEnd"]
+    parts = []
+    left_out = 0
+    lost: Lost = {}
+    for row, columns in batches(file, TRAFFIC, missing=True):
+        lacking = np.isnan(list(columns.values()))  # (columns, n)
+        wrong = lacking.any(0)
+        if wrong.any():
+            left_out += int(wrong.sum())
+            for campaign, place in missing_numbers(row, columns, lacking).items():
+                lost.setdefault(campaign, place)
+            columns = {name: column[~wrong] for name, column in columns.items()}
+        exposed = columns["isExposed"]
+        columns["spend"] = columns["cost"] * exposed
+        columns["exposed_value"] = columns["pValue"] * exposed
+        columns["volume"] = np.ones(len(exposed))
+        parts.append(add_up(pa.table(columns), keys))
+    table = add_up(pa.concat_tables(parts), keys).sort_by([(key, "ascending") for key in keys])
+    sums = {name: table[name].to_numpy() for name in table.column_names}
+    refuse_lost(file, sums, lost)
+    campaign_step = [sums[name] for name in keys[:3]]
+    again = ~differs(*campaign_step)[1:]
+    what = WHO + "expected one value in step {:g}, got {:g} and {:g}"
+    for name in keys[3:]:
+        column = sums[name]
+        wrong = again & (column[1:] != column[:-1])
+        refuse(f"{file}, {name}: ", wrong, what, *campaign_step, column, column[1:])
+    if not left_out:
+        return sums, {}
+    return sums, {"rows without a number, left out": left_out}
+
+
+def add_up(table: Any, keys: list[str]) -> Any:
+    """The rows of a table, summed over those with the same keys."""
+    names = [*ADDED, "spend", "exposed_value", "volume"]
+    sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+    return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
+
+
+def missing_numbers(row: int, columns: Columns, lacking: np.ndarray) -> Lost:
+    """The first row without a number of each campaign. row: number of the first row (n,)."""
+    names = list(columns)
+    rows = np.flatnonzero(lacking.any(0))
+    campaigns = np.stack([columns[name][rows] for name in CAMPAIGN], 1)
+    campaigns, first = np.unique(campaigns, axis=0, return_index=True)
+    found = {}
+    for campaign, i in zip(campaigns, rows[first], strict=True):
+        found[tuple(campaign)] = row + i, names[np.argmax(lacking[:, i])]
+    return found
+
+
+def refuse_lost(file: Path, sums: Columns, lost: Lost) -> None:
+    """Raise a ValueError if every row of a campaign lacks a number."""
+    period, advertiser = (sums[name] for name in CAMPAIGN)
+    for campaign, (row, name) in lost.items():
+        kept = (period == campaign[0]) & (advertiser == campaign[1])
+        if np.isfinite(campaign).all() and not kept.any():
+            every = WHO.format(*campaign).rstrip(": ")
+            what = f"expected a number, got none; so it is in every row of {every}"
+            raise ValueError(f"{file}, row {row}, {name}: {what}")
+
+
+def convert(log: Log) -> dict[str, list[Any]]:
+    """The columns of a trajectory log, numbers as in plain text: {name: list of K x 48}."""
+    states = [str(tuple(row)) for row in log.states.reshape(-1, len(STATE)).tolist()]
+    done = log.done.astype(int).ravel().tolist()
+    after = [None if end else state for end, state in zip(done, [*states[1:], None], strict=True)]
+
+    def spread(x: np.ndarray) -> list[float]:
+        """(K, 1), (T,) or (K, T) -> K x T numbers."""
+        return np.broadcast_to(x, log.done.shape).astype(float).ravel().tolist()
+
+    columns: dict[str, list[Any]] = {}
+    for field, name in DAY.items():
+        columns[name] = spread(vars(log)[field][:, None])
+    return columns | {
+        "realAllCost": spread(log.spend[:, None]),
+        "realAllConversion": spread(log.conversions.sum(1)[:, None]),
+        "timeStepIndex": spread(np.arange(STEPS)),
+        "state": states,
+        "action": spread(log.multiplier),
+        "reward": spread(log.conversions),
+        "reward_continuous": spread(log.exposed_value),
+        "done": done,
+        "next_state": after,
+    }
+
+
+def write(path: str | Path, log: Log) -> None:
+    """Write a trajectory log, all or nothing: .csv, .csv.gz or .parquet, by the path's name."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = absent(path)
+    if not path.name.endswith(KINDS):
+        raise ValueError(f"{path}: expected a path that ends with {', '.join(KINDS)}")
+    columns = convert(log)
+    with atomic(path) as partial:
+        if path.name.endswith(".parquet"):
+            parquet.write_table(pa.table(columns), partial)
+            return
+        with open_text(partial, "wt", "utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(columns)
+            rows.writerows(zip(*columns.values(), strict=True))

@@ -1,0 +1,119 @@
+"""Replayable days of AuctionNet's traffic logs, and of market prices of its published traffic."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from decisionllm.domains.auction import days
+from decisionllm.domains.auction.auctionnet import (
+    ABOVE_0,
+    CAMPAIGN,
+    NUMBER,
+    STEP,
+    TRAFFIC,
+    Schema,
+    batches,
+    header,
+    log_files,
+)
+from decisionllm.domains.auction.campaign import STEPS
+from decisionllm.domains.auction.market import PUBLISHED, scaled_traffic
+from decisionllm.schema import differs
+
+PRICES: Schema = {"timeStepIndex": STEP, "leastWinningCost": ABOVE_0}
+
+
+def read_days(path: str | Path, *, prices: str) -> Iterator[days.Day]:
+    """The replayable days of traffic logs, or of files of market prices of the published traffic,
+    `..._7.parquet` for period 7.
+
+    A price file has the columns timeStepIndex and leastWinningCost, a row an opportunity, in order.
+    Of a traffic log all rows of a file are held at once. An opportunity that lacks a number or one
+    of the 48 advertisers is left out.
+
+    Args:
+        path: a file, a folder or a pattern.
+        prices: whose they are, for results.
+
+    Raises:
+        FileNotFoundError: no log at `path`.
+        ValueError: a file is neither.
+    """
+    for file in log_files(path):
+        names = set(header(file))
+        traffic = "pValue" in names
+        schema = TRAFFIC if traffic else PRICES
+        lacking = schema.keys() - names
+        if lacking:
+            wanted = "a traffic log or a file of market prices"
+            missing = f"{', '.join(sorted(lacking))} not among its columns"
+            raise ValueError(f"{file}: expected {wanted}, {missing}")
+        try:
+            if traffic:
+                yield from traffic_days(file, prices)
+            else:
+                yield price_day(file, prices)
+        except ValueError as error:
+            if str(error).startswith(str(file)):
+                raise
+            raise ValueError(f"{file}: {error}") from error
+
+
+def price_day(file: Path, prices: str) -> days.Day:
+    """The published traffic of the period that the file's name ends with, at its prices."""
+    found = re.search(r"(\d+)\.\w+(\.gz)?$", file.name)
+    if not found:
+        wanted = "a name that ends with the period's number, such as lwc_period_7.parquet"
+        raise ValueError(f"expected {wanted}")
+    columns = joined(file, PRICES, missing=False)
+    step, price = columns["timeStepIndex"], columns["leastWinningCost"]
+    if (np.diff(step) < 0).any():
+        raise ValueError("timeStepIndex: expected steps in order")
+    period = int(found[1])
+    total = PUBLISHED["opportunities"]
+    market_prices = np.split(price, np.searchsorted(step, np.arange(1, STEPS)))
+    traffic = scaled_traffic(period, total)
+    return days.make(period, traffic, market_prices, prices=prices, total=total)
+
+
+def traffic_days(file: Path, prices: str) -> Iterator[days.Day]:
+    """The days of a traffic log, with the values of its opportunities."""
+    order = (CAMPAIGN[0], "timeStepIndex", "pvIndex", CAMPAIGN[1])
+    names = (*order, "pValue", "pValueSigma", "leastWinningCost")
+    columns = joined(file, {name: TRAFFIC[name] or NUMBER for name in names}, missing=True)
+    rows = whole_opportunities(columns, order)  # (n, N)
+    if not len(rows) or (columns[CAMPAIGN[1]][rows] != np.arange(48)).any():
+        opportunity = "each opportunity of a step, its pvIndex"
+        raise ValueError(f"expected a row for each of the advertisers 0 .. 47 and {opportunity}")
+    period, step = (columns[name][rows[:, 0]] for name in order[:2])
+    for number in np.unique(period):
+        own = period == number
+        steps = np.split(rows[own], np.searchsorted(step[own], np.arange(1, STEPS)))
+        traffic = [(columns["pValue"][part], columns["pValueSigma"][part]) for part in steps]
+        market_prices = [columns["leastWinningCost"][part[:, 0]] for part in steps]
+        yield days.make(int(number), traffic, market_prices, prices=prices)
+
+
+def whole_opportunities(columns: dict[str, np.ndarray], order: tuple[str, ...]) -> np.ndarray:
+    """The rows of the opportunities that all 48 advertisers have a row of, (n, 48).
+
+    Args:
+        columns: of the log.
+        order: period, step and number of the opportunity, and the advertiser: the rows are sorted
+            by these.
+    """
+    known = np.flatnonzero(np.isfinite(list(columns.values())).all(0))
+    rows = known[np.lexsort([columns[name][known] for name in reversed(order)])]
+    # of each opportunity
+    first = np.flatnonzero(differs(*(columns[name][rows] for name in order[:3])))
+    count = np.diff(np.append(first, len(rows)))
+    whole = first[count == 48]
+    return np.asarray(rows[whole[:, None] + np.arange(48)])
+
+
+def joined(file: Path, schema: Schema, *, missing: bool) -> dict[str, np.ndarray]:
+    """The whole columns of a file, see `batches`."""
+    blocks = [columns for _, columns in batches(file, schema, missing=missing)]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in schema}

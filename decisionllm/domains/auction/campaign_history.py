@@ -1,0 +1,143 @@
+"""One campaign with its history: the observations, multipliers and rewards of its steps, as a
+policy conditions on them.
+
+The server, AuctionNet's simulator and the journal's reader all advance this record, so that
+training reads what was served.
+"""
+
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from decisionllm.domains.auction.campaign import Campaigns
+from decisionllm.domains.auction.observation import MIN_REMAINING, ObservationSpec
+from decisionllm.schema import History
+
+SETTINGS = (
+    "name",
+    "budget",
+    "target_cpa",
+    "category",
+    "horizon",
+    "text",
+    "target_return",
+    "bid_cap",
+)
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """State of one campaign. `advance` and `record_action` return the next state; the states of a
+    campaign share their arrays.
+
+    Attributes:
+        settings: SETTINGS by name; budget in currency, target_cpa in currency per conversion,
+            horizon in steps.
+        totals: budget, spend and results so far, of this campaign alone.
+        observations: (H, S) float32, the first `step` of them, and the current one once `advance`
+            observed it.
+        actions: (H, 1) float32 multipliers as they were answered.
+        rewards: (H,) reward of each step whose result is known.
+        step: the step to be decided next.
+        earned: return so far, reward units.
+        last_spend: currency, of the last step.
+        ended: how the campaign ended; None: it is open.
+    """
+
+    id: str
+    settings: dict[str, Any]
+    spec: ObservationSpec
+    totals: Campaigns
+    task: str
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    step: int = 0
+    earned: float = 0.0
+    last_spend: float = 0.0
+    ended: str | None = None
+
+    @classmethod
+    def begin(cls, settings: dict[str, Any], spec: ObservationSpec, *, id: str = "") -> Self:
+        """A campaign before its first step. A text of None is made by the text template of the
+        specification.
+
+        Raises:
+            ValueError: no text is given, and text=served has no template.
+        """
+        budget, target_cpa = settings["budget"], settings["target_cpa"]
+        H = settings["horizon"]
+        task = settings["text"]
+        if task is None:
+            task = spec.task(budget, target_cpa, settings["category"])
+        return cls(
+            id=id,
+            settings=settings,
+            spec=spec,
+            totals=Campaigns([budget], [target_cpa], steps=H),
+            task=task,
+            observations=np.zeros((H, spec.size), np.float32),
+            actions=np.zeros((H, 1), np.float32),
+            rewards=np.zeros(H),
+        )
+
+    def advance(
+        self,
+        result: dict[str, Any] | None,
+        coming: dict[str, float] | None,
+        remaining: float | None = None,
+    ) -> Self:
+        """Record the result of the last step, then observe the coming one.
+
+        Args:
+            result: as `Campaigns.record` takes it; None before the first step.
+            coming: {"value", "volume"}, mean value and number of the coming opportunities; None: no
+                step follows.
+            remaining: currency left as the simulator reports it; a difference that the results do
+                not explain counts as spend.
+        """
+        totals = copy(self.totals)
+        earned, last_spend = self.earned, self.last_spend
+        if result is not None:
+            totals.record(**result)
+            last_spend = result["spend"]
+        if remaining is not None:
+            unexplained = totals.remaining - remaining
+            counts = np.abs(unexplained) > 1e-6 * totals.budgets  # else it is rounding
+            totals.spend = totals.spend + np.where(counts, unexplained, 0)
+            totals.remaining = np.array([remaining], np.float64)
+        if result is not None:
+            earned = float(self.spec.total_reward(totals)[0])
+            self.rewards[self.step - 1] = earned - self.earned
+        if coming is not None:
+            observed = self.spec.observe(totals, coming["value"], coming["volume"])
+            self.observations[self.step] = observed[0]
+        return replace(self, totals=totals, earned=earned, last_spend=last_spend)
+
+    def record_action(self, multiplier: float) -> Self:
+        """Record the multiplier answered for this step; after the last step there is none."""
+        if self.step < len(self.actions):
+            self.actions[self.step] = multiplier
+        return replace(self, step=self.step + 1)
+
+    def history(self) -> History:
+        """The steps so far, as a policy conditions on them."""
+        t = self.step
+        return History(
+            self.observations[: t + 1],
+            self.actions[:t],
+            self.rewards[:t],
+            self.settings["target_return"],
+            self.task,
+        )
+
+    @property
+    def remaining(self) -> float:
+        """Currency left."""
+        return float(self.totals.remaining[0])
+
+    @property
+    def can_bid(self) -> bool:
+        return self.remaining >= MIN_REMAINING

@@ -1,0 +1,210 @@
+"""Replayable days of traffic: their market prices, and what each bid multiplier of a grid would
+have cost and brought.
+
+A folder holds one file for each day, `period_7.npz`, with the fields of Day. Training reads the
+curves, evaluation the prices. The opportunities of the published traffic are made again from the
+day's number; those of another traffic log are in the file.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decisionllm.domains.auction.market import (
+    Market,
+    Roster,
+    Traffic,
+    scaled_traffic,
+    with_prices,
+)
+from decisionllm.files import atomic, explained
+
+FORMAT = "decisionllm-replay-1"
+GRID = np.geomspace(8, 420, 160)  # bid multipliers, currency per conversion, 2.5 % apart
+MAKE = "decisionllm data dataset=auction dataset.periods=0-40 export=replay:FOLDER"
+
+
+@dataclass(frozen=True)
+class Day:
+    """One day of N = 48 advertisers, T = 48 steps, n opportunities, G multipliers.
+
+    Attributes:
+        period: its number.
+        prices: whose market prices they are.
+        total: nominal number of opportunities of the published traffic; 0: `values` and `sigmas`
+            hold the traffic.
+        volume: (T,) int, opportunities of each step.
+        market_price: (n,) currency, step after step.
+        mean_value: (T, N) over a step's opportunities.
+        cost: (T, N, G) float32, currency: what holding a multiplier of GRID through the step would
+            have cost the advertiser.
+        value: (T, N, G) float32, the sum of the values of the opportunities it would have won.
+        won: (T, N, G) float32, their number.
+        values: (n, N) or (0, N) predicted conversion probabilities.
+        sigmas: (n, N) or (0, N) float32, their standard deviations.
+    """
+
+    period: int
+    prices: str
+    total: int
+    volume: np.ndarray
+    market_price: np.ndarray
+    mean_value: np.ndarray
+    cost: np.ndarray
+    value: np.ndarray
+    won: np.ndarray
+    values: np.ndarray
+    sigmas: np.ndarray
+
+    def by_step(self, rows: np.ndarray) -> list[np.ndarray]:
+        """(n, ...) -> T times (opportunities of the step, ...)."""
+        return np.split(rows, np.cumsum(self.volume)[:-1])
+
+    def traffic(self) -> Traffic:
+        """Values and standard deviations of each step's opportunities, (n, N) each."""
+        if self.total:
+            return scaled_traffic(self.period, self.total)
+        return zip(self.by_step(self.values), self.by_step(self.sigmas), strict=True)
+
+
+def make(
+    period: int,
+    traffic: Traffic,
+    market_prices: Iterable[np.ndarray],
+    *,
+    prices: str,
+    total: int = 0,
+) -> Day:
+    """A day of this traffic at these market prices, (n,) currency for each step.
+
+    Args:
+        period: its number.
+        traffic: as `Market` takes it.
+        market_prices: least winning bid of each opportunity, for each step.
+        prices: whose they are.
+        total: of `scaled_traffic`, which this traffic is; 0: it is another, and is kept.
+
+    Raises:
+        ValueError: the prices are not as many as the opportunities.
+    """
+    steps = []
+    found = []
+    kept = slice(0) if total else slice(None)
+    for values, sigmas, price in with_prices(period, traffic, market_prices):
+        steps.append((values[kept], sigmas[kept].astype(np.float32), price))
+        found.append(curves(values, price))
+    values, sigmas, market_price = (np.concatenate(x) for x in zip(*steps, strict=True))
+    cost, value, won, mean_value = (np.stack(x) for x in zip(*found, strict=True))
+    return Day(
+        period=period,
+        prices=prices,
+        total=total,
+        volume=np.array([len(price) for _, _, price in steps]),
+        market_price=market_price,
+        mean_value=mean_value,
+        cost=cost,
+        value=value,
+        won=won,
+        values=values,
+        sigmas=sigmas,
+    )
+
+
+def curves(values: np.ndarray, prices: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Cost, value and number of the opportunities won with each multiplier of GRID, and the mean
+    value.
+
+    Args:
+        values: (n, N).
+        prices: (n,) currency. A multiplier wins where multiplier x value is at least the price.
+
+    Returns:
+        Three arrays (N, G) float32, and (N,) float64.
+    """
+    n, N = values.shape
+    G = len(GRID)
+    with np.errstate(divide="ignore"):
+        least = np.searchsorted(GRID, prices[:, None] / values)  # (n, N), of a multiplier that wins
+    cell = (least + np.arange(N) * (G + 1)).ravel()
+
+    def total(weights: np.ndarray | None) -> np.ndarray:
+        """Sums over the opportunities that each multiplier wins: (N, G) float32."""
+        sums = np.bincount(cell, weights, N * (G + 1)).reshape(N, G + 1)
+        return sums[:, :G].cumsum(1).astype(np.float32)
+
+    mean = values.sum(0) / max(n, 1)
+    return total(np.repeat(prices, N)), total(values.ravel()), total(None), mean
+
+
+def play(period: int, roster: Callable[[], Roster], *, total: int, seed: int = 0) -> Day:
+    """A day of our own market with these bidders."""
+    played = Market(roster(), traffic=partial(scaled_traffic, total=total), seed=seed).play(period)
+    return make(
+        period,
+        scaled_traffic(period, total),
+        played.market_prices,
+        prices="own market",
+        total=total,
+    )
+
+
+def save(folder: str | Path, day: Day) -> Path:
+    """Write a day into a folder, all or nothing. Returns its path."""
+    path = Path(folder).expanduser() / f"period_{day.period}.npz"
+    with atomic(path) as partial_path:
+        np.savez(partial_path, format=FORMAT, **vars(day))
+    return path
+
+
+def day_files(
+    folder: str | Path,
+    periods: Sequence[int] = (),
+    *,
+    option: str = "days",
+) -> dict[int, Path]:
+    """The files of these days in a folder, by period; without periods, of all.
+
+    option: the name of the folder in messages.
+
+    Raises:
+        FileNotFoundError: a day is not there.
+    """
+    found = {}
+    for file in Path(folder).expanduser().glob("period_*.npz"):
+        number = file.stem.removeprefix("period_")
+        if number.isdigit():
+            found[int(number)] = file
+    absent = [period for period in periods if period not in found]
+    if absent or not found:
+        first = absent[0] if absent else "*"
+        wanted = f"period_{first}.npz in {folder or 'a path'}, a folder of replay days"
+        known = ", ".join(map(str, sorted(found))) or "none"
+        there_are = f"there are periods {known}; `{MAKE}` makes one"
+        raise FileNotFoundError(f"{option}: expected {wanted}; {there_are}")
+    return {period: found[period] for period in sorted(periods or found)}
+
+
+def read(file: str | Path) -> Day:
+    """A day that `save` wrote.
+
+    Raises:
+        ValueError: it is not such a file, or of another version.
+    """
+    again = f"make it again: {MAKE}"
+    unreadable = f"{file}: not a readable day"
+    with (
+        explained(unreadable, OSError, ValueError, EOFError, remedy=again),
+        np.load(file) as arrays,
+    ):
+        kept: dict[str, Any] = dict(arrays)
+    got = str(kept.pop("format", "another"))
+    if got != FORMAT or kept.keys() != {field.name for field in fields(Day)}:
+        raise ValueError(f"{file}: expected format {FORMAT}, got {got}; {again}")
+    kept["period"] = int(kept["period"])
+    kept["prices"] = str(kept["prices"])
+    kept["total"] = int(kept["total"])
+    return Day(**kept)

@@ -1,0 +1,1 @@
+"""JAXMARL's SMAX: a battle of two teams."""

@@ -1,0 +1,1 @@
+"""Points that walk to a goal: made in seconds, for first tries and tests."""

@@ -1,0 +1,36 @@
+"""The T-maze's evaluation: E teams, each of which is right or wrong. The score is the share that is
+right, in percent."""
+
+from decisionllm.domains.tmaze.dataset import game
+from decisionllm.eval.team_env import WorldTeams
+from decisionllm.registry import register
+
+
+@register(
+    "env",
+    "tmaze",
+    text="${text}",
+    agents="${dataset.agents}",
+    length="${dataset.length}",
+    frames="${text_wordings}",
+)
+class TMazeTeams(WorldTeams):
+    """num_episodes teams.
+
+    Args:
+        agents, length, text: as in the dataset.
+        wordings, frames: see TeamEnv.
+    """
+
+    def __init__(
+        self,
+        num_episodes: int,
+        *,
+        agents: int = 3,
+        length: int = 4,
+        text: str = "none",
+        wordings: str = "trained",
+        frames: int = 0,
+    ) -> None:
+        made = game(agents, length)
+        super().__init__(made, num_episodes, text=text, wordings=wordings, frames=frames)

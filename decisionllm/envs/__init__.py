@@ -1,1 +1,0 @@
-"""Simulators without scores."""
