@@ -1,7 +1,6 @@
 """Wordings: libraries that are refused, texts by hand, draws that repeat, and every shipped frame."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import yaml
 from decisionllm.datasets.team import task_text as team_task
 from decisionllm.datasets.team import team_facts
 from decisionllm.datasets.wordings import (
-    FOLDER,
+    FILES,
     KINDS,
     Wordings,
     fields_of,
@@ -205,7 +204,7 @@ def test_the_first_frames_are_used_and_too_many_are_refused():
     )
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_a_shipped_library_has_its_frames_and_held_out_words_are_what_they_say(path):
     frames = read(path).frames
     assert len(frames["trained"]) >= 60 and sum(len(frames[kind]) for kind in KINDS) == 20
@@ -262,15 +261,6 @@ def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amou
         in named
     )
     assert "A budget of 10.4 thousand and a target CPA of 87.3, for category 5." in named
-
-
-def test_the_libraries_are_in_the_wheel():
-    import tomllib
-
-    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"][
-        "setuptools"
-    ]
-    assert f"{FOLDER.name}/*.yaml" in settings["package-data"]["decisionllm.datasets"]
 
 
 def test_a_wording_is_drawn_by_seed_and_step_alone(tmp_path):
