@@ -121,6 +121,7 @@ def discovered(monkeypatch, tmp_path):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(source)
         monkeypatch.setattr(registry, "PACKAGE", tmp_path)
+        monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
         return discover.__wrapped__()
 
     return find
