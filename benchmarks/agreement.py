@@ -21,9 +21,10 @@ from benchmarks.multiagent import ROWS, Row
 from decisionllm.backbones.forward import Backbone
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.team_session import TeamSession
 from decisionllm.registry import build
+from decisionllm.runs import directory
 
 
 def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndarray, int, float]:
@@ -31,7 +32,7 @@ def scores(run: Path, execution: str, episodes: int, seed: int) -> tuple[np.ndar
     a step's decisions, ms.
     """
     generator = torch.Generator().manual_seed(seed)
-    policy, config, _ = checkpoint.load(run, execution=execution, generator=generator)
+    policy, config, _ = loading.load(run, execution=execution, generator=generator)
     env, calls, seconds, decide = build(config["env"], episodes), [0], 0.0, TeamSession.decide
     advance = env.step
 
@@ -72,7 +73,7 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
     (joint, passes, ms), (alone, passes_alone, ms_alone) = (
         scores(run, how, episodes, seed) for how in ("joint", "per_agent")
     )
-    (low, high), (config, info) = interval(joint - alone), checkpoint.read(run)
+    (low, high), (config, info) = interval(joint - alone), directory.read(run)
     return {
         "dataset": info["dataset"]["name"],
         "policy": config["name"],
@@ -91,7 +92,7 @@ def compare(run: Path, episodes: int, seed: int = 0) -> Row:
         "ms_per_agent": ms_alone,
         "env_seed": seed,
         "fingerprint": info["fingerprint"],
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
 
 

@@ -20,9 +20,10 @@ import numpy as np
 from benchmarks.played import append, replay_options
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.protocols import Begin
 from decisionllm.registry import build
+from decisionllm.runs import directory
 from decisionllm.schema import Report
 
 ROWS = Path(__file__).parent / "auction.jsonl"
@@ -43,10 +44,10 @@ def compare(runs: list[Path], out: Path, **options: Any) -> dict[str, tuple[floa
         For each condition the runs' mean score, and its mean difference to POOLED with the 95 %
         interval over campaigns.
     """
-    loaded = [(run, *checkpoint.load(run)) for run in runs]
+    loaded = [(run, *loading.load(run)) for run in runs]
     _, _, config, info = loaded[0]
     env = build(config["env"] | options, 1)
-    versions = checkpoint.versions()
+    versions = directory.versions()
     scores: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def play(name: str, begin: Begin, seed: int, run: dict[str, Any]) -> None:

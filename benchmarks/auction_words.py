@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.played import append, open_run, replay_options, roll_out
 from decisionllm.eval.report import interval
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 
 ROWS = Path(__file__).parent / "auction_words.jsonl"
 BUDGETS = "0.5,1,1.5"
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROWS)
     given = parser.parse_args()
     options = {**replay_options(given.days), "budgets": BUDGETS, "repeats": given.repeats}
-    versions = checkpoint.versions()
+    versions = directory.versions()
     for wordings in ("trained", "held_out"):
         options["wordings"] = wordings
         own, conditions, name = scores(given.runs, options)

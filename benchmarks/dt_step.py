@@ -17,8 +17,8 @@ from decisionllm.datasets.windows import collate
 from decisionllm.models.heads import Gaussian
 from decisionllm.models.objectives.likelihood import masked_mean
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.policy.checkpoint import precision
 from decisionllm.registry import build, discover
+from decisionllm.runs.hardware import precision
 from decisionllm.schema import Spec
 
 SPEC = Spec(observation_dim=4, action_dim=2, horizon=1000, low=(-1.0, -1.0), high=(1.0, 1.0))

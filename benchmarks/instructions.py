@@ -17,8 +17,8 @@ import yaml
 
 from benchmarks.played import append, open_run, replay_options, roll_out
 from decisionllm.eval.report import interval
-from decisionllm.policy import checkpoint
 from decisionllm.registry import choice
+from decisionllm.runs import directory
 from decisionllm.schema import Episode
 
 FOLDER = Path(__file__).parent
@@ -120,7 +120,7 @@ def main() -> None:
             "right": right,
             "wrong": wrong,
             "effects": rows,
-            "versions": checkpoint.versions(),
+            "versions": directory.versions(),
         }
         append(given.out, row)
 

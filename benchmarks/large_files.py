@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.large_log import options_of, resident_mb, watched
 from decisionllm.datasets import team
 from decisionllm.domains.maze2d import dataset as maze2d
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 AGENTS, S, LENGTH = 5, 80, 100
@@ -114,7 +114,7 @@ def main():
             )
             row[name] = reading | {"mb": reading["mb"] - before, "file_mb": size}
             print(name, row[name], flush=True)
-    row |= {"megabytes": options.megabytes, "versions": checkpoint.versions()}
+    row |= {"megabytes": options.megabytes, "versions": directory.versions()}
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")
 

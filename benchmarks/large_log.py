@@ -25,7 +25,7 @@ from decisionllm.config import LogOptions, OptimOptions
 from decisionllm.datasets import sampling, windows
 from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.store import open_store
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 from decisionllm.schema import Episode, Spec
 from decisionllm.train import train
 
@@ -140,7 +140,7 @@ def main():
     }
     row |= {
         "met": max(writing["mb"], training["mb"]) <= LIMIT_MB and large <= SLOWER * small,
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")

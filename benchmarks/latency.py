@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks import measure
 from decisionllm.domains.spread.env import SpreadTeams
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import directory
 
 ROWS = Path(__file__).parent / "latency.jsonl"
 
@@ -44,9 +45,9 @@ def main():
     parser.add_argument("--out", type=Path, default=ROWS)
     given = parser.parse_args()
     measure.pin()
-    machine = {"load": os.getloadavg()[0], "versions": checkpoint.versions()}
+    machine = {"load": os.getloadavg()[0], "versions": directory.versions()}
     for execution in ("per_agent", "joint"):
-        policy, config, _ = checkpoint.load(given.run, execution=execution)
+        policy, config, _ = loading.load(given.run, execution=execution)
         for worlds in given.worlds:
             for agents in range(2, 7):
                 env = SpreadTeams(

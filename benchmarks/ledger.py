@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 from decisionllm.scaling import executors, grid, ledger
 
 ROWS = Path(__file__).parent / "ledger.jsonl"
@@ -135,7 +135,7 @@ def main() -> None:
     row = {
         "executor": given.executor,
         "cores": executors.cores(),
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     for name, measure in (("large", large), ("killed", killed), ("overhead", overhead)):
         folder = tempfile.mkdtemp()

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.serve import drawn
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 
 ROWS = Path(__file__).parent / "load.jsonl"
 LATE = {"ticks": 100.0, "one": 100.0, "openrtb": 80.0, "act": 100.0, "bid": 1000.0}  # ms
@@ -433,7 +433,7 @@ def main():
         "replicas": options.replicas,
         "campaigns": options.campaigns,
         "command": " ".join(sys.argv[1:]),
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     if options.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 
 SPREAD = 0.15  # of the reference: interquartile range of its rounds / median
 RESULTS = Path(__file__).parent / "results.jsonl"
@@ -152,7 +152,7 @@ def main(*names):
         for unit in ("avx512_bf16", "amx_tile")
         if getattr(torch.cpu, f"_is_{unit}_supported", bool)()
     ]
-    machine = {"ceilings_gflops": ceilings(), "units": units, "versions": checkpoint.versions()}
+    machine = {"ceilings_gflops": ceilings(), "units": units, "versions": directory.versions()}
     console.print(
         f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: {', '.join(units) or 'none'}"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.protocols import Env
 from decisionllm.registry import build
 from decisionllm.schema import Episode
@@ -29,7 +29,7 @@ def open_run(
 
     node: of another environment than the run's; count: of episodes.
     """
-    policy, config, _ = checkpoint.load(run)
+    policy, config, _ = loading.load(run)
     return policy, config, build((node or config["env"]) | options, count)
 
 

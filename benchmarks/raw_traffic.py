@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.large_log import options_of, resident_mb, watched
 from decisionllm.domains.auction import auctionnet
 from decisionllm.domains.auction.campaign import STEPS
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 ADVERTISERS, LIMIT_MB, LIMIT_SECONDS = 48, 2000, 60
@@ -94,7 +94,7 @@ def main():
     )
     row |= {
         "met": row["mb"] <= LIMIT_MB and row["seconds"] <= LIMIT_SECONDS,
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -25,7 +25,8 @@ import numpy as np
 from benchmarks import load
 from benchmarks.serve import ROWS, drawn
 from decisionllm.domains.auction.observation import ObservationSpec
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import directory
 from tests.serving.in_process import CampaignManager
 
 CAMPAIGNS, TICKS = 16, 24
@@ -46,7 +47,7 @@ def main():
     )
     with ROWS.open("a") as file:
         for row in rows:
-            file.write(json.dumps(row | {"versions": checkpoint.versions()}) + "\n")
+            file.write(json.dumps(row | {"versions": directory.versions()}) + "\n")
             print(json.dumps(row, indent=1))
 
 
@@ -146,7 +147,7 @@ class Loop:
 
 def same_answers(run):
     """Answers of two replicas against a manager in this process."""
-    policy, _, run_info = checkpoint.load(run)
+    policy, _, run_info = loading.load(run)
     manager, began = (
         CampaignManager(policy, ObservationSpec.of(run_info["dataset"])),
         time.monotonic(),

@@ -27,9 +27,9 @@ from decisionllm.config import ModelOptions
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.policy import checkpoint
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build, discover
+from decisionllm.runs import directory
 from decisionllm.schema import Spec
 from decisionllm.serving.app import create_app
 from decisionllm.serving.campaigns import CampaignManager
@@ -324,7 +324,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {"load": os.getloadavg()[0], "versions": checkpoint.versions()}
+    machine = {"load": os.getloadavg()[0], "versions": directory.versions()}
     # the journal on a true disk
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         for backbone in options.backbones:

@@ -33,7 +33,8 @@ from benchmarks import load
 from benchmarks.serve import ROWS, drawn
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import directory
 from tests.serving.in_process import CampaignManager
 
 CLIENTS = 4
@@ -315,7 +316,7 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=ROWS)
     options = parser.parse_args()
-    policy, _, run_info = checkpoint.load(options.run)
+    policy, _, run_info = loading.load(options.run)
     steps, campaigns = options.ticks // options.campaigns, options.campaigns
     alone = CampaignManager(policy, ObservationSpec.of(run_info["dataset"]), horizon=steps)
     kept = 2500 if options.rate else max(options.campaigns // 3, 1)
@@ -415,7 +416,7 @@ def main():
             and fallbacks == 0
             and killed == options.kills
         ),
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")

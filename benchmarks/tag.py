@@ -23,9 +23,10 @@ from decisionllm.domains.spread import tag
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.report import interval
 from decisionllm.eval.rollout import ScriptedPlayer, rollout
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.protocols import Player
 from decisionllm.registry import build
+from decisionllm.runs import directory
 
 SCRIPTED: dict[str, Callable[..., Any]] = {"chasers": tag.chase, "prey": tag.flee}
 # role -> the other one, and its type
@@ -108,7 +109,7 @@ def play(
 
     def begin(tasks: Sequence[str]) -> Player:
         if isinstance(player, Path):
-            policy = checkpoint.load(player, part=role)[0]
+            policy = loading.load(player, part=role)[0]
             made: Player = policy.begin(
                 [text or task for task in tasks], env.horizon, groups=env.groups
             )
@@ -141,7 +142,7 @@ def row(chasers: str, prey: str, outcome: Mapping[str, np.ndarray]) -> Row:
         "return_chasers": outcome["return_0"].mean(),
         "return_prey": outcome["return_1"].mean(),
         "env_seed": 0,
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
 
 
@@ -156,7 +157,7 @@ def main() -> None:
     if not (FOLDER / "log").exists():
         record(FOLDER / "log", groups=2400)
     runs = train(given.seed)
-    nodes = {role: checkpoint.load(runs["checkpoint"][role], part=role)[1]["env"] for role in OTHER}
+    nodes = {role: loading.load(runs["checkpoint"][role], part=role)[1]["env"] for role in OTHER}
     texts = {role: build(node, 1).tasks[0] for role, node in nodes.items()}
     won: dict[tuple[str, str], np.ndarray] = {}
     for chasers, prey in PAIRINGS:

@@ -26,7 +26,7 @@ from decisionllm.config import one_of
 from decisionllm.datasets import sampling
 from decisionllm.datasets.store import NO_TRANSFORM, prepare
 from decisionllm.files import sealed
-from decisionllm.policy import checkpoint
+from decisionllm.runs import checkpoint, directory, hardware
 
 
 def baseline(config: dict[str, Any]) -> Path:
@@ -60,8 +60,8 @@ def baseline(config: dict[str, Any]) -> Path:
             raise ValueError(f"{key}: expected more than 0, got {number}")
     if checkpoint.find(run) and not config["fresh"]:
         raise ValueError(f"{run} holds a run: choose another run=..., or fresh=true to begin again")
-    checkpoint.refuse_foreign(run)
-    d3rlpy, device = library(), checkpoint.usable(config["device"])
+    directory.refuse_foreign(run)
+    d3rlpy, device = library(), hardware.usable(config["device"])
 
     # -- data and algorithm --
     store = prepare(config["dataset"], config["cache_dir"], config.get("transform", NO_TRANSFORM))
@@ -89,12 +89,12 @@ def baseline(config: dict[str, Any]) -> Path:
     torch.manual_seed(config["seed"])  # d3rlpy draws weights and noise from torch's own generator
     algorithm.create_impl((store.spec.observation_dim,), store.spec.action_dim)
     described = config | {"policy": {"_target_": "decisionllm.baselines.d3rlpy.Baseline"}}
-    with checkpoint.locked(run):
-        checkpoint.describe(
+    with directory.locked(run):
+        directory.describe(
             run,
             described,
             {"": store},
-            versions=checkpoint.versions() | {"d3rlpy": d3rlpy.__version__},
+            versions=directory.versions() | {"d3rlpy": d3rlpy.__version__},
         )
         console.print(
             f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions"

@@ -20,10 +20,11 @@ from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
 from decisionllm.eval.rollout import rollout
 from decisionllm.files import explained
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Begin, Env, Player
 from decisionllm.registry import build
+from decisionllm.runs import directory, hardware
 from decisionllm.schema import Episode, Report, Spec
 
 # options of acting that a result row has in a column, or in the name of its policy
@@ -148,15 +149,15 @@ def load_policies(runs: Sequence[Path], config: dict[str, Any]) -> list[Loaded]:
     """The policies of all runs; of a run on a mixture, one for each part."""
     acting = config["act"] | config["team"]
     device = config["device"]
-    generator = torch.Generator(checkpoint.usable(device))  # of decode=sample, for all runs
+    generator = torch.Generator(hardware.usable(device))  # of decode=sample, for all runs
     acting["generator"] = generator.manual_seed(config["seed"])
     found = []
     for run in runs:
         parts = listed(config["part"] or "")
         if not parts:
-            _, info = checkpoint.read(run)
+            _, info = directory.read(run)
             parts = list(info.get("parts", {}))
-        for each in checkpoint.load_parts(run, parts, device=device, **acting):
+        for each in loading.load_parts(run, parts, device=device, **acting):
             found.append(Loaded(run, *each))
     return found
 
@@ -309,7 +310,7 @@ def targets(loaded: Loaded, env: Env, config: dict[str, Any]) -> dict[float | No
     for quantile in config["target_quantiles"]:
         each: Any = env.target_returns(info["dataset"], quantile)
         if each is None:
-            each = checkpoint.target(info, quantile)
+            each = directory.target(info, quantile)
         found.setdefault(float(np.mean(each)), each)
     return found | {target: target for target in config["target_returns"]}
 
@@ -339,7 +340,7 @@ def policy_columns(loaded: Loaded, env: Env) -> dict[str, Any]:
         "planning_horizon": policy.planning_horizon,
         "execution": policy.execution,
         "fingerprint": info["fingerprint"],
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     if isinstance(policy, Policy):
         columns |= env.probe(policy)

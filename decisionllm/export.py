@@ -18,9 +18,10 @@ from torch.export import Dim
 from decisionllm.backbones.merged import save_merged
 from decisionllm.config import one_of
 from decisionllm.files import absent, explained, sealed
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.exported import FORMAT, ExportedPolicy
 from decisionllm.policy.policy import Policy
+from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import History
 
 # kept of the dataset's info
@@ -42,7 +43,7 @@ def export(config: dict[str, Any]) -> None:
             wanted = "no part and no act, which are of a policy"
             raise ValueError(f"format=transformers: expected {wanted}, got {', '.join(given)}")
         return language_model(run, path)
-    policy, _, run_info = checkpoint.load(run, part=config["part"], **config["act"])
+    policy, _, run_info = loading.load(run, part=config["part"], **config["act"])
     write(policy, path, run_info, name=run.name)
     apart = difference(policy, path)
     print(
@@ -71,7 +72,7 @@ def language_model(run: Path, path: Path) -> None:
         ValueError: a baseline, or the run is damaged.
     """
     path = absent(path)
-    config, info = checkpoint.read(run)
+    config, info = directory.read(run)
     if "policy" in config:
         raise ValueError(BASELINE)
     backbone = checkpoint.load_model(run, config, info).backbone
@@ -133,7 +134,7 @@ def write(
         "cache": list(decoder.nothing.shape),
         "dataset": {key: dataset[key] for key in ALSO if key in dataset},
         "fingerprint": run_info.get("fingerprint"),
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
     }
     with sealed(path) as partial:
         outputs = ["actions", "return_to_go", "longer_cache"]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from decisionllm.config import one_of
-from decisionllm.policy import checkpoint
+from decisionllm.runs import directory
 from decisionllm.scaling import advice, executors, grid, ledger, report
 from decisionllm.scaling.run import FLOPS, execute
 
@@ -62,7 +62,7 @@ def scale(config: dict[str, Any]) -> Path:
         return out
     found = {
         "study": study,
-        "versions": checkpoint.versions(),
+        "versions": directory.versions(),
         "flops": FLOPS,
         "tuned": runs.tuning_losses(out),
         "runs": [row(out, name, state, jobs[name]) for name, state in states.items()],

@@ -10,8 +10,9 @@ from decisionllm.config import one_of
 from decisionllm.domains.auction.journal import Journal
 from decisionllm.domains.auction.observation import ObservationSpec
 from decisionllm.files import explained
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.runs import checkpoint, directory
 from decisionllm.serving import replicas
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def check(config: dict[str, Any]) -> None:
     if not 0 <= config["port"] <= 65535:
         raise ValueError(f"port: expected 0 .. 65535, got {config['port']}")
     for run in (config["run"], config["shadow"]):
-        if run and "policy" in checkpoint.read(run)[0]:
+        if run and "policy" in directory.read(run)[0]:
             raise ValueError(f"run={run}: expected a run of `decisionllm train`, got a baseline")
     count = config["replicas"]
     if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
@@ -112,7 +113,7 @@ def application(config: dict[str, Any]) -> Any:
     from decisionllm.serving.app import create_app
 
     run = config["run"]
-    policy, run_config, run_info = checkpoint.load(
+    policy, run_config, run_info = loading.load(
         run, part=config["part"], device=config["device"], **config["act"]
     )
     known = model_info(run, policy, run_config, run_info)
@@ -159,7 +160,7 @@ def shadow_of(
     """The policy that decides without answering, and its description, see `model_info`."""
     from decisionllm.serving.shadow import Shadow
 
-    policy, run_config, run_info = checkpoint.load(config["shadow"], device=config["device"])
+    policy, run_config, run_info = loading.load(config["shadow"], device=config["device"])
     about = model_info(config["shadow"], policy, run_config, run_info)
     own = ObservationSpec.of(run_info["dataset"])
     made = Shadow(

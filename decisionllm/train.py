@@ -30,8 +30,8 @@ from decisionllm.eval.before import check_environments
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
-from decisionllm.policy import checkpoint
-from decisionllm.policy.start import new_model, restore_or_describe
+from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs.start import new_model, restore_or_describe
 from decisionllm.schema import Batch, Window
 
 ALL = slice(None)
@@ -141,10 +141,10 @@ def train(config: TrainConfig | dict[str, Any]) -> Path:
     check(c, flat(options))
     accelerator = processes(c)
     reports = distributed.counter(accelerator)
-    with checkpoint.locked(c.run) if accelerator.is_main_process else nullcontext():
+    with directory.locked(c.run) if accelerator.is_main_process else nullcontext():
         try:
             if accelerator.is_main_process:
-                checkpoint.refuse_foreign(c.run)
+                directory.refuse_foreign(c.run)
             return fit(c, options, accelerator)
         except RuntimeError as error:
             if not distributed.lost(error):
@@ -304,8 +304,8 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
 def processes(c: TrainConfig) -> Any:
     """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
     accelerator = distributed.begin(
-        checkpoint.precision(c.device, c.optim.precision),
-        cpu=checkpoint.usable(c.device) == "cpu",
+        hardware.precision(c.device, c.optim.precision),
+        cpu=hardware.usable(c.device) == "cpu",
         project_dir=c.run,
         log_with=None if c.log.tracker == "none" else c.log.tracker,
     )
@@ -545,10 +545,10 @@ def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer) 
     """Load the optimiser of a run's last checkpoint, and where its loop was."""
     folder = checkpoint.checkpoint_folder(run)
     weights = dict(model.named_parameters())
-    for name, value in checkpoint.content(folder / "trainer.safetensors").items():
+    for name, value in directory.content(folder / "trainer.safetensors").items():
         weight, _, key = name.rpartition("/")
         optimizer.state[weights[weight]][key] = distributed.placed(value, weights[weight])
-    state = checkpoint.content(folder / "trainer.json")
+    state = directory.content(folder / "trainer.json")
     loop.step = state["step"]
     loop.elapsed = state["elapsed"]
 

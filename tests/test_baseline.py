@@ -13,7 +13,8 @@ import yaml
 from safetensors.torch import load_file
 
 from decisionllm.baselines.d3rlpy import ALGORITHMS, actor_mean, scales, transitions
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import checkpoint
 from decisionllm.schema import Episode
 from tests.conftest import LOOP, NANO, command, damage, episode, make_store
 
@@ -177,7 +178,7 @@ def test_every_algorithm_finds_the_better_actions(algorithm, tmp_path, monkeypat
     rates = ("+options.actor_learning_rate=3e-3", "+options.critic_learning_rate=3e-3")
     run = trained(tmp_path / "run", f"algorithm={algorithm}", "steps=100", "log.every=40", *rates)
     (policy, _, info), written = (
-        checkpoint.load(run),
+        loading.load(run),
         (run / "losses.jsonl").read_text().splitlines(),
     )
     assert policy.act(seen[:, 0]).mean() > 0.3  # those of the log are 0 on average
@@ -240,17 +241,17 @@ def test_a_damaged_actor_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"model.safetensors is damaged .*not those that were written"
     ):
-        checkpoint.load(run)
+        loading.load(run)
 
 
 def test_a_run_without_weights_says_so(tmp_path):
     run = trained(tmp_path / "run", "steps=1")
     (run / "checkpoint" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="damaged or missing"):
-        checkpoint.load(run)
+        loading.load(run)
     shutil.rmtree(run / "checkpoint")
     with pytest.raises(FileNotFoundError, match="expected a run with a checkpoint, found none"):
-        checkpoint.load(run)
+        loading.load(run)
 
 
 @pytest.mark.parametrize(

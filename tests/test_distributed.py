@@ -18,7 +18,7 @@ import torch
 
 import decisionllm
 from decisionllm import distributed
-from decisionllm.policy import checkpoint
+from decisionllm.runs import checkpoint
 from decisionllm.train import interruptible
 from tests.conftest import LOOP, NANO, PATIENCE, command, interrupt, metrics
 from tests.test_train import same_bits, saved

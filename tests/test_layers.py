@@ -14,6 +14,7 @@ FLOORS = (
     {"baselines"},
     {"datasets", "backbones"},
     {"models"},
+    {"runs"},
     {"policy"},
     {"eval"},
     {"domains"},

@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 from decisionllm.config import OptimOptions
 from decisionllm.datasets import sampling, store
 from decisionllm.domains.synthetic.dataset import load
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import checkpoint, directory
+from decisionllm.runs import model as runs_model
 from decisionllm.scaling.run import measure
 from decisionllm.schema import Spec
 from decisionllm.serve import model_info
@@ -100,7 +102,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         json.loads((tmp_path / "straight/best/checkpoint/trainer.json").read_text())["step"]
         == lowest
     )
-    loaded = checkpoint.load(tmp_path / "straight")
+    loaded = loading.load(tmp_path / "straight")
     acting = loaded[0].model.state_dict()
     weights = (tmp_path / "straight/best/checkpoint/model.safetensors").read_bytes()
     assert (
@@ -165,7 +167,7 @@ def test_a_longer_training_of_a_finished_run_is_told_how_to_begin(tmp_path, caps
 
 
 def test_a_second_training_in_one_directory_is_refused(tmp_path, capsys):
-    with checkpoint.locked(tmp_path / "run"):
+    with directory.locked(tmp_path / "run"):
         assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 1
     assert "another training is running in this directory" in capsys.readouterr().err
     assert command("train", *LOOP, *NANO, f"run={tmp_path}/run") == 0
@@ -297,8 +299,8 @@ def test_the_backbone_learns_at_its_own_rate(tmp_path):
             f"optim.lr_backbone={rate}",
             "optim.weight_decay=0",
         )
-    config, facts = checkpoint.read(tmp_path / "0.01")
-    start = checkpoint.make_model(config, Spec(**facts["spec"])).state_dict()
+    config, facts = directory.read(tmp_path / "0.01")
+    start = runs_model.make_model(config, Spec(**facts["spec"])).state_dict()
     for name, weight in load_file(tmp_path / "1e-09" / "checkpoint" / "model.safetensors").items():
         if not name.startswith("normalizer."):
             moved = (weight - start[name]).abs().max() > 1e-6
@@ -506,8 +508,8 @@ def load(*, spoilt: list):
     # normaliser and moments too
     assert len(held_out) == 10 and same_bits(clean, saved(tmp_path / "held-out"))
     assert (
-        checkpoint.read(tmp_path / "clean")[1]["targets"]
-        == checkpoint.read(tmp_path / "held-out")[1]["targets"]
+        directory.read(tmp_path / "clean")[1]["targets"]
+        == directory.read(tmp_path / "held-out")[1]["targets"]
     )
     assert (
         metrics(tmp_path / "clean")[-1]["held_out_nll"]
@@ -594,7 +596,7 @@ def test_paraphrased_texts_resume_to_the_bit_and_are_not_those_of_one_wording(
     assert not same_bits(saved(tmp_path / "one"), saved(tmp_path / "straight"))
 
     def measured(name):
-        policy, config, _ = checkpoint.load(tmp_path / name)
+        policy, config, _ = loading.load(tmp_path / name)
         return measure(policy, config, store.prepare(config["dataset"], config["cache_dir"]), 1)
 
     assert measured("one") == measured("goal") != measured("straight")

@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from decisionllm.config import OPTIONAL, Node, TrainConfig, flat, plain, with_defaults
-from decisionllm.policy.checkpoint import MAY_DIFFER
 from decisionllm.registry import discover
+from decisionllm.runs.directory import MAY_DIFFER
 
 Row = dict[str, Any]
 Options = Mapping[str, Any]

@@ -17,8 +17,9 @@ from decisionllm.datasets.formats.team_log import (
 )
 from decisionllm.datasets.team import Meta, canonical_rows, entity_schema, meta_of, with_blocks
 from decisionllm.eval.team_env import TeamEnv
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.registry import build, register
+from decisionllm.runs import directory
 
 # Copy n of evaluation `seed` is reset with FIRST + STARTS * seed + n, as no log is
 FIRST = 2_000_000_000
@@ -381,9 +382,9 @@ class Rival:
     """
 
     def __init__(self, run: str, agents: Sequence[str], options: Mapping[str, Any]) -> None:
-        parts = [*checkpoint.read(run)[1].get("parts", {})]
+        parts = [*directory.read(run)[1].get("parts", {})]
         played = []
-        for self.policy, config, _ in checkpoint.load_parts(run, parts):
+        for self.policy, config, _ in loading.load_parts(run, parts):
             if config["env"]["_target_"] != f"{__name__}.{PettingZooTeams.__name__}":
                 continue
             self.env: PettingZooTeams = build(config["env"] | options | {"partners": {}}, 1)

@@ -4,26 +4,36 @@ An exported policy uses this without torch.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from decisionllm.datasets.windows import rollout_returns_to_go
 from decisionllm.protocols import Player
-from decisionllm.schema import History, refuse
-
-if TYPE_CHECKING:
-    import torch
+from decisionllm.schema import History, Spec, refuse
 
 Rows = slice | np.ndarray | Sequence[int]
 ALL = slice(None)
+
+
+class Conditioned(Protocol):
+    """What a buffer asks of the policy that acts: a `Policy` or an `ExportedPolicy`."""
+
+    return_horizon: int
+
+    @property
+    def spec(self) -> Spec: ...
+
+    def check_horizon(self, horizon: int) -> None: ...
+
+    def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray: ...
 
 
 class EpisodeBuffer(Player):
     """Observations, actions, rewards and masks of N episodes under way, and their target returns.
 
     Args:
-        policy: that acts, a `Policy` or an `ExportedPolicy`.
+        policy: that acts.
         N: episodes.
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
@@ -32,13 +42,17 @@ class EpisodeBuffer(Player):
         ValueError: the model cannot read that many steps.
     """
 
-    def __init__(self, policy: Any, N: int, horizon: int, target_returns: Any = None) -> None:
+    def __init__(
+        self, policy: Conditioned, N: int, horizon: int, target_returns: Any = None
+    ) -> None:
         spec = policy.spec
         policy.check_horizon(horizon)
-        self.policy, self.horizon = policy, horizon
-        self.targets = policy.resolve_targets(  # NaN: the predicted maximum return
-            [None] * N if target_returns is None else np.broadcast_to(target_returns, N).tolist()
-        )
+        self.policy = policy
+        self.horizon = horizon
+        given: list[float | None] = [None] * N
+        if target_returns is not None:
+            given = np.broadcast_to(target_returns, N).tolist()
+        self.targets = policy.resolve_targets(given)  # NaN: the predicted maximum return
         self.observations = np.zeros((N, horizon, spec.observation_dim), np.float32)
         self.actions = np.zeros((N, horizon, spec.action_dim), np.float32)
         self.rewards = np.zeros((N, horizon))
@@ -109,31 +123,26 @@ class EpisodeBuffer(Player):
 
     def restore_row(self, row: int, history: History) -> None:
         """Give a row the past of an episode that has begun; the last observation is not used."""
-        self.now[row] = t = len(history.actions)
-        self.observations[row, :t], self.actions[row, :t] = (
-            history.observations[:t],
-            history.actions,
-        )
+        t = len(history.actions)
+        self.now[row] = t
+        self.observations[row, :t] = history.observations[:t]
+        self.actions[row, :t] = history.actions
         self.rewards[row, :t] = history.rewards
         if history.action_masks is not None and self.masks is not None:
             self.masks[row, :t] = history.action_masks[:t]
 
     def select(self, rows: Rows) -> None:
         """Continue with these episodes alone: (M,) int or (N,) bool."""
-        self.observations, self.actions, self.rewards = (
-            self.observations[rows],
-            self.actions[rows],
-            self.rewards[rows],
-        )
-        self.masks = None if self.masks is None else self.masks[rows]
-        self.targets, self.now = self.targets[rows], self.now[rows]
+        self.observations = self.observations[rows]
+        self.actions = self.actions[rows]
+        self.rewards = self.rewards[rows]
+        if self.masks is not None:
+            self.masks = self.masks[rows]
+        self.targets = self.targets[rows]
+        self.now = self.now[rows]
 
-    def allowed(self, each: np.ndarray) -> "torch.Tensor | None":
-        """Which actions are allowed at the current step of these rows, (M, C) or None."""
-        from torch import from_numpy
-
-        return (
-            None
-            if self.masks is None
-            else from_numpy(self.masks[each, self.now[each]]).to(self.policy.device)
-        )
+    def masks_at(self, each: np.ndarray) -> np.ndarray | None:
+        """Which actions are allowed at the current step of these rows, (M, C) bool or None."""
+        if self.masks is None:
+            return None
+        return np.asarray(self.masks[each, self.now[each]])

@@ -141,6 +141,8 @@ class ExportedSession(EpisodeBuffer):
     It has the methods of `session.Session` that bidders use.
     """
 
+    policy: ExportedPolicy
+
     def __init__(
         self,
         policy: ExportedPolicy,

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from decisionllm.datasets.store import Store, data_node, prepare, with_texts
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.protocols import Source
 from decisionllm.registry import register
+from decisionllm.runs import checkpoint, directory
 from decisionllm.schema import Episode
 
 VERSION = 1  # of how episodes are made
@@ -47,7 +48,7 @@ def load(
     Raises:
         ValueError: the run has no value, or reads other texts.
     """
-    policy, config, info = checkpoint.load(run)
+    policy, config, info = loading.load(run)
     own = check_text(run, text, config)
     if not isinstance(policy, Policy) or policy.model.planner is None:
         raise ValueError(f"dataset.run={run}: expected a run trained with planner=value")
@@ -126,7 +127,7 @@ def data_options(*, run: str, text: str = "none", **options: Any) -> dict[str, A
     The texts of the data are those of the run; a ValueError for a `text` that can't be made of
     them.
     """
-    check_text(run, text, checkpoint.read(run)[0])
+    check_text(run, text, directory.read(run)[0])
     return {"run": run, "text": "", **options}
 
 

@@ -6,7 +6,7 @@ keeps keys and values between decisions and returns the same actions. Both use t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,20 @@ import torch
 from torch import Tensor
 
 from decisionllm.config import one_of
-from decisionllm.datasets.windows import collate, cut, of_histories, window_start
 from decisionllm.models.heads import GaussianHead
-from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.deciding import Direct, ValuePlan
 from decisionllm.policy.one_step import Decide, columns, recorded
+from decisionllm.policy.reading import WindowReader
 from decisionllm.policy.session import Session
 from decisionllm.policy.team_session import TeamSession
-from decisionllm.protocols import Decider
-from decisionllm.schema import Batch, History, Spec
+from decisionllm.schema import History
 
 
 @dataclass
-class Policy:
-    """A trained model and how it acts.
+class Policy(WindowReader):
+    """A trained model and how it acts; the model is put in evaluation mode.
 
-    Attributes:
-        model: the trained model; it is put in evaluation mode.
-        window: T, the most steps it reads.
-        stride: old steps that leave a full window at once, 1 .. window.
-        target_return: unless a history has its own, raw reward units; None: the predicted maximum
-            return.
-        return_horizon: the target is the return of this many next steps and stays constant; 0: it
-            is the return of the whole episode, and received rewards are subtracted.
+    Attributes, beside those of `WindowReader`:
         decode: `mode`, `mean` or `sample` of the action distribution; `unclipped` with a Gaussian
             head, whose deviation is then that of noise which was added to the log's actions before
             they were clipped to their limits: the actions before.
@@ -44,8 +35,6 @@ class Policy:
         planning_value: the least of a plan that is followed, see `ValuePlan`.
         execution: `joint`, the agents of a group decide in turn, in random order, each conditioned
             on the actions of those before it; `per_agent`.
-        device: of the model.
-        generator: of samples and orders.
         config: of the run that the policy was loaded from.
         info: of the run (run.json): dataset, fingerprint, versions.
 
@@ -53,16 +42,9 @@ class Policy:
         ValueError: an option is unknown, or needs a model that was trained for it.
     """
 
-    model: SequenceModel
-    window: int
-    stride: int
-    target_return: float | None
-    return_horizon: int = 0
     decode: str = "mode"
     planning_horizon: int = 0
     execution: str = "per_agent"
-    device: str = "cpu"
-    generator: torch.Generator | None = None
     planning_value: float = 0.0
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     info: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -96,19 +78,9 @@ class Policy:
         model.eval()
         model.backbone.pack()
         direct = Direct(model, self.decode, self.device)
-        self.decider: Decider = direct
+        self.decider = direct
         if self.planning_horizon:
             self.decider = ValuePlan(direct, self.planning_horizon, self.planning_value)
-
-    @property
-    def spec(self) -> Spec:
-        """Of the data that the policy was trained on."""
-        return self.model.spec
-
-    @property
-    def return_conditioned(self) -> bool:
-        """Whether the model reads a return-to-go."""
-        return self.model.tokenizer.returns is not None
 
     def act(self, histories: Sequence[History]) -> np.ndarray:
         """Choose the next action of N episodes.
@@ -131,7 +103,8 @@ class Policy:
         """
         if self.recorded and len(histories) == 1 and not histories[0].task:
             batch, _, predicted = self.windows(histories)
-            if (decide := self.recorded.get(not predicted.any())) is not None:
+            decide = self.recorded.get(not predicted.any())
+            if decide is not None:
                 action, togo = decide(*columns(batch))
                 return action.numpy(), togo.numpy()
         hidden, returns = self.read(histories)
@@ -139,14 +112,6 @@ class Policy:
         observations = np.stack([h.observations[-1] for h in histories])
         tasks = [h.task for h in histories]
         return self.decider.act(hidden, masks, observations, tasks, self.generator), returns
-
-    def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
-        """Hidden states at the last observations (N, D), and the return-to-go that each is
-        conditioned on (N,).
-        """
-        batch, last = self.batch(histories)
-        each = torch.arange(len(histories))
-        return self.model.read(batch)[each, last], batch.returns_to_go[each, last].cpu().numpy()
 
     def allowed(self, histories: Sequence[History]) -> Tensor | None:
         """Which actions are allowed at the last observations of N histories, (N, C) or None."""
@@ -156,58 +121,19 @@ class Policy:
         each = np.stack(
             [np.ones(self.spec.num_actions, bool) if mask is None else mask[-1] for mask in masks]
         )
-        return torch.from_numpy(each).to(self.device)
+        return self.on_device(each)
 
     def warm_up(self) -> None:
         """Make one decision, and let a policy of window 1 decide single steps without a text by a
         recorded list of operations from now on: the same bits in less time. The model must not be
-        trained any more."""
-        observations, actions = (
-            np.zeros((1, self.spec.observation_dim), np.float32),
-            np.zeros((0, self.spec.action_dim)),
-        )
-        first = History(observations, actions, np.zeros(0))
+        trained any more.
+        """
+        observations = np.zeros((1, self.spec.observation_dim), np.float32)
+        no_actions = np.zeros((0, self.spec.action_dim))
+        first = History(observations, no_actions, np.zeros(0))
         self.act([first])
         if self.window == 1 and not self.planning_horizon:
             self.recorded = recorded(self.model, self.windows([first])[0], self.decode)
-
-    def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
-        """The windows of N histories as a batch, and the place of the last observation in each
-        (N,).
-        """
-        batch, last, predicted = self.windows(histories)
-        if predicted.any():
-            returns = self.model.predict_return(self.model.read(batch, torch.zeros_like(predicted)))
-            batch = replace(
-                batch, returns_to_go=torch.where(predicted[:, None], returns, batch.returns_to_go)
-            )
-        return batch, last
-
-    def windows(self, histories: Sequence[History]) -> tuple[Batch, Tensor, Tensor]:
-        """The windows of N histories, the place of the last observation in each (N,), and (N,)
-        bool: whether the return-to-go is to be predicted, and 0 in the windows."""
-        wanted = self.spec.observation_dim, self.spec.action_dim
-        for i, h in enumerate(histories):
-            if (got := (h.observations.shape[1], h.actions.shape[1])) != wanted:
-                sizes = "observations of {} and actions of {} numbers".format
-                raise ValueError(
-                    f"history {i}: expected {sizes(*wanted)}, as in training, got {sizes(*got)}"
-                )
-        self.check_horizon(max(len(h.observations) for h in histories))
-        targets = self.resolve_targets([h.target_return for h in histories])
-        steps = of_histories(
-            histories, np.where(np.isnan(targets), 0, targets), return_horizon=self.return_horizon
-        )
-        now = steps.end - steps.first - 1
-        start = window_start(now, self.window, self.stride)
-        tasks = sorted({h.task for h in histories})
-        texts = self.model.backbone.encode(tasks)
-        window = cut(steps, np.arange(len(histories)), start, int((now - start).max()) + 1)
-        batch = collate(window, texts, np.array([tasks.index(h.task) for h in histories])).to(
-            self.device
-        )
-        predicted = torch.from_numpy(np.isnan(targets)).to(self.device)
-        return batch, torch.from_numpy(now - start), predicted
 
     def begin(
         self,
@@ -239,23 +165,3 @@ class Policy:
                 self, tasks, horizon, target_returns, groups if self.execution == "joint" else None
             )
         return Session(self, tasks, horizon, target_returns)
-
-    def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
-        """Target returns (N,) float64; None is the policy's own, and NaN in the result the
-        predicted maximum return.
-        """
-        own = (
-            (np.nan if self.return_conditioned else 0.0)
-            if self.target_return is None
-            else self.target_return
-        )
-        return np.array([own if target is None else target for target in targets], np.float64)
-
-    def check_horizon(self, horizon: int) -> None:
-        """Raise a ValueError if the model cannot read episodes of this many steps."""
-        longest = self.model.spec.horizon
-        if self.model.tokenizer.timesteps is not None and horizon > longest:
-            remedy = "train with model.timesteps=none to go beyond"
-            raise ValueError(
-                f"horizon: expected at most {longest} steps, the longest in training, got {horizon}; {remedy}"
-            )

@@ -1,7 +1,7 @@
 """Episodes under way, with the keys and values of what a policy read."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -10,10 +10,8 @@ from torch import Tensor
 from decisionllm.backbones.cache import NONE, KVCache, SessionCache
 from decisionllm.datasets.windows import Steps, collate, cut, window_start
 from decisionllm.policy.buffer import ALL, EpisodeBuffer, Rows
+from decisionllm.policy.reading import WindowReader
 from decisionllm.schema import History
-
-if TYPE_CHECKING:
-    from decisionllm.policy.policy import Policy
 
 # ids and mask, where only steps are read
 NO_TEXT = torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool)
@@ -26,18 +24,18 @@ class Session(EpisodeBuffer):
     lock-step. A row can be given to another episode, see `restore`.
 
     Args:
-        policy: that acts.
+        policy: that acts, see `Policy.begin`.
         tasks: N task texts.
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
         text_room: tokens reserved for texts, for episodes that come later.
     """
 
-    policy: "Policy"
+    policy: WindowReader
 
     def __init__(
         self,
-        policy: "Policy",
+        policy: WindowReader,
         tasks: Sequence[str],
         horizon: int,
         target_returns: Any = None,
@@ -115,7 +113,11 @@ class Session(EpisodeBuffer):
         current = self.observations[each, self.now[each]]
         tasks = [self.tasks[i] for i in each]
         return self.policy.decider.act(
-            hidden, self.allowed(each), current, tasks, self.policy.generator
+            hidden,
+            self.policy.on_device(self.masks_at(each)),
+            current,
+            tasks,
+            self.policy.generator,
         )
 
     @torch.inference_mode()

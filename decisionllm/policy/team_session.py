@@ -3,7 +3,7 @@ before it.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from decisionllm.backbones.cache import SessionCache
 from decisionllm.datasets.windows import collate, window_start
 from decisionllm.models.team import TeamSequenceModel
 from decisionllm.policy.buffer import EpisodeBuffer, Rows
+from decisionllm.policy.reading import WindowReader
 from decisionllm.schema import Batch, Window
 from decisionllm.tokenizers import text
 from decisionllm.tokenizers.team import POOL
-
-if TYPE_CHECKING:
-    from decisionllm.policy.policy import Policy
 
 
 class TeamSession(EpisodeBuffer):
@@ -28,7 +26,7 @@ class TeamSession(EpisodeBuffer):
     members of a team share one text, see `text.of_team`.
 
     Args:
-        policy: that acts.
+        policy: that acts, see `Policy.begin`.
         tasks: N task texts.
         horizon: most steps of an episode.
         target_returns: one for all or (N,), raw reward units; None: the policy's own.
@@ -40,11 +38,11 @@ class TeamSession(EpisodeBuffer):
         ValueError: a team has more members than there are identities.
     """
 
-    policy: "Policy"
+    policy: WindowReader
 
     def __init__(
         self,
-        policy: "Policy",
+        policy: WindowReader,
         tasks: Sequence[str],
         horizon: int,
         target_returns: Any = None,
@@ -104,7 +102,11 @@ class TeamSession(EpisodeBuffer):
             current = self.observations[each, now]
             no_texts = [""] * len(each)  # only plans read them, which teams do not make
             chosen = policy.decider.act(
-                hidden, self.allowed(each), current, no_texts, policy.generator
+                hidden,
+                self.policy.on_device(self.masks_at(each)),
+                current,
+                no_texts,
+                policy.generator,
             )
             self.actions[each, now] = chosen
         return np.asarray(self.actions[self.active, now])

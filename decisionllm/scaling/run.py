@@ -24,8 +24,10 @@ from decisionllm.datasets.batches import to_batch, wordings
 from decisionllm.datasets.store import Store, prepare
 from decisionllm.eval.report import read_lines
 from decisionllm.evaluate import evaluate
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.runs import directory
+from decisionllm.runs.model import make_model
 from decisionllm.scaling import executors
 from decisionllm.schema import Report, Spec
 from decisionllm.train import train
@@ -145,7 +147,7 @@ def train_to_budget(
         steps = config["steps"] * 2**doubling
         changes = {"steps": steps, "run": str(folder / f"run-{doubling}")}
         run = launch(config | changes, processes, threads)
-        policy, run_config, _ = checkpoint.load(run, device=config["device"])
+        policy, run_config, _ = loading.load(run, device=config["device"])
         losses = measure(policy, run_config, reference, job["windows"])
         gained = math.inf if best is None else best.losses["held_out"] - losses["held_out"]
         if best is None or gained > 0:
@@ -171,7 +173,7 @@ def roll_out(
         metrics: further measurements of the environment; {} for a mixture.
     """
     score: dict[str, float | None] = {"score": None, "low": None, "high": None}
-    _, info = checkpoint.read(best.run)
+    _, info = directory.read(best.run)
     parts = info.get("parts", {})
     if any(each["env"]["_target_"] == "none" for each in parts.values() or [best.config]):
         return score, {}
@@ -312,7 +314,7 @@ def count(config: Node, spec: Spec) -> dict[str, int]:
     Returns:
         Parameters in total, trained and non_embedding; layers, width; tokens of a window.
     """
-    model = checkpoint.make_model(config, spec)
+    model = make_model(config, spec)
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)

@@ -82,7 +82,7 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
 
     Args:
         run: a run directory of an auction, the folder that `decisionllm export` wrote of one (then
-            torch is not needed), or the result of checkpoint.load; by default the directory in
+            torch is not needed), or the result of loading.load; by default the directory in
             DECISIONLLM_RUN.
         target_return: instead of the run's own, in raw reward units.
         text: the task text; by default from the run's text template, which a run trained with
@@ -173,9 +173,9 @@ def load(run: str | Path | tuple[Any, Any, Any]) -> tuple[Any, dict[str, Any]]:
         if (Path(run) / "policy.onnx").is_file():
             exported = ExportedPolicy(run)
             return exported, exported.info["dataset"]
-        from decisionllm.policy import checkpoint  # with torch
+        from decisionllm.policy import loading  # with torch
 
-        run = checkpoint.load(run)
+        run = loading.load(run)
     return run[0], run[2]["dataset"]
 
 

@@ -13,7 +13,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 from decisionllm.backbones.build import fingerprint, pretrained, qwen2
 from decisionllm.backbones.cut import cut_at, only_blocks
 from decisionllm.backbones.readers import attach
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from tests.backbones.test_backbones import write
 from tests.conftest import LOOP, command, near
 
@@ -230,7 +230,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
     run = tmp_path / "run"
     words = ["text=goal", "backbone=pretrained", f"backbone.folder={folder}"]
     assert command("train", *LOOP, *words, f"run={run}") == 0
-    policy, _, info = checkpoint.load(run)
+    policy, _, info = loading.load(run)
     backbone = policy.model.backbone
     assert (backbone.first, backbone.depth) == (2, 2)
     assert info["frozen"] == fingerprint(backbone)
@@ -244,7 +244,7 @@ def test_a_run_is_trained_saved_and_loaded(folder, tmp_path):
 def test_the_adapter_of_upper_blocks_is_loaded_on_the_whole_model(folder, tmp_path):
     words = ["backbone=pretrained", f"backbone.folder={folder}", "optim.lr=0.1", "optim.clip=0"]
     assert command("train", *LOOP, *words, f"run={tmp_path / 'run'}") == 0
-    core = checkpoint.load(tmp_path / "run")[0].model.backbone.core
+    core = loading.load(tmp_path / "run")[0].model.backbone.core
     adapted = PeftModel.from_pretrained(
         AutoModel.from_pretrained(folder), tmp_path / "run/checkpoint/adapter"
     ).eval()

@@ -9,7 +9,6 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from decisionllm.backbones.build import pretrained
 from decisionllm.backbones.merged import save_merged
 from decisionllm.export import language_model
-from decisionllm.policy import checkpoint
 from tests.backbones import test_gguf
 from tests.backbones.test_backbones import small_backbone, write
 from tests.conftest import DT, LOOP, NANO, command, damage, near
@@ -51,7 +50,7 @@ def test_the_exported_language_model_equals_the_backbone_of_the_run(source, tmp_
     assert not any(loading.values()) and {weight.dtype for weight in found.parameters()} == {
         torch.float32
     }
-    backbone = checkpoint.load(run)[0].model.float().backbone
+    backbone = loading.load(run)[0].model.float().backbone
     near(hidden(found), hidden(backbone.model))
     task = "Reach the goal."
     tokenizer = AutoTokenizer.from_pretrained(run / "transformers")
@@ -122,7 +121,7 @@ def test_options_that_do_not_fit_are_refused(words, message, tmp_path, capsys):
 
 
 def test_a_baseline_has_no_language_model(tmp_path):
-    (tmp_path / "run.json").write_text('{"format": 2}')
+    (tmp_path / "run.json").write_text('{"format": 3}')
     (tmp_path / "config.yaml").write_text("policy: {}")
     with pytest.raises(ValueError, match="expected a run of `decisionllm train`, got a baseline"):
         language_model(tmp_path, tmp_path / "out")

@@ -9,7 +9,8 @@ import torch
 from decisionllm.backbones.build import fingerprint
 from decisionllm.backbones.readers import FrozenFeatures
 from decisionllm.files import cache_dir
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
+from decisionllm.runs import directory
 from decisionllm.schema import History, Spec
 from decisionllm.tokenizers import text
 from tests.backbones.test_backbones import small_backbone, write
@@ -128,8 +129,8 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
         ["text_encoder=features", f"text_encoder.folder={folder}", "text_encoder.layer=1"],
     )
     command("train", *NANO, *LOOP, *reading, f"run={run}")
-    one, config, info = checkpoint.load(run)
-    other, _, _ = checkpoint.load(run)
+    one, config, info = loading.load(run)
+    other, _, _ = loading.load(run)
     spec, rng = Spec.of(info["spec"]), np.random.default_rng(0)
     shape = rng.normal(size=(3, spec.observation_dim)).astype(np.float32)
     past = np.zeros((2, spec.action_dim), np.float32)
@@ -138,7 +139,7 @@ def test_a_run_is_trained_saved_and_loaded_with_its_reader(folder, tmp_path):
     session = one.begin([history.task], 10).restore([history])
     session.observe(shape[-1:])
     near(session.decide(), one.act([history]), 1e-4, scale=2)
-    names = checkpoint.content(run / "checkpoint" / "model.safetensors")
+    names = directory.content(run / "checkpoint" / "model.safetensors")
     assert "backbone.features.mean" in names
     assert not any("encoder" in name for name in names), "the frozen encoder is not saved"
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["nll"] < 1e9

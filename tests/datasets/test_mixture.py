@@ -16,8 +16,9 @@ from decisionllm.datasets.arrays import from_episodes
 from decisionllm.datasets.batches import open_data
 from decisionllm.datasets.mixture import described, evaluated, load, of_embodiment, of_embodiments
 from decisionllm.datasets.mixture import stores as of_stores
-from decisionllm.policy import checkpoint
-from decisionllm.policy.checkpoint import of_part
+from decisionllm.policy import loading
+from decisionllm.runs import directory
+from decisionllm.runs.directory import of_part
 from decisionllm.scaling.grid import compose
 from decisionllm.scaling.run import execute
 from tests.conftest import LOOP, NANO, command, episode, make_store, metrics, node
@@ -192,7 +193,7 @@ MIXTURE = (
 def test_one_run_is_evaluated_in_the_env_of_every_part(tmp_path, capsys):
     run = tmp_path / "run"
     assert command("train", *MIXTURE, f"run={run}", "act.target_quantile=0.75") == 0
-    info = checkpoint.read(run)[1]
+    info = directory.read(run)[1]
     made = store.write(tmp_path / "mixed", load(parts=LABELS, text="goal"))
     kept = sampling.select(made, held_out=0.25)[0]
     for label, part in made.parts.items():
@@ -255,7 +256,7 @@ def test_weights_that_cannot_be_are_refused(weights, tmp_path, capsys):
 
 def test_a_study_of_a_mixture_scores_the_mean_over_its_parts(tmp_path):
     assert command("train", *MIXTURE, f"run={tmp_path}/run") == 0
-    config, info = checkpoint.read(tmp_path / "run")
+    config, info = directory.read(tmp_path / "run")
     job = {
         "train": config,
         "budget": {"rule": "steps"},
@@ -334,7 +335,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
     )
     run = tmp_path / "run"
     assert command("train", *words, f"run={run}", f"cache_dir={tmp_path}/data") == 0
-    options = checkpoint.read(run)[0]
+    options = directory.read(run)[0]
     c = train_config(options)
     stores = of_stores(c.dataset, c.cache_dir)
     data = {name: open_data(of_embodiment(c, name), each, [1.0]) for name, each in stores.items()}
@@ -345,7 +346,7 @@ def test_an_embodiment_has_its_own_window_in_training_and_when_it_acts(tmp_path)
             for name, each in made.items()
         }
         assert shapes == {"short": (8, 2), "long": (8, 5)}
-    loaded = {label: checkpoint.load(run, part=label) for label in parts}
+    loaded = {label: loading.load(run, part=label) for label in parts}
     assert {label: policy.window for label, (policy, _, _) in loaded.items()} == {
         "short": 2,
         "long": 5,

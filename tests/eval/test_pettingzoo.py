@@ -14,7 +14,7 @@ from decisionllm.domains.spread.world import Teacher
 from decisionllm.eval import pettingzoo
 from decisionllm.eval.pettingzoo import PettingZooTeams
 from decisionllm.eval.rollout import rollout
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
 from tests.conftest import NANO, command, make_model
@@ -375,12 +375,12 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     """The same pairing from either side: the run beside scripted fishers, and as the thief that
     they meet.
     """
-    policy, config, _ = checkpoint.load(island_run, part="steal")
+    policy, config, _ = loading.load(island_run, part="steal")
     thief = build(config["env"] | {"partners": {"fisher": f"{ISLAND}.fish"}}, 5)
     episodes = rollout(
         lambda tasks: policy.begin(tasks, thief.horizon, groups=thief.groups), thief, seed=3
     )
-    node = checkpoint.load(island_run, part="fish")[1]["env"]
+    node = loading.load(island_run, part="fish")[1]["env"]
     fishers = build(node | {"partners": {"thief": str(island_run)}}, 5)
     rollout(lambda tasks: Always(2), fishers, seed=3)
     (rival,) = fishers.rivals
@@ -393,7 +393,7 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
     assert [*fishers.conditions("joint", False)] == [f"joint, thief {island_run}"]
     assert rival.env.tasks[0].endswith("Role: thief.")
     both = build(node | {"partners": {1: str(island_run)}}, 2)
-    mine = checkpoint.load(island_run, part="fish")[0]
+    mine = loading.load(island_run, part="fish")[0]
     episodes = rollout(
         lambda tasks: mine.begin(tasks, both.horizon, groups=both.groups), both, seed=0
     )

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from decisionllm.datasets import mixture, sampling, store, windows
 from decisionllm.datasets.mixture import embodiment_of
 from decisionllm.models.generalist import Generalist
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.runs import checkpoint, directory
+from decisionllm.runs.model import make_model
 from decisionllm.schema import History
 from tests.conftest import LOOP, NANO, command, interrupt, metrics
 
@@ -69,8 +71,8 @@ def test_the_embodiment_of_a_step_is_drawn_by_the_shares_of_its_parts():
 
 
 def test_the_backbone_is_saved_once_and_each_embodiment_has_its_own_units(run):
-    weights, (config, info) = saved(run), checkpoint.read(run)
-    model = checkpoint.make_model(config, checkpoint.specs(info))
+    weights, (config, info) = saved(run), directory.read(run)
+    model = make_model(config, directory.specs(info))
     assert (
         isinstance(model, Generalist)
         and model.models["plane"].backbone is model.models["moves"].backbone is model.backbone
@@ -98,11 +100,11 @@ def test_each_part_has_a_held_out_loss_and_their_mean_says_which_weights_are_bes
 
 
 def test_a_part_acts_as_it_does_in_the_generalist(run):
-    config, info = checkpoint.read(run)
-    model = checkpoint.make_model(config, checkpoint.specs(info))
+    config, info = directory.read(run)
+    model = make_model(config, directory.specs(info))
     checkpoint.restore(run, model, info)
     whole = Policy(model.models["moves"], 5, 2, info["parts"]["moves"]["targets"]["0.9"])
-    alone, _, of_part = checkpoint.load(run, part="moves")
+    alone, _, of_part = loading.load(run, part="moves")
     assert (
         of_part["spec"]["num_actions"] == 5
         and of_part["dataset"]["name"] == "synthetic"
@@ -183,8 +185,8 @@ def test_a_task_of_a_known_space_starts_with_the_weights_and_units_of_the_run(ru
     )
     low, high = old["models.plane.normalizer.return_range"].tolist()
     log = store.prepare(
-        checkpoint.read(tmp_path / "new")[0]["dataset"],
-        checkpoint.read(tmp_path / "new")[0]["cache_dir"],
+        directory.read(tmp_path / "new")[0]["dataset"],
+        directory.read(tmp_path / "new")[0]["cache_dir"],
     )
     steps = windows.of_store(log)
     mine = steps.returns_to_go[next(steps.blocks(sampling.select(log, held_out=0.25)[0]))]
@@ -199,7 +201,7 @@ def test_a_new_embodiment_beside_the_old_ones_is_new_alone(run, tmp_path):
     old, new = saved(run), saved(tmp_path / "new")
     assert all(torch.equal(new[name], old[name]) for name in old if "range" not in name)
     assert {name.split(".")[1] for name in new.keys() - old.keys()} == {"maze"}
-    assert set(checkpoint.read(tmp_path / "new")[1]["parts"]) == {"few", "many", "moves", "maze"}
+    assert set(directory.read(tmp_path / "new")[1]["parts"]) == {"few", "many", "moves", "maze"}
 
 
 def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_path):
@@ -212,8 +214,8 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
     )
     assert command("train", *SINGLE[: -len(NANO)], *FROZEN, *lora) == 0
     old, new = (
-        checkpoint.load(run, part="few", target_return=1.0)[0],
-        checkpoint.load(tmp_path / "new", target_return=1.0)[0],
+        loading.load(run, part="few", target_return=1.0)[0],
+        loading.load(tmp_path / "new", target_return=1.0)[0],
     )
     seen = History(
         np.ones((2, 2)), np.zeros((1, 2)), np.zeros(1), task="Walk to the goal in the east."

@@ -21,8 +21,10 @@ from safetensors.torch import load_file, save_file
 from decisionllm.backbones.build import fingerprint
 from decisionllm.config import TrainConfig, plain
 from decisionllm.files import DIGESTS
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
+from decisionllm.runs import checkpoint, directory
+from decisionllm.runs.model import make_model
 from decisionllm.schema import History, Spec
 from tests.backbones.test_backbones import write
 from tests.conftest import LOOP, NANO, SMALL, command, damage, near, node
@@ -44,7 +46,7 @@ def config(backbone="nano lora", **options):
 
 def trained(path, config, *, noise=1):
     """A run directory whose model has moved everything it trains, by this noise; the model."""
-    model = checkpoint.make_model(config, SPEC).eval()
+    model = make_model(config, SPEC).eval()
     torch.manual_seed(noise)
     with torch.no_grad():
         for weight in model.parameters():
@@ -101,15 +103,13 @@ def edit(file, change):
 @pytest.mark.parametrize("head", ["gaussian", "bins"])
 def test_a_loaded_policy_acts_as_the_saved_one(backbone, head, tmp_path):
     model = trained(tmp_path / "run", config(backbone, head=node("head", head)))
-    loaded, _, _ = checkpoint.load(tmp_path / "run")
+    loaded, _, _ = loading.load(tmp_path / "run")
     assert loaded.target_return == 30 and (loaded.window, loaded.stride) == (6, 3)
     expected = Policy(model, 6, 3, 30.0).act(histories())
     with pytest.raises(ValueError, match="device: expected one of auto, cpu, cuda, got 'tpu'"):
-        checkpoint.load(tmp_path / "run", device="tpu")
+        loading.load(tmp_path / "run", device="tpu")
     assert np.array_equal(loaded.act(histories()), expected)
-    untrained = Policy(
-        checkpoint.make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0
-    )
+    untrained = Policy(make_model(config(backbone, head=node("head", head)), SPEC), 6, 3, 30.0)
     assert not np.allclose(untrained.act(histories()), expected, atol=0.01)
 
 
@@ -158,7 +158,7 @@ def test_peft_loads_the_adapter_on_both_classes_of_a_model(family, library, tmp_
         "optim.clip=0",
     )
     assert command("train", *LOOP, *lora, f"run={tmp_path}/run") == 0
-    policy, _, _ = checkpoint.load(tmp_path / "run")
+    policy, _, _ = loading.load(tmp_path / "run")
     backbone = policy.model.backbone
     language_model = getattr(transformers, library).from_pretrained(folder)
     ids = torch.arange(12).view(2, 6)
@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_one_clear_error(name, tmp_path):
         tmp_path / "run" / file, change
     )
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
-        checkpoint.load(tmp_path / "run")
+        loading.load(tmp_path / "run")
     assert (
         "\n" not in str(raised.value)
         and str(tmp_path / "run") in str(raised.value)
@@ -318,7 +318,7 @@ def test_weights_that_are_not_those_written_are_refused(name, change, tmp_path):
     with pytest.raises(
         ValueError, match=rf"{name} is damaged .*not those that were written.*restore a copy"
     ):
-        checkpoint.load(tmp_path / "run")
+        loading.load(tmp_path / "run")
 
 
 def test_the_error_of_damage_names_the_checkpoint_before(tmp_path):
@@ -330,7 +330,7 @@ def test_the_error_of_damage_names_the_checkpoint_before(tmp_path):
         ValueError,
         match=r"model.safetensors is damaged .*checkpoint.old holds the checkpoint before",
     ):
-        checkpoint.load(tmp_path / "run")
+        loading.load(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter/adapter_model.safetensors"])
@@ -342,10 +342,10 @@ def test_files_of_two_checkpoints_of_a_run_are_refused(name, tmp_path):
         for weight in model.parameters():
             weight.add_(0.1)
     checkpoint.save(run, model, {"moment": torch.ones(3)}, {"step": 2})
-    checkpoint.load(run)
+    loading.load(run)
     (run / "checkpoint" / name).write_bytes(first)
     with pytest.raises(ValueError, match=f"{name} is damaged .*not those that were written"):
-        checkpoint.load(run)
+        loading.load(run)
 
 
 def test_a_checkpoint_without_digests_is_loaded(tmp_path):
@@ -359,7 +359,7 @@ def test_a_checkpoint_without_digests_is_loaded(tmp_path):
         not (tmp_path / "run" / "checkpoint" / DIGESTS).exists()
         and len(load_file(tmp_path / "run" / ADAPTER)) == 28
     )
-    loaded, _, _ = checkpoint.load(tmp_path / "run")
+    loaded, _, _ = loading.load(tmp_path / "run")
     assert np.array_equal(loaded.act(histories()), Policy(model, 6, 3, 30.0).act(histories()))
 
 
@@ -394,11 +394,11 @@ def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
             said = capsys.readouterr().err
         else:
             with pytest.raises(ValueError) as raised:
-                checkpoint.load(run)
+                loading.load(run)
             said = str(raised.value)
         assert f"{name} is damaged" in said and "not those that were written" in said
         (run / name).write_bytes(before)
-    checkpoint.load(run)
+    loading.load(run)
 
 
 def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
@@ -411,9 +411,9 @@ def test_a_config_cut_at_the_end_of_a_line_is_refused(tmp_path):
         ValueError,
         match=r"config.yaml is damaged .*if you changed it yourself, delete .*run/digests.json",
     ):
-        checkpoint.read(run)
+        directory.read(run)
     (run / DIGESTS).unlink()
-    checkpoint.read(run)
+    directory.read(run)
 
 
 WRITES = (
@@ -460,7 +460,7 @@ def test_a_save_killed_at_any_write_keeps_a_whole_checkpoint(tmp_path, monkeypat
 
     def found():
         parts = [
-            checkpoint.content(checkpoint.find(run) / name)
+            directory.content(checkpoint.find(run) / name)
             for name in ("model.safetensors", "trainer.safetensors", "trainer.json")
         ]
         numbers = {
@@ -551,7 +551,7 @@ def test_a_failed_save_is_one_clear_error_and_keeps_the_last(trouble, open_folde
     assert before == {
         file: file.read_bytes() for file in (open_folder / "run").rglob("*") if file.is_file()
     }
-    checkpoint.load(open_folder / "run")
+    loading.load(open_folder / "run")
 
 
 def test_an_option_of_another_version_is_one_clear_error(tmp_path):
@@ -562,7 +562,7 @@ def test_an_option_of_another_version_is_one_clear_error(tmp_path):
         ValueError,
         match="the options of this run are not those of this version .*'shuffled'.*train again",
     ):
-        checkpoint.load(tmp_path / "run")
+        loading.load(tmp_path / "run")
 
 
 def test_a_run_on_a_full_disk_fails_in_one_line(tmp_path, capsys):
@@ -594,7 +594,7 @@ def test_a_run_in_a_read_only_place_fails_in_one_line(capsys):
 
 def test_versions_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    known = checkpoint.versions()
+    known = directory.versions()
     assert known["commit"] is None
     # a build's name is not everywhere in both
     assert known["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

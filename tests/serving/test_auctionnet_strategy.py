@@ -54,7 +54,7 @@ class Constant:
 
 def run(options=OPTIONS, text="informative"):
     """A policy with random weights, in the units of a day of this advertiser, and the info of its
-    data, as checkpoint.load returns it."""
+    data, as loading.load returns it."""
     (day,) = rollout(Constant, world("replay", options=options), seed=0)
     policy = make_policy(
         Spec(day.observations.shape[1], 1, STEPS, (0.0,), (HIGH,)), target_return=20.0

@@ -32,7 +32,7 @@ from schemathesis.checks import (
 from decisionllm.config import with_defaults
 from decisionllm.domains.auction.journal import Journal, opened
 from decisionllm.domains.auction.observation import ObservationSpec
-from decisionllm.policy import checkpoint
+from decisionllm.policy import loading
 from decisionllm.schema import History, Spec
 from decisionllm.serve import serve
 from decisionllm.serving import protocol as protocols
@@ -1044,7 +1044,7 @@ def program(run, *words, **environment):
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="replicas share a port")
 def test_replicas_give_one_campaign_the_same_answers(run, tmp_path):
     """Each tick is sent on a connection of its own, which goes to either replica."""
-    policy, _, known = checkpoint.load(run)
+    policy, _, known = loading.load(run)
     alone = CampaignManager(policy, ObservationSpec.of(known["dataset"]))
     mine = alone.open(**settings_of(0))
     with program(run, "replicas=2", f"journal={tmp_path}/j") as (process, client):
@@ -1066,7 +1066,7 @@ def test_a_replica_that_does_not_start_is_an_error():
 @pytest.mark.numeric
 def test_a_killed_server_continues_with_the_same_answers(run, tmp_path):
     """Killed between ticks and while one is in flight; then each is repeated."""
-    policy, _, known = checkpoint.load(run)
+    policy, _, known = loading.load(run)
     alone, journal = (
         CampaignManager(policy, ObservationSpec.of(known["dataset"])),
         f"journal={tmp_path}/j",
@@ -1140,7 +1140,7 @@ def test_the_docs_read_the_journal_and_serve_auctionnet(run, tmp_path, capsys):
         )
         assert known["bids"].shape == (2,) and (known["bids"] > 0).all()
         again = known["remote"].bidding(0, [0.0004, 0.0007], [0.0001, 0.0001], [], [], [], [], [])
-        high = checkpoint.load(run)[0].model.spec.high[0]
+        high = loading.load(run)[0].model.spec.high[0]
         near(again, known["bids"], scale=0.0007 * high)
         known["remote"].client.close()
         id = begun(client, horizon=2)
@@ -1201,7 +1201,7 @@ def test_a_number_out_of_range_or_a_baseline_is_refused(tmp_path):
             serve(with_defaults("serve", {"run": str(tmp_path), option: -1}))
     with pytest.raises(ValueError, match="port: expected 0 .. 65535, got 99999"):
         serve(with_defaults("serve", {"run": str(tmp_path), "port": 99999}))
-    (tmp_path / "run.json").write_text('{"format": 2}')
+    (tmp_path / "run.json").write_text('{"format": 3}')
     (tmp_path / "config.yaml").write_text("policy: {}")
     with pytest.raises(
         ValueError, match=f"run={tmp_path}: expected a run of `decisionllm train`, got a baseline"

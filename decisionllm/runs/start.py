@@ -16,7 +16,8 @@ from decisionllm.datasets.batches import Data, some_texts
 from decisionllm.datasets.store import Store
 from decisionllm.models.generalist import members
 from decisionllm.models.imagined import TEXTS, Transitions, codes
-from decisionllm.policy import checkpoint
+from decisionllm.runs import checkpoint, directory, hardware
+from decisionllm.runs.model import make_model
 
 MOST_TIMESTEPS = 1_000_000  # 512 MB at a width of 128, and three times that for the optimiser
 NUMBERS = 1 << 24  # of observations that the normaliser reads at a time
@@ -32,7 +33,7 @@ def new_model(
     specs = {name: each.store.spec for name, each in data.items()}
     if c.model.timesteps == "learned":
         check_horizons([each.store for each in data.values()])
-    model = checkpoint.make_model(options, specs.get("", specs))
+    model = make_model(options, specs.get("", specs))
     started: set[str] = set()  # embodiments that begin with weights of another run
     if c.init_from and not begun:
         started = checkpoint.start_from(c.init_from, model, options)
@@ -75,10 +76,10 @@ def restore_or_describe(
     """Give the model the weights of a run that was begun; describe a new run."""
     run = Path(c.run)
     if begun:
-        checkpoint.restore(run, model, checkpoint.same_run(run, options, stores))
+        checkpoint.restore(run, model, directory.same_run(run, options, stores))
         return
     if main:
-        checkpoint.describe(
+        directory.describe(
             run, options, stores, **targets(c, data), frozen=fingerprint(model.backbone)
         )
 
@@ -139,7 +140,7 @@ def fit_value(model: Any, data: Data, c: TrainConfig) -> None:
         which,
         read,
     )
-    low = checkpoint.precision(c.device, c.optim.precision) == "bf16"
+    low = hardware.precision(c.device, c.optim.precision) == "bf16"
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False, enabled=low):
         planner.fit(shown, units, seed=c.seed)
 

@@ -1,0 +1,129 @@
+"""A trained run as a policy that acts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from decisionllm.models.generalist import members
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.policy.policy import Policy
+from decisionllm.registry import build
+from decisionllm.runs.checkpoint import checkpoint_folder, load_model
+from decisionllm.runs.directory import content, of_part, read, target
+from decisionllm.runs.hardware import usable
+
+
+def load_policy(
+    run: str | Path, *, part: str | None = None, device: str = "cpu", **acting: Any
+) -> Any:
+    """Load the policy of a run, public as `decisionllm.load`.
+
+    Args:
+        run: the run directory.
+        part: label of a part, of a run on a mixture: acts with its targets.
+        device: auto, cpu or cuda.
+        acting: target_return in raw reward units, and fields of `Policy` such as decode or
+            planning_horizon, in place of the run's own.
+
+    Returns:
+        A `Policy`: `policy.act(histories)`, `policy.begin(tasks, horizon)`; the run's config is
+        `policy.config`, and run.json is `policy.info`. A run of `decisionllm baseline` gives a
+        baseline with the same `begin`.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: a file is damaged or does not fit the others, or an option cannot be.
+    """
+    return load(run, part=part, device=device, **acting)[0]
+
+
+def load(
+    path: str | Path, *, part: str | None = None, **acting: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Load a run, or one part of a run on a mixture, see `load_parts`."""
+    return load_parts(path, [] if part is None else [part], **acting)[-1]
+
+
+def load_parts(
+    path: str | Path, parts: Sequence[str] = (), *, device: str = "cpu", **acting: Any
+) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Load a run once, to act in each of several datasets that it was trained on.
+
+    Args:
+        path: the run directory.
+        parts: labels of parts of a mixture; none: the run as a whole.
+        device: auto, cpu or cuda.
+        acting: target_return in raw reward units, None: the headline target of the run or the part;
+            and other fields of `Policy`, such as decode or planning_horizon, None: as the run's
+            config says.
+
+    Returns:
+        (policy, run_config, run_info) of each part: env, dataset and targets are the part's. The
+        policy is a `Policy`, or what the config names under `policy` makes of (the checkpoint's
+        tensors by name, device), which has its `begin`.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: a file is damaged or does not fit the others, or an option or a part cannot be.
+    """
+    (config, info), device = read(path), usable(device)
+    if "policy" in config:
+        return [
+            (
+                build(
+                    config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device
+                ),
+                config,
+                info,
+            )
+        ]
+    known = info.get("parts", {})
+    if wrong := next((part for part in parts if part not in known), None):
+        raise ValueError(
+            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}"
+        )
+    if "embodiments" in info and not parts:
+        raise ValueError(
+            f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
+        )
+    model = load_model(path, config, info)
+    views = (
+        [("", config, info)]
+        if not parts
+        else [
+            (
+                name := known[part]["embodiment"],
+                of_part(config, part, known[part]),
+                info | info.get("embodiments", {}).get(name, {}) | known[part],
+            )
+            for part in parts
+        ]
+    )
+    each = members(model.to(device))
+    return [(_policy(each[name], c, i, acting | {"device": device}), c, i) for name, c, i in views]
+
+
+def _policy(
+    model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]
+) -> Policy:
+    """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
+    act, team, given = (
+        config["act"],
+        config["team"],
+        {key: value for key, value in acting.items() if value is not None},
+    )
+    options: dict[str, Any] = {"stride": act["stride"], "decode": act["decode"]}
+    if model.planner is not None:
+        options |= {
+            "planning_horizon": model.planner.horizon,
+            "planning_value": model.planner.least_value,
+        }
+    options |= {"execution": "per_agent" if team["execution"] == "per_agent" else "joint"}
+    options |= {"target_return": None} | given
+    options["stride"] = options["stride"] or max(config["window"] // 2, 1)
+    if options["target_return"] is None and not model.predicts_return:
+        options["target_return"] = target(info, act["target_quantile"])
+    return_horizon = config["model"]["return_horizon"]
+    return Policy(
+        model, config["window"], return_horizon=return_horizon, config=config, info=info, **options
+    )

@@ -1,0 +1,128 @@
+"""What a policy reads: the windows of N histories, the returns they are conditioned on, and the
+hidden states of the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decisionllm.datasets.windows import collate, cut, of_histories, window_start
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.protocols import Decider
+from decisionllm.schema import Batch, History, Spec
+
+
+@dataclass
+class WindowReader:
+    """A trained model, which steps of an episode it reads, and who decides on what it read.
+
+    `Policy` is one, and its sessions hold it.
+
+    Attributes:
+        model: the trained model.
+        window: T, the most steps it reads.
+        stride: old steps that leave a full window at once, 1 .. window.
+        target_return: unless a history has its own, raw reward units; None: the predicted maximum
+            return.
+        return_horizon: the target is the return of this many next steps and stays constant; 0: it
+            is the return of the whole episode, and received rewards are subtracted.
+        device: of the model.
+        generator: of samples and orders.
+        decider: turns hidden states into actions.
+    """
+
+    model: SequenceModel
+    window: int
+    stride: int
+    target_return: float | None
+    return_horizon: int = 0
+    device: str = "cpu"
+    generator: torch.Generator | None = None
+    decider: Decider = field(init=False, repr=False)
+
+    @property
+    def spec(self) -> Spec:
+        """Of the data that the model was trained on."""
+        return self.model.spec
+
+    @property
+    def return_conditioned(self) -> bool:
+        """Whether the model reads a return-to-go."""
+        return self.model.tokenizer.returns is not None
+
+    def read(self, histories: Sequence[History]) -> tuple[Tensor, np.ndarray]:
+        """Hidden states at the last observations (N, D), and the return-to-go that each is
+        conditioned on (N,).
+        """
+        batch, last = self.batch(histories)
+        each = torch.arange(len(histories))
+        returns = batch.returns_to_go[each, last]
+        return self.model.read(batch)[each, last], returns.cpu().numpy()
+
+    def batch(self, histories: Sequence[History]) -> tuple[Batch, Tensor]:
+        """The windows of N histories as a batch, and the place of the last observation in each
+        (N,).
+        """
+        batch, last, predicted = self.windows(histories)
+        if not predicted.any():
+            return batch, last
+        returns = self.model.predict_return(self.model.read(batch, torch.zeros_like(predicted)))
+        returns = torch.where(predicted[:, None], returns, batch.returns_to_go)
+        return replace(batch, returns_to_go=returns), last
+
+    def windows(self, histories: Sequence[History]) -> tuple[Batch, Tensor, Tensor]:
+        """The windows of N histories, the place of the last observation in each (N,), and (N,)
+        bool: whether the return-to-go is to be predicted, and 0 in the windows.
+        """
+        self.check_sizes(histories)
+        self.check_horizon(max(len(h.observations) for h in histories))
+        targets = self.resolve_targets([h.target_return for h in histories])
+        predicted = np.isnan(targets)
+        known = np.where(predicted, 0, targets)
+        steps = of_histories(histories, known, return_horizon=self.return_horizon)
+        now = steps.end - steps.first - 1
+        start = window_start(now, self.window, self.stride)
+        longest = int((now - start).max()) + 1
+        window = cut(steps, np.arange(len(histories)), start, longest)
+        tasks = sorted({h.task for h in histories})
+        texts = self.model.backbone.encode(tasks)
+        text_index = np.array([tasks.index(h.task) for h in histories])
+        batch = collate(window, texts, text_index).to(self.device)
+        last = torch.from_numpy(now - start)
+        return batch, last, torch.from_numpy(predicted).to(self.device)
+
+    def check_sizes(self, histories: Sequence[History]) -> None:
+        """Raise a ValueError if observations or actions have other sizes than in training."""
+        wanted = self.spec.observation_dim, self.spec.action_dim
+        sizes = "observations of {} and actions of {} numbers"
+        for i, history in enumerate(histories):
+            got = history.observations.shape[1], history.actions.shape[1]
+            if got != wanted:
+                expected = f"{sizes.format(*wanted)}, as in training"
+                raise ValueError(f"history {i}: expected {expected}, got {sizes.format(*got)}")
+
+    def on_device(self, masks: np.ndarray | None) -> Tensor | None:
+        """Action masks (M, C) as a tensor on the model's device; None without masks."""
+        if masks is None:
+            return None
+        return torch.from_numpy(masks).to(self.device)
+
+    def resolve_targets(self, targets: Sequence[float | None]) -> np.ndarray:
+        """Target returns (N,) float64; None is the policy's own, and NaN in the result the
+        predicted maximum return.
+        """
+        own = self.target_return
+        if own is None:
+            own = np.nan if self.return_conditioned else 0.0
+        return np.array([own if target is None else target for target in targets], np.float64)
+
+    def check_horizon(self, horizon: int) -> None:
+        """Raise a ValueError if the model cannot read episodes of this many steps."""
+        longest = self.model.spec.horizon
+        if self.model.tokenizer.timesteps is not None and horizon > longest:
+            remedy = "train with model.timesteps=none to go beyond"
+            wanted = f"at most {longest} steps, the longest in training"
+            raise ValueError(f"horizon: expected {wanted}, got {horizon}; {remedy}")

@@ -1,0 +1,250 @@
+"""The weights of a run in and out: a folder of safetensors and JSON; only frozen weights are not in it.
+
+checkpoint/
+  model.safetensors    trained weights but adapters, and the normaliser
+  adapter/             LoRA, as peft saves it, by the names on AutoModel and on AutoModelForCausalLM
+  trainer.safetensors  the moments of the optimiser
+  trainer.json         the step
+  digests.json         of these files, which therefore belong together
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from decisionllm.backbones.build import fingerprint
+from decisionllm.backbones.lora import ADAPTER_FILE, by_own_names, save_adapter
+from decisionllm.datasets.mixture import same_space, spaces
+from decisionllm.distributed import whole
+from decisionllm.files import explained, sealed
+from decisionllm.models.generalist import Generalist, members
+from decisionllm.models.sequence import SequenceModel
+from decisionllm.runs.directory import ROOM, content, read, specs
+from decisionllm.runs.model import make_model
+
+
+def save(
+    path: Path,
+    model: SequenceModel | Generalist,
+    trainer_tensors: dict[str, Tensor],
+    trainer_state: dict[str, Any],
+    *,
+    write: bool = True,
+) -> None:
+    """Write the checkpoint folder of a run, all or nothing: the earlier one stays until the new one
+    is complete.
+
+    Of sharded weights every process calls this, and one of them has `write`.
+    """
+    folder, own = path / "checkpoint", _own_state(model)
+    adapters = {
+        name: whole(weight)
+        for name, weight in model.backbone.model.named_parameters()
+        if "lora_" in name
+    }
+    if not write:
+        return
+    for partial in path.glob(".partial-*-checkpoint"):  # of a save that was killed
+        shutil.rmtree(partial, ignore_errors=True)
+    kept = "the checkpoint before it is kept" if folder.is_dir() else "there is no earlier one"
+    errors = explained(
+        f"{folder}: could not be written",
+        OSError,
+        SafetensorError,
+        remedy=f"{kept}; {ROOM}",
+        raised=OSError,
+    )
+    with errors, sealed(folder) as partial:
+        save_file(own, partial / "model.safetensors")
+        if adapters:
+            save_adapter(model.backbone.model, adapters, partial / "adapter")
+        save_file(trainer_tensors, partial / "trainer.safetensors")
+        (partial / "trainer.json").write_text(json.dumps(trainer_state))
+
+
+def find(path: str | Path) -> Path | None:
+    """The checkpoint folder of a run, or None.
+
+    A save that was cut off between its two renames left the old one.
+    """
+    return next(
+        (
+            folder
+            for folder in (Path(path) / "checkpoint", Path(path) / "checkpoint.old")
+            if folder.is_dir()
+        ),
+        None,
+    )
+
+
+def checkpoint_folder(path: str | Path) -> Path:
+    """The checkpoint folder of a run; a FileNotFoundError if there is none."""
+    folder = find(path)
+    if folder is None:
+        raise FileNotFoundError(
+            f"{path}: expected a run with a checkpoint, found none; train it first"
+        )
+    return folder
+
+
+def trained_steps(path: str | Path) -> int:
+    """The training steps of a run's last checkpoint."""
+    step: int = content(checkpoint_folder(path) / "trainer.json")["step"]
+    return step
+
+
+def weights_folder(path: str | Path, config: dict[str, Any]) -> Path:
+    """The folder whose checkpoint acts: of the lowest held-out loss with log.keep_best, else of the
+    last step.
+    """
+    return Path(path) / "best" if config["log"]["keep_best"] else Path(path)
+
+
+def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str, Any]) -> None:
+    """Load a checkpoint's weights into a model made from the same config; a ValueError if anything
+    does not fit.
+    """
+    folder = checkpoint_folder(path)
+    expected, own, adapter = _own_state(model), content(folder / "model.safetensors"), {}
+    if model.backbone.tune == "lora":
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        wanted = get_peft_model_state_dict(model.backbone.model, save_embedding_layers=False)
+        saved = content(folder / "adapter" / ADAPTER_FILE)
+        adapter = by_own_names(saved, wanted, model.backbone.core)
+        expected |= wanted
+    if why := _differences(own | adapter, expected):
+        trained = "the config names another backbone, head or embedding than was trained"
+        raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
+    if info["frozen"] != fingerprint(model.backbone):
+        raise ValueError(
+            f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on"
+        )
+    if adapter:
+        set_peft_model_state_dict(model.backbone.model, adapter)
+    model.load_state_dict(own, strict=False)
+
+
+def load_model(
+    path: str | Path, config: dict[str, Any], info: dict[str, Any]
+) -> SequenceModel | Generalist:
+    """The model of a run with the weights that act; see `restore` for errors. config, info: of
+    `read`.
+    """
+    model: SequenceModel | Generalist = make_model(config, specs(info))
+    restore(weights_folder(path, config), model, info)
+    return model
+
+
+def start_from(
+    path: str | Path, model: SequenceModel | Generalist, config: dict[str, Any]
+) -> set[str]:
+    """Give a new model the weights of a run: the backbone's, and each embodiment's from the one of
+    its space, with its units.
+
+    Args:
+        path: of the run.
+        model: of a new run.
+        config: of the new run. Where its backbone is read from this run (backbone.folder), the
+            backbone stays as it is.
+
+    Returns:
+        The embodiments that were given weights; the others are new.
+
+    Raises:
+        FileNotFoundError: there is no run, or no checkpoint.
+        ValueError: the run has another backbone, head or embedding, or none of its spaces is the
+            data's.
+    """
+    before, info = read(path)
+    if "policy" in before:
+        raise ValueError(f"init_from={path}: expected a run of `decisionllm train`, got a baseline")
+    source = load_model(path, before, info)
+    own, known = config["backbone"].get("folder"), members(source)
+    if not (own and Path(own).expanduser().resolve() == Path(path).expanduser().resolve()):
+        _copy(path, "backbone", source.backbone, model.backbone)
+    started = set()
+    for name, member in members(model).items():
+        similar = [other for other, one in known.items() if same_space(one.spec, member.spec)]
+        if not similar and (name in known or not name):
+            found = spaces(
+                {"the data": member.spec}
+                | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()}
+            )
+            raise ValueError(
+                f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
+                f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}"
+            )
+        if similar:
+            _copy(path, "model", known[name if name in similar else similar[0]], member)
+            started.add(name)
+    return started
+
+
+def _copy(path: str | Path, what: str, source: Any, model: Any) -> None:
+    """Load the weights and buffers of one module into another, but for a model's backbone; a
+    ValueError if they differ in more.
+    """
+    given, own = (
+        {k: v for k, v in m.state_dict().items() if not k.startswith("backbone.")}
+        for m in (source, model)
+    )
+    why = _differences(given, own)
+    if why or (what == "backbone" and fingerprint(source) != fingerprint(model)):
+        wanted = (
+            "a run of the same backbone, head, embedding and, with model.timesteps=learned, horizon"
+        )
+        why = f"the {what} differs: {why or 'frozen weights; '}take the options of its config.yaml"
+        raise ValueError(f"init_from={path}: expected {wanted}; {why}")
+    model.load_state_dict(given, strict=False)
+
+
+def _own_state(model: SequenceModel | Generalist) -> dict[str, Tensor]:
+    """The weights that a checkpoint holds itself: trained ones but adapters, the normaliser, and
+    what was fitted before.
+    """
+    trained = {
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and "lora_" not in name
+    }
+    return {
+        name: whole(tensor)
+        for name, tensor in model.state_dict().items()
+        if name in trained
+        or "normalizer." in name
+        or "planner." in name
+        or "objective." in name
+        or name.startswith("backbone.features.")
+    }
+
+
+def _differences(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """How named tensors differ from the expected ones in names and sizes, in words; empty if they
+    do not.
+    """
+    shapes = {
+        name: (tuple(given[name].shape), tuple(expected[name].shape))
+        for name in given.keys() & expected.keys()
+    }
+    sizes = [
+        f"{name} is {got}, expected {wanted}"
+        for name, (got, wanted) in shapes.items()
+        if got != wanted
+    ]
+    kinds = {
+        "missing": expected.keys() - given.keys(),
+        "unknown": given.keys() - expected.keys(),
+        "sizes": sizes,
+    }
+    listed = {
+        kind: ", ".join(sorted(found)[:4]) + " ..." * (len(found) > 4)
+        for kind, found in kinds.items()
+    }
+    return "".join(f"{kind}: {names}; " for kind, names in listed.items() if names)

@@ -1,0 +1,279 @@
+"""A run directory, but for its weights.
+
+runs/x/
+  config.yaml       every option, resolved
+  run.json          spec and fingerprint of the data, target returns, versions, a hash of the
+                    frozen weights
+  digests.json      of config.yaml and run.json
+  metrics.jsonl     one line a log interval
+  checkpoint/       see `checkpoint`
+  best/checkpoint/  the same at the lowest held-out loss, with log.keep_best; then this one acts
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from decisionllm.config import TrainConfig, flat
+from decisionllm.datasets.store import Store
+from decisionllm.files import DIGESTS, atomic, check_bytes, explained, own_change, seal
+from decisionllm.schema import Spec
+
+FORMAT = 3  # of run.json, config.yaml and the names of weights
+ROOM = "make room or choose another run=..."
+UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
+# options that may differ when a run is continued
+MAY_DIFFER = (
+    "run",
+    "device",
+    "cache_dir",
+    "fresh",
+    "model.gradient_checkpointing",
+    "log.tracker",
+    "log.every",
+    "log.save_every",
+)
+# what our own commands leave in a folder before there is a run in it
+BEFORE_A_RUN = (".lock", ".hydra", "multirun.yaml")
+MOST_TASKS = 64  # task texts that run.json names
+PACKAGES = ("decisionllm", "torch", "transformers", "peft", "numpy")
+
+
+def describe(path: Path, config: dict[str, Any], stores: Mapping[str, Store], **known: Any) -> None:
+    """Begin a run directory: write config.yaml and run.json, remove earlier checkpoints.
+
+    Args:
+        path: the run directory.
+        config: of the run.
+        stores: by embodiment, see `mixture.stores`.
+        known: further keys of run.json.
+    """
+    each = {
+        name: {
+            "spec": asdict(store.spec),
+            "dataset": {key: value for key, value in store.info.items() if key != "parts"},
+            "fingerprint": store.fingerprint,
+            "episodes": len(store.lengths),
+        }
+        | (
+            {"tasks": store.tasks}
+            if len(store.tasks) <= MOST_TASKS and "wordings" not in store.info
+            else {}
+        )
+        for name, store in stores.items()
+    }
+    data = {"format": FORMAT} | (
+        each[""] if "" in each else {"embodiments": each, "fingerprint": fingerprint_of(stores)}
+    )
+    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in ("checkpoint", "checkpoint.old", "best"):
+            shutil.rmtree(path / folder, ignore_errors=True)
+        (path / DIGESTS).unlink(missing_ok=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        with atomic(path / "run.json") as partial:
+            partial.write_text(json.dumps(data | {"versions": versions()} | known, indent=1))
+        seal(path, "config.yaml", "run.json")
+
+
+def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) -> dict[str, Any]:
+    """The run_info of a run that was begun with this config and this data; a ValueError if it was
+    not.
+    """
+    before, info = read(path)
+    was, now = flat(asdict(TrainConfig({}, {}, {}))) | flat(before), flat(config)
+    different = {
+        key: (was.get(key), now[key])
+        for key in now
+        if was.get(key) != now[key] and key not in MAY_DIFFER
+    }
+    if different:
+        if different.keys() <= {"steps", "minutes"}:
+            raise ValueError(longer(path, **different))
+        changes = "; ".join(
+            f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()
+        )
+        raise ValueError(
+            f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again"
+        )
+    if info["fingerprint"] != (data := fingerprint_of(stores)):
+        raise ValueError(
+            f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true"
+        )
+    return info
+
+
+def longer(path: Path, **different: tuple[Any, Any]) -> str:
+    """How to train for longer than a run was begun for, as a message."""
+    was = ", ".join(f"{key}={before}" for key, (before, _) in different.items())
+    now = ", ".join(f"{key}={after}" for key, (_, after) in different.items())
+    # The cosine of the learning rate ends at the last step: with another end, each step would have
+    # had another rate.
+    schedule = "the schedule of its learning rate ends there, so that it can't be moved"
+    another = f"begin another run with its weights, by init_from={path} run=..., or with new weights, by fresh=true"
+    return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
+
+
+def refuse_foreign(path: str | Path) -> None:
+    """Raise a ValueError if a run directory holds files that are not of a run.
+
+    A start that was killed may have left files of its own.
+    """
+    path = Path(path)
+    if not path.is_dir() or (path / "run.json").is_file():
+        return
+    foreign = sorted(
+        file.name
+        for file in path.iterdir()
+        if file.name not in BEFORE_A_RUN and not _is_config(file)
+    )
+    if foreign:
+        shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
+        raise ValueError(
+            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; choose another run=..."
+        )
+
+
+def _is_config(file: Path) -> bool:
+    """Whether it is the config.yaml of a run."""
+    if file.name != "config.yaml":
+        return False
+    try:
+        return {"dataset", "run"} <= content(file).keys()
+    except ValueError:
+        return False
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Hold a run directory for one training, until the end of the block or of the process; it is
+    removed if nothing came into it.
+
+    Raises:
+        ValueError: another training holds it.
+        OSError: it cannot be written.
+    """
+    file = Path(path) / ".lock"
+    with explained(f"{path}: could not be written", OSError, remedy=ROOM, raised=OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        wait = "wait for it, or choose another run=..."
+        with explained(
+            f"{path}: another training is running in this directory", Timeout, remedy=wait
+        ):
+            lock = FileLock(file).acquire(blocking=False)
+    with lock:
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            if not any(file.parent.iterdir()):
+                file.parent.rmdir()
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(run_config, run_info) of a run directory: what config.yaml and run.json hold.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: a file is damaged, or another version of the format wrote it.
+    """
+    path = Path(path)
+    if not (path / "run.json").is_file():
+        raise FileNotFoundError(f"{path}: expected a run directory (with run.json), found none")
+    config, info = content(path / "config.yaml"), content(path / "run.json")
+    if info.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; {UPGRADE}"
+        )
+    return config, info
+
+
+def content(path: Path) -> dict[str, Any]:
+    """What a file of a run holds: named tensors, or what its YAML or JSON says; a ValueError if it
+    is damaged or missing.
+    """
+    errors = OSError, ValueError, SafetensorError, yaml.YAMLError
+    # an adapter is a part of its checkpoint
+    folder = path.parents[1] if path.parent.name == "adapter" else path.parent
+    with explained(f"{path} is damaged or missing", *errors, remedy=_remedy(folder)):
+        check_bytes(folder, path.relative_to(folder).as_posix())
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        parsed: Any = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text())
+        if not isinstance(parsed, dict) or not parsed:
+            raise ValueError(f"expected keys with values, got {parsed}")
+        return parsed
+
+
+def _remedy(folder: Path) -> str:
+    """What to do about a damaged file of a run directory, or of one of its checkpoints."""
+    remedy, old = "train again, or restore a copy", folder.with_name("checkpoint.old")
+    if folder.name == "checkpoint" and old.is_dir():
+        return f"{remedy}; {old} holds the checkpoint before: move it to {folder}"
+    if (folder / DIGESTS).is_file() and (folder / "run.json").is_file():
+        return f"{remedy}; {own_change(folder)}"
+    return remedy
+
+
+def specs(info: dict[str, Any]) -> Spec | dict[str, Spec]:
+    """The spec that run.json holds, or those of its embodiments by name."""
+    each = {name: Spec.of(one["spec"]) for name, one in info.get("embodiments", {}).items()}
+    return each or Spec.of(info["spec"])
+
+
+def fingerprint_of(stores: Mapping[str, Store]) -> str:
+    """The fingerprint of the data of a run."""
+    return "+".join(store.fingerprint for store in stores.values())
+
+
+def target(info: dict[str, Any], quantile: float) -> float:
+    """The return at this quantile of the training returns, raw reward units; a ValueError if the
+    run did not record it.
+    """
+    if str(float(quantile)) not in info["targets"]:
+        known = ", ".join(info["targets"])
+        raise ValueError(
+            f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] takes any return"
+        )
+    return float(info["targets"][str(float(quantile))])
+
+
+def of_part(config: dict[str, Any], part: str, known: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run as that of one of its parts: its env, its window, and its text, which
+    another env takes too.
+
+    Args:
+        config: of the run.
+        part: label.
+        known: what run.json holds of the part.
+    """
+    text = known["dataset"].get("text", config["text"])
+    window = known.get("window", config["window"])
+    return config | {"env": known["env"], "text": text, "window": window, "part": part}
+
+
+def versions() -> dict[str, str | None]:
+    """What a result says about the code: package versions, and the commit where the code is a
+    checkout.
+    """
+    found = {name: metadata.version(name) for name in PACKAGES}
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists() or not shutil.which("git"):
+        return found | {"commit": None}
+    git = subprocess.run(
+        ["git", "-C", checkout, "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+    )
+    return found | {"commit": git.stdout.strip() or None}

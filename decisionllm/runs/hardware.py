@@ -1,0 +1,28 @@
+"""Device and precision of a run."""
+
+import torch
+
+from decisionllm.config import one_of
+
+
+def usable(device: str) -> str:
+    """auto, cpu or cuda -> cpu or cuda; a ValueError if torch cannot use it."""
+    one_of("device", device, ("auto", "cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch"
+        )
+    return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def precision(device: str, choice: str) -> str:
+    """`no` or `bf16`; auto: bf16 where the processor multiplies it faster than float32."""
+    one_of("optim.precision", choice, ("auto", "no", "bf16"))
+    if choice != "auto":
+        return choice
+    if usable(device) == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+    supported = (
+        vars(torch.cpu).get(f"_is_{unit}_supported", bool) for unit in ("avx512_bf16", "amx_tile")
+    )
+    return "bf16" if any(known() for known in supported) else "no"
