@@ -1,4 +1,6 @@
-"""All benchmarks, one after the other: `python -m benchmarks [--rounds N] [--out results.jsonl]`."""
+"""All benchmarks, one after the other: `python -m benchmarks [--rounds N] [--out
+results.jsonl]`.
+"""
 
 from benchmarks import measure
 

@@ -109,7 +109,8 @@ def main() -> None:
         with given.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
-            "{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference {difference:.1f} [{low:.1f}, {high:.1f}], "
+            "{dataset}, seed {seed}: joint {joint:.1f}, per agent {per_agent:.1f}, difference "
+            "{difference:.1f} [{low:.1f}, {high:.1f}], "
             "{passes} and {passes_per_agent} passes a step, {ms:.0f} and {ms_per_agent:.0f} ms".format(
                 **row
             )

@@ -156,7 +156,8 @@ def main() -> None:
             end["done"] == RUNS
             and not end["twice"]
             and end["begun"] <= RUNS + end["killed"] + WORKERS,
-            f"{end['done']} of {RUNS} done, {end['twice']} twice, {end['begun']} begun, a driver and a worker killed",
+            f"{end['done']} of {RUNS} done, {end['twice']} twice, {end['begun']} begun, a driver "
+            "and a worker killed",
         ),
         (row["overhead"] < 0.2, f"{row['overhead']:.3f} s a run beyond its own (0.2)"),
     ):

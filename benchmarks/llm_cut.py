@@ -21,7 +21,8 @@ from decisionllm.datasets.windows import collate
 ROWS, TEXTS = 512, 64
 model_of = partial(adapted, "smollm2", lora_rank=32, lora_alpha=64)
 TASKS = [
-    f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, please."
+    f"Maze2D medium. Drive the ball into row {i // 8}, column {i % 8}, and keep it in that cell, "
+    "please."
     for i in range(TEXTS)
 ]
 

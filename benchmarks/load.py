@@ -198,7 +198,10 @@ def run(work):
 
 
 def http(path, body, method="POST"):
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -457,7 +460,9 @@ def main():
                     with options.out.open("a") as file:
                         file.write(json.dumps(row) + "\n")
                     print(
-                        "{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client {client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, {statuses}, fallbacks {fallbacks}, "
+                        "{case} {rate}/s: p50 {p50:.2f} p99 {p99:.2f} max {max:.1f} ms (client "
+                        "{client_lag:.1f}, machine {speed_ms:.0f}), late {late:.2%}, "
+                        "{statuses}, fallbacks {fallbacks}, "
                         "answered {answered:.0f}/s, CPU {cpu:.2f} ms; at full speed ({full_speed_ms:.0f}) p50 {p50_at_full_speed}".format(
                             **row
                         ),

@@ -78,7 +78,9 @@ def compare(case, rounds):
 
 
 def verdict(case, ours, peer):
-    """What the rounds say, in seconds a unit of work: [1, 2, 1] against [3, 4, 3] is a ratio of 3."""
+    """What the rounds say, in seconds a unit of work: [1, 2, 1] against [3, 4, 3] is a
+    ratio of 3.
+    """
     ratio = statistics.median(p / o for o, p in zip(ours, peer, strict=True))
     scale = UNITS[case.unit.partition("/")[0]]
     taken = statistics.median(ours) * scale
@@ -130,7 +132,8 @@ def gate(name, value, bound):
     """A figure that must hold before anything is timed."""
     if not value <= bound:
         raise AssertionError(
-            f"{name}: expected at most {bound:g}, got {value:g}; what is timed would not be the same work"
+            f"{name}: expected at most {bound:g}, got {value:g}; what is timed would not be the "
+            "same work"
         )
     return {name: float(value)}
 
@@ -154,7 +157,8 @@ def main(*names):
     ]
     machine = {"ceilings_gflops": ceilings(), "units": units, "versions": directory.versions()}
     console.print(
-        f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: {', '.join(units) or 'none'}"
+        f"one core, GFLOP/s: {machine['ceilings_gflops']}; of the units for bfloat16: "
+        f"{', '.join(units) or 'none'}"
     )
     for name in names:
         benchmark = import_module(f"benchmarks.{name}")

@@ -48,7 +48,9 @@ def own_first(x: Tensor) -> Tensor:
 
 
 class MATD3:
-    """TD3 of agents that share an actor, with twin critics that read all observations and actions."""
+    """TD3 of agents that share an actor, with twin critics that read all observations and
+    actions.
+    """
 
     def __init__(self) -> None:
         self.actor, self.target_actor = mlp(SIZE, 2), mlp(SIZE, 2)
@@ -136,7 +138,9 @@ def mean_return(columns: dict[str, np.ndarray]) -> float:
 
 
 def save(folder: Path, columns: dict[str, np.ndarray]) -> None:
-    """Write columns (T, E, N, ...) as OMAR's files, one an agent and column, episode after episode."""
+    """Write columns (T, E, N, ...) as OMAR's files, one an agent and column, episode after
+    episode.
+    """
     folder.mkdir(parents=True)
     for name, column in columns.items():
         for i in range(AGENTS):
@@ -197,7 +201,8 @@ def main() -> None:
         if turn % 20 == 0:
             found = mean_return(play(learner.actor, tests, rng, 0))
             print(
-                f"round {turn}: {found:.1f}, score {100 * (found - OMAR[0]) / (OMAR[1] - OMAR[0]):.1f}",
+                f"round {turn}: {found:.1f}, score "
+                f"{100 * (found - OMAR[0]) / (OMAR[1] - OMAR[0]):.1f}",
                 flush=True,
             )
             if not medium and found >= MEDIUM:

@@ -65,7 +65,9 @@ def sizes(agents: str) -> range:
 
 
 class PermutationGame(Env):
-    """num_episodes games of each number of agents, one row an agent; a game is over after one step."""
+    """num_episodes games of each number of agents, one row an agent; a game is over after
+    one step.
+    """
 
     horizon, unit = 1, "games in which all agree, %"
     groups: np.ndarray

@@ -203,7 +203,9 @@ async def alone(policy, folder, name, ticks):
 
 
 async def together(policy, folder, name, step, rounds):
-    """48 campaigns from this step on: all at once, one at a time, and one at a time the plain way."""
+    """48 campaigns from this step on: all at once, one at a time, and one at a time the
+    plain way.
+    """
     at_once = Side(policy, folder, f"{name}-at-once", 10**9)
     in_turn = Side(policy, folder, f"{name}-in-turn", 10**9)
     plain = Side(policy, folder, f"{name}-in-turn-plain", 0)

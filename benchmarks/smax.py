@@ -91,11 +91,13 @@ def of_a_log(map: str, groups: int) -> Verdicts:
     return {
         "MA-2": (
             error < 1e-5,
-            f"{map}, {groups} battles: returns within {error:.0e} of the world's; the living alone lack {100 * lost:.1f} %",
+            f"{map}, {groups} battles: returns within {error:.0e} of the world's; the living alone "
+            f"lack {100 * lost:.1f} %",
         ),
         "MA-4": (
             right == 1,
-            f"{100 * right:.1f} % of {len(episodes):,} units are in the log for as long as they live",
+            f"{100 * right:.1f} % of {len(episodes):,} units are in the log for as long as they "
+            "live",
         ),
     }
 
@@ -121,7 +123,8 @@ def verdicts(plain: list[Row], unmasked: list[Row], crashed: list[Row]) -> Verdi
     without = score(unmasked, "per agent, unmasked")
     found["MA-5"] = (
         forbidden == 0 and without < 5,
-        f"{forbidden} of {decisions:,} actions forbidden; without masks: {100 * share:.0f} %, and {without:.1f} % won",
+        f"{forbidden} of {decisions:,} actions forbidden; without masks: {100 * share:.0f} %, and "
+        f"{without:.1f} % won",
     )
     at = {
         c: [score(part, f"per agent, crash at {c}") for part in (mine(crashed), best(crashed))]

@@ -252,7 +252,9 @@ class Steady(load.Client):
 
 
 class Attacker(threading.Thread):
-    """Requests that no client sends, twenty a second; the statuses of what is answered are counted."""
+    """Requests that no client sends, twenty a second; the statuses of what is answered are
+    counted.
+    """
 
     def __init__(self, server, counts):
         super().__init__(daemon=True)
@@ -276,7 +278,8 @@ class Attacker(threading.Thread):
             load.http("/v1/act", b"[" * 100_000),
             load.http(
                 "/openrtb/2.6/bid",
-                b'{"id": "1", "tmax": 1, "imp": [{"id": "1", "ext": {"value": true}}], "ext": {"campaign": "x"}}',
+                b'{"id": "1", "tmax": 1, "imp": [{"id": "1", "ext": {"value": true}}], "ext": '
+                b'{"campaign": "x"}}',
             ),
             load.http("/v1/ticks", b"x").replace(b"content-length: 1", b"content-length: 99999999"),
             b"\x16\x03\x01" + bytes(200),

@@ -175,7 +175,8 @@ def main() -> None:
         with given.out.open("a") as file:
             file.write(json.dumps(made) + "\n")
         print(
-            "{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures {captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
+            "{policy:10s} {protocol:31s} won {won:5.1f} % [{low:.1f}, {high:.1f}], captures "
+            "{captures:.2f} [{captures_low:.2f}, {captures_high:.2f}], "
             "returns {return_chasers:.1f} and {return_prey:.1f}".format(**made),
             flush=True,
         )
@@ -186,7 +187,8 @@ def main() -> None:
     ):
         low, high = interval(gain)
         print(
-            f"the checkpoint as {role} wins {gain.mean():.1f} points more than the clone does, against scripted ones [{low:.1f}, {high:.1f}]"
+            f"the checkpoint as {role} wins {gain.mean():.1f} points more than the clone does, "
+            f"against scripted ones [{low:.1f}, {high:.1f}]"
         )
 
 

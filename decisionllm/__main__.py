@@ -20,7 +20,10 @@ COMMANDS = {
     "serve": "serve a policy over HTTP, with a journal",
     "export": "write a policy as ONNX, which acts without torch",
     "backup": "copy the journal of a server, also while it runs",
-    "scale": "plan and run a study of model size, data volume and quality, fit a scaling law, write the report",
+    "scale": (
+        "plan and run a study of model size, data volume and quality, fit a scaling law, "
+        "write the report"
+    ),
 }
 IN_A_DIRECTORY = ("train", "baseline")  # commands that write a run directory
 USAGE = f"""decisionllm {__version__}: offline decision-sequence modelling beside a text

@@ -100,7 +100,8 @@ def baseline(config: dict[str, Any]) -> Path:
             f"data: {store.info['name']}, {len(chosen):,} episodes, {len(known[2]):,} transitions"
         )
         console.print(
-            f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into {run}"
+            f"training: {config['steps']:,} steps of {batch_size} transitions on {device}, into "
+            f"{run}"
         )
         train(algorithm, known, run, config, console)
 
@@ -138,7 +139,8 @@ def train(
             means = mean_terms(losses)
             if not np.isfinite([*means.values()]).all():
                 raise FloatingPointError(
-                    f"losses are not finite at step {step} ({means}), nothing is saved; try lower rates"
+                    f"losses are not finite at step {step} ({means}), nothing is saved; try lower "
+                    "rates"
                 )
             losses = []
             elapsed = time.monotonic() - began
@@ -147,7 +149,8 @@ def train(
                 printed = elapsed
                 text = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
                 console.print(
-                    f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  {text}"
+                    f"{run.name}: step {step:>7,}  {100 * step / steps:3.0f} %  {elapsed:6.0f} s  "
+                    f"{text}"
                 )
 
 

@@ -462,7 +462,10 @@ def choices_of_groups() -> dict[str, list[str]]:
 def no_dataset() -> str:
     """The message where no dataset was chosen, with those there are."""
     known = ", ".join(registry.discover()["dataset"])
-    return f"dataset: expected one, got none; give dataset=synthetic for a first try, experiment=..., or dataset=... of {known}"
+    return (
+        "dataset: expected one, got none; give dataset=synthetic for a first try, "
+        f"experiment=..., or dataset=... of {known}"
+    )
 
 
 def unquoted(overrides: Iterable[str]) -> str | None:
@@ -514,7 +517,10 @@ def unknown(kind: str, name: Any, known: Iterable[str]) -> str:
     """The message for an unknown name, with the nearest that is known."""
     known = list(known)
     near = get_close_matches(str(name), known, 1)
-    return f"no {kind} {name!r}; {f'did you mean {near[0]}? ' if near else ''}there are {', '.join(known) or 'none'}"
+    return (
+        f"no {kind} {name!r}; {f'did you mean {near[0]}? ' if near else ''}there are "
+        f"{', '.join(known) or 'none'}"
+    )
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> str:

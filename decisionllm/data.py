@@ -107,12 +107,27 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     ]
     yield f"  options      {', '.join(options)}"
     if "repairs" in store.info:
-        yield f"  repairs      {', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
-    yield f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, {lengths.sum():,} steps"
+        yield (
+            "  repairs      "
+            f"{', '.join(f'{what}: {n:,}' for what, n in store.info['repairs'].items()) or 'none'}"
+        )
+    yield (
+        f"  episodes     {len(lengths):,} in {len(np.unique(store.group)):,} groups, "
+        f"{lengths.sum():,} steps"
+    )
     for label, part in store.parts.items() if "parts" in store.info else ():
-        yield f"  part         {label}: {len(part):,} episodes, {lengths[part].sum():,} steps, return {store.returns[part].mean():.2f} on average"
-    yield f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon {spec.horizon}"
-    yield f"  ended        {100 * store.terminated.mean():.1f} % terminated, {100 * store.truncated.mean():.1f} % truncated"
+        yield (
+            f"  part         {label}: {len(part):,} episodes, {lengths[part].sum():,} steps, "
+            f"return {store.returns[part].mean():.2f} on average"
+        )
+    yield (
+        f"  length       mean {lengths.mean():.1f}, {lengths.min()} .. {lengths.max()}, horizon "
+        f"{spec.horizon}"
+    )
+    yield (
+        f"  ended        {100 * store.terminated.mean():.1f} % terminated, "
+        f"{100 * store.truncated.mean():.1f} % truncated"
+    )
     yield f"  return       {quantiles(store.returns)}"
     if store.agent is not None:
         yield from multiagent.coverage(store)
@@ -127,7 +142,10 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
                 f"model.return_horizon: expected {wanted}, the longest has {lengths.max()}"
             )
         yield f"  next {return_horizon:<7d} {quantiles(togo)}"
-    yield f"  reward       mean {store.rewards.mean():.4f}, {100 * (store.rewards != 0).mean():.1f} % of steps not 0"
+    yield (
+        f"  reward       mean {store.rewards.mean():.4f}, "
+        f"{100 * (store.rewards != 0).mean():.1f} % of steps not 0"
+    )
     found = survey(store)
     taken = found.actions
     mean, deviation = (x.round(2).tolist() for x in (found.mean, found.deviation))
@@ -135,13 +153,25 @@ def card(store: Store, *, return_horizon: int = 0) -> Iterator[str]:
     if spec.num_actions:
         yield f"  action       one of {spec.num_actions}, taken {found.counts.tolist()}"
     else:
-        bounds = f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. {taken.high.tolist()}"
-        yield f"  action       {spec.action_dim} numbers within {bounds}, {100 * found.at_bound / (taken.count * spec.action_dim):.1f} % at a bound"
+        bounds = (
+            f"{list(spec.low)} .. {list(spec.high)}, seen {taken.low.tolist()} .. "
+            f"{taken.high.tolist()}"
+        )
+        yield (
+            f"  action       {spec.action_dim} numbers within {bounds}, "
+            f"{100 * found.at_bound / (taken.count * spec.action_dim):.1f} % at a bound"
+        )
     if store.action_weight is not None:
-        yield f"  recorded     {taken.count:,} of {len(store.rewards):,} actions, the others are missing"
+        yield (
+            f"  recorded     {taken.count:,} of {len(store.rewards):,} actions, the others are "
+            "missing"
+        )
     yield from (f"  fault        {fault}" for fault in reported(store.info) + found.faults)
     sizes = [len(own_tokenizer()(task)["input_ids"]) for task in store.tasks[:100]]
-    yield f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of episode 0: {store.tasks[store.task[0]]!r}"
+    yield (
+        f"  text         {len(store.tasks)} different, {min(sizes)} .. {max(sizes)} tokens; of "
+        f"episode 0: {store.tasks[store.task[0]]!r}"
+    )
 
 
 def quantiles(values: np.ndarray, shares: tuple[float, ...] = (0, 0.1, 0.5, 0.9, 0.99, 1)) -> str:
@@ -164,7 +194,10 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
     if words := wordings(store):
         task = words[int(words.draw(store.task[w.episodes], np.random.default_rng(seed))[0])]
     ids, _ = text.encode(own_tokenizer(), [task])
-    yield f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of the trajectory"
+    yield (
+        f"one window of {T} steps: {ids.shape[1]} text tokens, then {int(w.mask.sum())} steps of "
+        "the trajectory"
+    )
     yield (
         f"  text {'|'.join(own_tokenizer().decode([i]) for i in ids[0].tolist())}"
         if task
@@ -178,4 +211,7 @@ def window(store: Store, T: int, *, return_horizon: int = 0, seed: int = 0) -> I
             [f"{x:7.3f}" for x in w.observations[0, t]],
             [f"{x:6.3f}" for x in w.actions[0, t]],
         )
-        yield f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o {' '.join(numbers[0])}   a {' '.join(numbers[1])}"
+        yield (
+            f"  t={w.timesteps[0, t]:<4d} R {w.returns_to_go[0, t]:8.2f}   o "
+            f"{' '.join(numbers[0])}   a {' '.join(numbers[1])}"
+        )

@@ -19,12 +19,17 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-CONFIG = "accelerate launch --config_file configs/accelerate/ddp.yaml (or fsdp.yaml) --num_processes N -m decisionllm train ..."
+CONFIG = (
+    "accelerate launch --config_file configs/accelerate/ddp.yaml (or fsdp.yaml) "
+    "--num_processes N -m decisionllm train ..."
+)
 REFUSED = {  # what accelerate can set and a training here does not do: the remedy
     "ACCELERATE_USE_DEEPSPEED": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "ACCELERATE_USE_MEGATRON_LM": "shard by FSDP2, configs/accelerate/fsdp.yaml",
     "FSDP_ACTIVATION_CHECKPOINTING": "take model.gradient_checkpointing=true",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "every process loads the weights; set fsdp_cpu_ram_efficient_loading: false",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": (
+        "every process loads the weights; set fsdp_cpu_ram_efficient_loading: false"
+    ),
 }
 
 
@@ -41,16 +46,19 @@ def check(precision: str) -> bool:
         raise ValueError(f"{name}={given[name]}: expected false; {REFUSED[name]}")
     if (parts := int(given.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))) > 1:
         raise ValueError(
-            f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take optim.accumulate={parts}"
+            f"gradient_accumulation_steps of accelerate: expected 1, got {parts}; take "
+            f"optim.accumulate={parts}"
         )
     if (mixed := given.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):
         raise ValueError(
-            f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; got {mixed}"
+            f"mixed_precision of accelerate: expected no, or that of optim.precision, {precision}; "
+            f"got {mixed}"
         )
     alone = "RANK" not in given
     if alone and "ACCELERATE_MIXED_PRECISION" in given and "MASTER_ADDR" in given:
         raise ValueError(
-            f"accelerate launch started one process, not several, as it does on CPUs; start them by {CONFIG}"
+            "accelerate launch started one process, not several, as it does on CPUs; start them "
+            f"by {CONFIG}"
         )
     if sharded := on("ACCELERATE_USE_FSDP"):
         if alone:
@@ -59,7 +67,8 @@ def check(precision: str) -> bool:
             )
         if (version := given.get("FSDP_VERSION", "1")) != "2":
             raise ValueError(
-                f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see configs/accelerate/fsdp.yaml"
+                f"FSDP_VERSION: expected fsdp_version: 2, got {version}; see "
+                "configs/accelerate/fsdp.yaml"
             )
     return sharded
 
@@ -82,7 +91,8 @@ def begin(precision: str, *, cpu: bool, **options: Any) -> Any:
     if sharded:
         if cpu and torch.cuda.is_available():
             raise ValueError(
-                "FSDP2 on CPUs: expected no GPU in sight, since torch shards on it; set CUDA_VISIBLE_DEVICES="
+                "FSDP2 on CPUs: expected no GPU in sight, since torch shards on it; set "
+                "CUDA_VISIBLE_DEVICES="
             )
         # accelerate reads its own variables on GPUs alone
         accelerator.state.distributed_type = DistributedType.FSDP
@@ -139,7 +149,9 @@ def whole(x: Tensor) -> Tensor:
 
 
 def placed(x: Tensor, weight: Tensor) -> Tensor:
-    """A tensor of the optimiser's state where its weight is: on its device, and divided as it is."""
+    """A tensor of the optimiser's state where its weight is: on its device, and divided as
+    it is.
+    """
     if isinstance(weight, DTensor) and x.ndim:
         return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)
     return x.to(weight.device)

@@ -80,7 +80,8 @@ def _registered() -> dict[str, dict[str, dict[str, Any]]]:
                     taken = found.setdefault(group, {}).setdefault(name, made)
                     if taken is not made:
                         raise ValueError(
-                            f"{group}={name} is registered twice: by {taken['_target_']} and {made['_target_']}"
+                            f"{group}={name} is registered twice: by {taken['_target_']} and "
+                            f"{made['_target_']}"
                         )
     return found
 
@@ -95,7 +96,8 @@ def _modules() -> Iterator[tuple[str, Path]]:
         spec = find_spec(entry.value)
         if spec is None or not spec.origin:
             raise ValueError(
-                f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not there"
+                f"entry point decisionllm:{entry.name}: expected a module, {entry.value} is not "
+                "there"
             )
         yield entry.value, Path(spec.origin)
 
@@ -112,7 +114,8 @@ def _choice(
     unknown = sorted(defaults.keys() - options.keys())
     if unknown:
         raise ValueError(
-            f"@register of {target}: no option {', '.join(unknown)}; it has {', '.join(options) or 'none'}"
+            f"@register of {target}: no option {', '.join(unknown)}; it has "
+            f"{', '.join(options) or 'none'}"
         )
     return {"_target_": target, **options, **defaults}
 

@@ -62,7 +62,8 @@ def check_record(record: Any) -> None:
             )
             came = type(value).__name__ if got is None else tuple(got)
             raise ValueError(
-                f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got {came}"
+                f"{kind.__name__}.{key}: expected shape ({', '.join(map(''.join, words))}), got "
+                f"{came}"
             )
         if (
             isinstance(value, np.ndarray)
@@ -71,7 +72,8 @@ def check_record(record: Any) -> None:
         ):
             row = np.argwhere(~np.isfinite(value))[0]
             raise ValueError(
-                f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at {row.tolist()}"
+                f"{kind.__name__}.{key}: expected finite numbers, got {value[tuple(row)]} at "
+                f"{row.tolist()}"
             )
 
 
@@ -143,7 +145,8 @@ class Spec:
         if min(self.observation_dim, self.action_dim, self.horizon) < 1:
             got = f"{self.observation_dim}, {self.action_dim} and {self.horizon}"
             raise ValueError(
-                f"Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, got {got}"
+                "Spec.observation_dim, action_dim, horizon: expected sizes and a horizon above 0, "
+                f"got {got}"
             )
         if self.num_actions < 0:
             wanted = "a number of discrete actions, or 0 for continuous ones"
@@ -160,7 +163,8 @@ class Spec:
         ):
             remedy = "give those of the action space"
             raise ValueError(
-                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and {self.high}; {remedy}"
+                f"Spec.low, high: expected finite bounds, low < high, got {self.low} and "
+                f"{self.high}; {remedy}"
             )
 
     @classmethod

@@ -86,7 +86,8 @@ def check(config: dict[str, Any]) -> None:
     count = config["replicas"]
     if count < 1 or (count > 1 and not hasattr(socket, "SO_REUSEPORT")):
         raise ValueError(
-            f"replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got {count}"
+            "replicas: expected a number from 1, and 1 on a system without SO_REUSEPORT; got "
+            f"{count}"
         )
 
 

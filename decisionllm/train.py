@@ -189,7 +189,9 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
 
 
 def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Training:
-    """Data, model and optimiser of a run: a new one, or one that goes on from its last checkpoint."""
+    """Data, model and optimiser of a run: a new one, or one that goes on from its last
+    checkpoint.
+    """
     run = Path(c.run)
     main = accelerator.is_main_process
     console = Console(soft_wrap=True, markup=False, highlight=False) if main else None
@@ -289,7 +291,8 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
         )
     if c.data.rows_per_text > 1 and c.team.execution != "per_agent":
         raise ValueError(
-            f"data.rows_per_text={c.data.rows_per_text}: expected 1 with team.execution={c.team.execution}, whose teams share a text"
+            f"data.rows_per_text={c.data.rows_per_text}: expected 1 with "
+            f"team.execution={c.team.execution}, whose teams share a text"
         )
     for key in POSITIVE:
         if not options[key] > 0:
@@ -302,7 +305,9 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
 
 
 def processes(c: TrainConfig) -> Any:
-    """The accelerator of this run; a ValueError if a batch cannot be divided among its processes."""
+    """The accelerator of this run; a ValueError if a batch cannot be divided among its
+    processes.
+    """
     accelerator = distributed.begin(
         hardware.precision(c.device, c.optim.precision),
         cpu=hardware.usable(c.device) == "cpu",
@@ -312,7 +317,8 @@ def processes(c: TrainConfig) -> Any:
     world = accelerator.num_processes
     if c.optim.batch_size % (world * c.optim.accumulate):
         raise ValueError(
-            f"optim.batch_size: expected a multiple of {world} processes x optim.accumulate={c.optim.accumulate}, "
+            f"optim.batch_size: expected a multiple of {world} processes x "
+            f"optim.accumulate={c.optim.accumulate}, "
             f"got {c.optim.batch_size}"
         )
     return accelerator
@@ -325,7 +331,10 @@ def announce(training: Training) -> None:
         announce_data(training, data)
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    where = f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x {accelerator.device}"
+    where = (
+        f"{accelerator.mixed_precision} precision, {accelerator.num_processes} x "
+        f"{accelerator.device}"
+    )
     training.say(f"model: {size:,} parameters, {trained:,} of them trained; {where}")
     limit = f"{c.steps:,} steps"
     if c.minutes:
@@ -355,7 +364,9 @@ def announce_data(training: Training, data: Data) -> None:
 
 
 def held_out_words(data: Data, share: float) -> str:
-    """How many episodes are held out of the data, and why none is where a share above 0 was wanted."""
+    """How many episodes are held out of the data, and why none is where a share above 0 was
+    wanted.
+    """
     why = ""
     if share and not len(data.held_out):
         groups = len(np.unique(data.store.group))

@@ -49,13 +49,18 @@ MEANINGS = {  # where the comment in the source is short
     "steps": "optimiser steps",
     "seed": "of the weights and of the order of windows",
     "model.embedding": "map of numbers to tokens: `linear`, or `mlp` with one hidden layer",
-    "model.timesteps": "`learned`: one vector per step of the episode; `none`: episodes may be longer than in training",
+    "model.timesteps": (
+        "`learned`: one vector per step of the episode; `none`: episodes may be "
+        "longer than in training"
+    ),
     "optim.lr": "peak learning rate; linear warm-up, then a cosine down to 5 % of it",
     "optim.lr_backbone": "peak learning rate of the backbone, or of its LoRA adapters",
     "optim.weight_decay": "of AdamW",
     "optim.warmup": "steps until the peak learning rate",
     "optim.clip": "largest norm of the gradient; 0: no clipping",
-    "optim.precision": "`no`: float32; `bf16`; `auto`: bf16 where the processor supports it natively",
+    "optim.precision": (
+        "`no`: float32; `bf16`; `auto`: bf16 where the processor supports it natively"
+    ),
     "log.every": "steps between log lines, each with a held-out loss",
     "log.save_every": "steps between checkpoints; also one at the end and at Ctrl-C",
     "log.validation_batches": "held-out batches of each log line; 0: none",
@@ -129,7 +134,8 @@ def page() -> str:
         "",
         "## Choices",
         "",
-        "`dataset=NAME` chooses; `dataset.OPTION=` sets one of its options. `???` must be given; `${text}` takes the value of the option `text`.",
+        "`dataset=NAME` chooses; `dataset.OPTION=` sets one of its options. `???` must be given; "
+        "`${text}` takes the value of the option `text`.",
         "",
     ]
     for group, choices in discover().items():

@@ -1,4 +1,6 @@
-"""Makes decisionllm/tokenizers/tokenizer.json from corpus.txt beside it: python -m docs.tokenizer"""
+"""Makes decisionllm/tokenizers/tokenizer.json from corpus.txt beside it: python -m
+docs.tokenizer
+"""
 
 from collections.abc import Iterable
 from typing import Any

@@ -127,7 +127,8 @@ def main() -> None:
     campaigns, i = market.campaigns, options.position
     reached = score(campaigns.conversions, campaigns.spend, campaigns.target_cpa)
     print(
-        f"advertiser {i}: budget {budget:.0f}, spent {campaigns.spend[i]:.0f}, {campaigns.conversions[i]:.0f} conversions, "
+        f"advertiser {i}: budget {budget:.0f}, spent {campaigns.spend[i]:.0f}, "
+        f"{campaigns.conversions[i]:.0f} conversions, "
         f"score {reached[i]:.1f}; mean score of the 47 others {np.delete(reached, i).mean():.1f}"
     )
 

@@ -54,7 +54,8 @@ def main() -> None:
             each.append(made)
         if step % 8 == 7:
             print(
-                f"step {step + 1:2d}: multiplier {bids.sum() / values.sum():6.1f}, spent {spend:7.1f}, {conversions:.0f} conversions"
+                f"step {step + 1:2d}: multiplier {bids.sum() / values.sum():6.1f}, spent "
+                f"{spend:7.1f}, {conversions:.0f} conversions"
             )
     cost = (
         f"{spend / conversions:.0f} each (target {options.target_cpa:.0f})"

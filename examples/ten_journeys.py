@@ -28,7 +28,10 @@ from decisionllm import Episode, Spec, load
 from decisionllm.__main__ import main as decisionllm
 from decisionllm.datasets.arrays import from_episodes
 
-FEW = "steps=20 backbone=nano backbone.width=32 window=4 optim.batch_size=16 log.tracker=none log.validation_batches=1"
+FEW = (
+    "steps=20 backbone=nano backbone.width=32 window=4 optim.batch_size=16 log.tracker=none "
+    "log.validation_batches=1"
+)
 
 
 def command(line: str, expected: int = 0) -> str:
@@ -130,7 +133,10 @@ def minari_dict(folder: Path) -> None:
         algorithm_name="x",
     )
 
-    data = "dataset=minari dataset.minari_id=mine/reach-v0 text=template 'dataset.task=\"Go to {desired_goal}.\"'"
+    data = (
+        "dataset=minari dataset.minari_id=mine/reach-v0 text=template 'dataset.task=\"Go to "
+        "{desired_goal}.\"'"
+    )
     environment = "env=gymnasium env.id=JourneyReach-v0 'env.task=\"Go to {desired_goal}.\"'"
     command(f"train {data} {environment} run={folder}/run {FEW}")
     command(f"evaluate run={folder}/run episodes=5 report=false")
@@ -167,7 +173,8 @@ def gymnasium_log(folder: Path) -> None:
     from_episodes(episodes, folder / "log", name="cartpole", spec=spec)
 
     command(
-        f"train dataset=store dataset.path={folder}/log env=gymnasium env.id=CartPole-v1 head=discrete run={folder}/run {FEW}"
+        f"train dataset=store dataset.path={folder}/log env=gymnasium env.id=CartPole-v1 "
+        f"head=discrete run={folder}/run {FEW}"
     )
     command(f"evaluate run={folder}/run episodes=5 report=false")
     assert {row["policy"] for row in results(folder)} == {"nano", "random"}
@@ -191,7 +198,8 @@ def pettingzoo_team(folder: Path) -> None:
 
     data = f"dataset=team dataset.path={folder}/log dataset.team=1 text=informative"
     command(
-        f"train {data} env=pettingzoo env.id=mpe2.simple_tag_v3 head=discrete run={folder}/run {FEW}"
+        f"train {data} env=pettingzoo env.id=mpe2.simple_tag_v3 head=discrete run={folder}/run "
+        f"{FEW}"
     )
     command(f"evaluate run={folder}/run episodes=3 report=false")
 
@@ -330,7 +338,8 @@ def minari_export(folder: Path) -> None:
     """Data as a Minari dataset that names its environment, and read again."""
     os.environ["MINARI_DATASETS_PATH"] = str(folder / "minari")
     command(
-        "data dataset=synthetic-discrete dataset.episodes=20 export=minari:mine/walk-v0 env=synthetic-discrete"
+        "data dataset=synthetic-discrete dataset.episodes=20 export=minari:mine/walk-v0 "
+        "env=synthetic-discrete"
     )
     command(
         f"train dataset=minari dataset.minari_id=mine/walk-v0 head=discrete run={folder}/run {FEW}"

@@ -226,7 +226,9 @@ def test_bidders_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys
 
 
 def test_words_are_compared_campaign_by_campaign(tmp_path, monkeypatch, capsys):
-    """A bidder that reads words, and thirty instructions, from days of a small market to the rows."""
+    """A bidder that reads words, and thirty instructions, from days of a small market to
+    the rows.
+    """
     from benchmarks import auction_words, instructions
     from decisionllm.domains.auction.market import PUBLISHED
 

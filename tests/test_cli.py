@@ -48,7 +48,10 @@ USAGE = {
     "evaluate run=a target_quantiles=0.5": "target_quantiles: expected a list, got 0.5",
     "evaluate": "run: expected a value, got none; give run=...",
     "train dataset=minari": "dataset.minari_id: expected a value, got none; give dataset.minari_id=...",
-    "train": "dataset: expected one, got none; give dataset=synthetic for a first try, experiment=..., or dataset=... of arrays, store,",
+    "train": (
+        "dataset: expected one, got none; give dataset=synthetic for a first try, "
+        "experiment=..., or dataset=... of arrays, store,"
+    ),
     "train backbone=nano dataset.episodes=4": "dataset: expected one, got none; give dataset=synthetic",
     "data text=goal": "dataset: expected one, got none; give dataset=synthetic",
     "baseline algorithm=iql": "dataset: expected one, got none; give dataset=synthetic",
@@ -182,11 +185,13 @@ def test_a_gpu_that_is_not_there(verb, capsys, tmp_path):
     [
         (
             "hub_id=nobody/nothing",
-            "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or no such model; ",
+            "backbone nobody/nothing: could not be loaded (no copy in the cache, and no network or "
+            "no such model; ",
         ),
         (
             "folder=/nowhere",
-            "backbone.folder: expected a model's config.json or a run's run.json, found none at /nowhere",
+            "backbone.folder: expected a model's config.json or a run's run.json, found none at "
+            "/nowhere",
         ),
         (
             "tune=lora",

@@ -255,7 +255,10 @@ def test_the_command_exports_to_d4rls_format(tmp_path, capsys):
 def test_an_unknown_export_is_refused_at_once(tmp_path, export):
     with pytest.raises(
         ValueError,
-        match="export: expected one of hdf5:TARGET, minari:TARGET, replay:TARGET, team:TARGET, trajectories:TARGET, got",
+        match=(
+            "export: expected one of hdf5:TARGET, minari:TARGET, replay:TARGET, team:TARGET, "
+            "trajectories:TARGET, got"
+        ),
     ):
         data(config(tmp_path, node("dataset", "synthetic", episodes=6), export=export))
     assert not (tmp_path / "home").exists()

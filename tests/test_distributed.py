@@ -145,7 +145,9 @@ def test_a_lost_process_is_reported_before_the_launcher_ends_the_others():
 def test_a_killed_process_ends_the_run_with_one_message_and_one_process_continues_it(
     rank, world, tmp_path, monkeypatch
 ):
-    """By the command of the documentation, which starts two processes also where there is no GPU."""
+    """By the command of the documentation, which starts two processes also where there is
+    no GPU.
+    """
     words = [
         *LOOP,
         *NANO,
@@ -237,9 +239,14 @@ def test_what_accelerate_was_told_is_done_or_refused(given, message, monkeypatch
 
 
 def test_a_cut_backbone_is_not_sharded():
-    """Each process reads the texts of its own rows, alone; sharded blocks are read by all together."""
+    """Each process reads the texts of its own rows, alone; sharded blocks are read by all
+    together.
+    """
     accelerator = SimpleNamespace(is_fsdp2=True)
     model = SimpleNamespace(backbone=SimpleNamespace(first=12))
-    wanted = "backbone.text_layers: expected 0 with FSDP2, got 12; take backbone.text_layers=0 backbone.layers=0, or configs/accelerate/ddp"
+    wanted = (
+        "backbone.text_layers: expected 0 with FSDP2, got 12; take backbone.text_layers=0 "
+        "backbone.layers=0, or configs/accelerate/ddp"
+    )
     with pytest.raises(ValueError, match=wanted):
         distributed.prepare(accelerator, model, None, alike=True)

@@ -42,7 +42,9 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three short runs on synthetic data and one on a small maze log: folder -> each by its name."""
+    """Three short runs on synthetic data and one on a small maze log: folder -> each by its
+    name.
+    """
     path = tmp_path_factory.mktemp("trained")
     maze = ("dataset=maze2d-umaze", "dataset.steps=2000", "env.maze=umaze")
     made = {

@@ -26,7 +26,10 @@ WITHOUT = EXAMPLES / "bid_without_torch.py"
 JOURNEYS = EXAMPLES / "ten_journeys.py"
 WORDS = EXAMPLES / "words_on_a_maze.py"
 BLOCKED = ("torch", "transformers", "peft", "scipy", "pandas", "hydra", "omegaconf", "fastapi")
-ALONE = "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+ALONE = (
+    "import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ SPECS = {
 
 
 def composed(capsys, *overrides):
-    """The configuration that `decisionllm train` would run with, made by the command line itself."""
+    """The configuration that `decisionllm train` would run with, made by the command line
+    itself.
+    """
     code = run("train", [*overrides, "--cfg", "job", "--resolve"])
     out, err = capsys.readouterr()
     return yaml.safe_load(out) if code == 0 else (code, err)
@@ -180,7 +182,8 @@ def test_somebody_elses_class_needs_no_registration():
     [
         (
             "head=bims",
-            f"Could not find 'head/bims' Available options in 'head': {' '.join(sorted(discover()['head']))}",
+            "Could not find 'head/bims' Available options in 'head': "
+            f"{' '.join(sorted(discover()['head']))}",
         ),
         ("head.num_binz=3", "Could not override 'head.num_binz'"),
         ("windw=3", "Could not override 'windw'"),
@@ -192,5 +195,8 @@ def test_a_mistake_on_the_command_line_is_refused_by_name(capsys, override, mess
 
 
 def test_the_names_are_known_without_importing_torch():
-    code = "import sys, decisionllm.__main__, decisionllm.registry as r; r.discover(); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    code = (
+        "import sys, decisionllm.__main__, decisionllm.registry as r; r.discover(); "
+        "sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -46,7 +46,8 @@ SMALL = (  # two sizes, two volumes, two qualities, one seed; two learning rates
     listed("evaluate", "episodes=3"),
     listed(
         "train",
-        "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 window=3 optim.batch_size=8 "
+        "dataset=synthetic dataset.episodes=60 backbone=nano backbone.heads=2 backbone.kv_heads=1 "
+        "window=3 optim.batch_size=8 "
         "optim.warmup=1 log.every=2 log.validation_batches=1 optim.precision=no data.held_out=0.2",
     ),
     listed("axes.size.w16", "backbone.width=16 backbone.layers=1 backbone.inner=16"),
@@ -320,7 +321,9 @@ WRONG = {
     shlex.quote(
         listed(
             "train",
-            "dataset._target_=benchmarks.permutation.load env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete data.held_out=0.2",
+            "dataset._target_=benchmarks.permutation.load "
+            "env._target_=benchmarks.permutation.PermutationGame backbone=nano head=discrete "
+            "data.held_out=0.2",
         )
     ): "study.axes.quality: 0.5 drops no episode, so many have the return 1",
     shlex.quote(
@@ -506,7 +509,10 @@ def test_quality_is_the_mean_return_above_the_least_or_the_speed():
     ],
 )
 def test_new_weights_of_a_backbone_or_a_run_make_a_new_run(tmp_path, begin):
-    loop = "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no data.held_out=0.2"
+    loop = (
+        "dataset=synthetic dataset.episodes=60 window=3 optim.batch_size=8 optim.precision=no "
+        "data.held_out=0.2"
+    )
     cache_dir, scratch = f"cache_dir={tmp_path}", "backbone=nano backbone.width=16"
     sizes = (
         listed("axes.size.w32", scratch),

@@ -183,8 +183,8 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(name, words, tmp
     assert command("train", *LOOP, *NANO, *words, f"run={tmp_path}/mine") == 1
     said = capsys.readouterr().err
     assert (
-        f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found {name.partition('/')[0]}"
-        in said
+        f"{tmp_path}/mine: expected a new or empty folder or a run (with run.json), found "
+        f"{name.partition('/')[0]}" in said
     )
     assert said.count("\n") == 1 and not (tmp_path / "data" / "stores").exists(), "before any work"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name.partition("/")[0]]

@@ -22,7 +22,9 @@ SPARSE = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H, n, d)."""
+    """Softmax attention: (B, H, n, d), (B, G, M, d) twice, bias (B or 1, 1, n, M) -> (B, H,
+    n, d).
+    """
     if q.is_cuda:
         return F.scaled_dot_product_attention(
             q,

@@ -143,7 +143,8 @@ def pretrained(
     """
     if bool(folder) == bool(hub_id):
         raise ValueError(
-            "backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on the hub>"
+            "backbone: expected either backbone.folder=<local folder> or backbone.hub_id=<name on "
+            "the hub>"
         )
     one_of("backbone.weights", weights, ("pretrained", "random", "shuffled"))
     one_of("backbone.dtype", dtype, DTYPES)
@@ -156,7 +157,8 @@ def pretrained(
     run = local and (path / "run.json").is_file()
     if local and not run and not (path / "config.json").is_file():
         raise FileNotFoundError(
-            f"backbone.folder: expected a model's config.json or a run's run.json, found none at {folder}"
+            "backbone.folder: expected a model's config.json or a run's run.json, found none at "
+            f"{folder}"
         )
     source = str(path) if local else hub_id
     read = partial(of_transformers, seed=seed, weights=weights, dtype=DTYPES[dtype])
@@ -169,7 +171,10 @@ def pretrained(
         else:
             model, tokenizer = of_hub(hub_id, read)
     except OSError as error:
-        hint = "no copy in the cache, and no network or no such model; backbone.folder=... reads a local folder"
+        hint = (
+            "no copy in the cache, and no network or no such model; backbone.folder=... reads a "
+            "local folder"
+        )
         hint = "is the run trained?" if run else "is the folder complete?" if local else hint
         raise OSError(
             f"backbone {source}: could not be loaded ({hint}): {str(error).splitlines()[0]}"

@@ -53,7 +53,8 @@ def cut_at(
     why = whole_since(core, tune, supported)
     if why and (text_layers > 0 or 0 < layers != count):
         raise ValueError(
-            f"backbone.text_layers, backbone.layers: expected 0 and 0, since {why}, got {text_layers} and {layers}"
+            f"backbone.text_layers, backbone.layers: expected 0 and 0, since {why}, got "
+            f"{text_layers} and {layers}"
         )
     if why:
         return 0, count
@@ -67,7 +68,8 @@ def cut_at(
             f"text_layers below layers, and layers of at most {count}, the blocks of this model"
         )
         raise ValueError(
-            f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and {layers}"
+            f"backbone.text_layers, backbone.layers: expected {wanted}, got {text_layers} and "
+            f"{layers}"
         )
     return text_layers, layers
 

@@ -98,7 +98,8 @@ class Backbone(nn.Module):
         if ids.shape[1] >= self.positions:
             got = f"{ids.shape[1]}: {max(texts, key=len)[:60]!r} ..."
             raise ValueError(
-                f"text: expected fewer than {self.positions} tokens, the positions of this backbone, got {got}"
+                f"text: expected fewer than {self.positions} tokens, the positions of this "
+                f"backbone, got {got}"
             )
         return ids, mask
 
@@ -145,7 +146,8 @@ class Backbone(nn.Module):
         """
         if text_ids.shape[1] + tokens.shape[1] > self.positions:
             raise ValueError(
-                f"text and window: expected at most {self.positions} tokens, the positions of this backbone, got "
+                f"text and window: expected at most {self.positions} tokens, the positions of this "
+                "backbone, got "
                 f"{text_ids.shape[1]} + {tokens.shape[1]}; take a shorter text or a smaller window"
             )
         if self.layout is None:

@@ -70,11 +70,13 @@ def converted(path: Path) -> Path:
             )
             if loading["missing_keys"]:  # transformers draws them at random
                 raise ValueError(
-                    f"it lacks weights of {type(model).__name__}, such as {min(loading['missing_keys'])}"
+                    f"it lacks weights of {type(model).__name__}, such as "
+                    f"{min(loading['missing_keys'])}"
                 )
         except Exception as error:  # of whatever kind the file makes the reader raise
             raise ValueError(
-                f"{path}: expected a complete GGUF file of a layout that transformers reads, could not be read: "
+                f"{path}: expected a complete GGUF file of a layout that transformers reads, could "
+                "not be read: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         model.save_pretrained(partial)

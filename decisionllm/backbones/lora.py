@@ -202,7 +202,9 @@ class _Packed:
 
 
 def _adapters(layers: Sequence[Any]) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these layers."""
+    """Narrow sides (rank, in), wide sides (out, rank) and scales of the adapters of these
+    layers.
+    """
     pairs = [(layer, layer.active_adapters[0]) for layer in layers]
     A, B = (
         [getattr(layer, side)[name].weight for layer, name in pairs]

@@ -63,7 +63,8 @@ def _read_alone(folder: Path) -> Any:
     wrong = {kind: sorted(map(str, names))[:4] for kind, names in loading.items() if names}
     if wrong:
         raise ValueError(
-            f"{type(model).__name__}: expected a model that transformers reads back whole, got {wrong}"
+            f"{type(model).__name__}: expected a model that transformers reads back whole, got "
+            f"{wrong}"
         )
     return model
 

@@ -66,7 +66,8 @@ class FrozenFeatures(nn.Module):
         layers = encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
             raise ValueError(
-                f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got {layer}"
+                f"text_encoder.layer: expected 0 .. {layers}, the layers of this encoder, got "
+                f"{layer}"
             )
         # in a list: no part of this module, its weights are not saved
         self.encoder = [encoder.eval()]

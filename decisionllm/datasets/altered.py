@@ -96,7 +96,8 @@ def corrupted(
     one_of("transform.kind", kind, ("random", "adversarial"))
     if not (0 <= share <= 1 and scale > 0):
         raise ValueError(
-            f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} and {scale}"
+            f"transform.share, transform.scale: expected within 0 .. 1 and above 0, got {share} "
+            f"and {scale}"
         )
 
     def episodes() -> Iterator[Episode]:

@@ -80,7 +80,8 @@ def open_data(
             validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
     if c.log.keep_best and not validators:
         raise ValueError(
-            f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves none; give more"
+            f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves "
+            "none; give more"
         )
     if c.team.execution == "per_agent":
         data = Data(store, steps, episodes, held_out, sampler, validators, list(store.tasks))
@@ -184,7 +185,9 @@ def sampler_maker(c: TrainConfig, store: Store) -> Callable[..., Any]:
 
 
 def of_part(store: Store, option: str, value: Any) -> Any:
-    """An option of draws: `value`, or (E,) of each episode where a part of the mixture has its own."""
+    """An option of draws: `value`, or (E,) of each episode where a part of the mixture has
+    its own.
+    """
     known = store.info.get("parts", {})
     if not any(option in part for part in known.values()):
         return value
@@ -230,7 +233,8 @@ def symmetric(
             else f"{spec.low} .. {spec.high}"
         )
         raise ValueError(
-            f"data.symmetries: expected actions that are vectors in a plane, of the same limits in all directions, got {got}"
+            "data.symmetries: expected actions that are vectors in a plane, of the same limits in "
+            f"all directions, got {got}"
         )
 
     def drawn(step: int) -> Window:
@@ -268,8 +272,10 @@ def vectors_of(store: Store, turned: np.ndarray) -> list[tuple[np.ndarray, np.nd
         first = np.array(info.get("vectors", ()), int)
         if not len(first):
             raise ValueError(
-                "data.symmetries: expected a log that says which numbers of an observation are vectors in a plane (`plane` in "
-                f"a team log's meta, `vectors` in a store's info), got none for {info.get('name', store.path)}"
+                "data.symmetries: expected a log that says which numbers of an observation are "
+                "vectors in a plane (`plane` in "
+                "a team log's meta, `vectors` in a store's info), got none for "
+                f"{info.get('name', store.path)}"
             )
         found.append((first, among))
     return found

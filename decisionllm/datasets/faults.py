@@ -81,14 +81,18 @@ def survey(store: Store) -> Survey:
     found = list(_repeats(store, np.array(digests, "V16")))
     if not np.ptp(store.rewards):
         found.append(
-            f"every reward is {store.rewards[0]:g}: a return says no more than the length of an episode"
+            f"every reward is {store.rewards[0]:g}: a return says no more than the length of an "
+            "episode"
         )
     varies = deviation > 1e-9 * (1 + np.abs(mean))
     correlation = np.abs(covariances) / np.outer(*[np.where(varies, deviation, np.inf)] * 2)
     if len(constant := np.flatnonzero(~varies[:S])):
         found.append(f"observation {constant.tolist()}: the same number at every step")
     for i in np.flatnonzero(jumps):
-        often = f"{jumps[i]:,} changes of more than {JUMP} times its usual change in a step, {usual[i]:.3g}"
+        often = (
+            f"{jumps[i]:,} changes of more than {JUMP} times its usual change in a step, "
+            f"{usual[i]:.3g}"
+        )
         found.append(f"observation [{i}]: {often}")
     for what, column in (("return-to-go", S), ("reward of the step", S + 1)):
         if len(leaks := np.flatnonzero(correlation[:S, column] > LEAK)):
@@ -131,4 +135,7 @@ def _repeats(store: Store, digests: np.ndarray) -> Iterator[str]:
         }
         apart = {name: sum(np.bincount(kinds) > 1) for name, kinds in pairs.items()}
         found = "".join(f"; {n:,} of them in several {name}" for name, n in apart.items() if n)
-        yield f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, {(count > 1).sum():,} different ones{found}"
+        yield (
+            f"{(count - 1).sum():,} of {len(kind):,} episodes repeat another one, "
+            f"{(count > 1).sum():,} different ones{found}"
+        )

@@ -304,7 +304,8 @@ def open_store(path: str | Path) -> Store:
             found = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r"))
         if [str(found.dtype), list(found.shape)] != [dtype, shape]:
             raise ValueError(
-                f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} {list(found.shape)}; {REMEDY}"
+                f"{path}/{name}.npy: expected {dtype} {shape}, got {found.dtype} "
+                f"{list(found.shape)}; {REMEDY}"
             )
         arrays[name] = found
     spec = Spec.of(card["spec"])
@@ -330,12 +331,15 @@ def read(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
     yield from _hashed(digest, *card, blocks(store, size))
     if (found := digest.hexdigest()) != store.fingerprint:
         raise ValueError(
-            f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; {REMEDY}"
+            f"{store.path} is damaged: expected fingerprint {store.fingerprint}, got {found}; "
+            f"{REMEDY}"
         )
 
 
 def blocks(store: Store, size: int) -> Iterator[tuple[slice, slice]]:
-    """All episodes in their order, in blocks of about `size` rows: (episodes, rows) of each block."""
+    """All episodes in their order, in blocks of about `size` rows: (episodes, rows) of each
+    block.
+    """
     cuts = np.searchsorted(store.offsets[1:], np.arange(size, store.offsets[-1], size))
     for a, b in pairwise(np.unique([0, *cuts, len(store.lengths)]).tolist()):
         yield slice(a, b), slice(*store.offsets[[a, b]].tolist())
@@ -406,7 +410,9 @@ def prepare(
 
 
 def _label(module: str) -> str:
-    """What the stores of a reader's module are called: maze2d, of decisionllm.domains.maze2d.dataset."""
+    """What the stores of a reader's module are called: maze2d, of
+    decisionllm.domains.maze2d.dataset.
+    """
     return module.removesuffix(".dataset").rpartition(".")[2]
 
 
@@ -447,7 +453,9 @@ def kept(dataset: dict[str, Any], cache_dir: str | Path) -> Store:
 
 
 def data_node(dataset: dict[str, Any]) -> dict[str, Any]:
-    """The config node of the data of a dataset: with the canonical text where its reader has one."""
+    """The config node of the data of a dataset: with the canonical text where its reader
+    has one.
+    """
     data_options = _beside(dataset, "data_options")
     if data_options is None:
         return dataset

@@ -127,7 +127,8 @@ def entity_schema(meta: Meta, capacity: int = 6) -> tuple[tuple[str, int, int], 
                     raise ValueError(f"type {name}: expected {known}, got {width}")
             if sum(width * count for _, width, count in blocks) != int(length):
                 raise ValueError(
-                    f"type {name}: expected blocks of {length} numbers in all, as observed, got {blocks}"
+                    f"type {name}: expected blocks of {length} numbers in all, as observed, got "
+                    f"{blocks}"
                 )
             own = max(own, counts.get("own", 0))
             most |= {
@@ -306,7 +307,8 @@ def source(
         masked |= facts["masked"]
     if meta.get("shared_reward") and facts["returns"] != "team":
         raise ValueError(
-            f"dataset.returns={facts['returns']}: expected a reward of each agent, got one for the whole team"
+            f"dataset.returns={facts['returns']}: expected a reward of each agent, got one for the "
+            "whole team"
         )
     which = np.concatenate(named)
     types, words = (
@@ -434,7 +436,8 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     refuse(over & ~last, "expected the world's last step, since it ended here, got another one")
     refuse(
         last & ~over,
-        "expected terminated or truncated on a world's last step; if the log was cut, drop this world",
+        "expected terminated or truncated on a world's last step; if the log was cut, drop this "
+        "world",
     )
     ends = np.flatnonzero(last)
     other = ~differs(group[every][ends]) & differs(step[every][ends])
@@ -444,7 +447,8 @@ def _worlds(log: Log, team: int) -> tuple[np.ndarray, np.ndarray]:
     clock = every[teams[every] == team]
     if not len(clock):
         raise ValueError(
-            f"dataset.team: expected one of {np.unique(teams).tolist()}, the teams of {log.path}, got {team}"
+            f"dataset.team: expected one of {np.unique(teams).tolist()}, the teams of {log.path}, "
+            f"got {team}"
         )
     return clock, np.append(np.flatnonzero(step[clock] == 0), len(clock))
 
@@ -496,7 +500,8 @@ def _rewards(
     table, rows = ("steps", clock) if chosen == "team" else ("agents", order)
     if "reward" not in log.tables[table]:
         raise ValueError(
-            f"{log.path}, {table}: expected a column reward, which dataset.returns={chosen} needs, got none"
+            f"{log.path}, {table}: expected a column reward, which dataset.returns={chosen} needs, "
+            "got none"
         )
     reward = log.tables[table]["reward"][rows].astype(np.float64)
     log.refuse(
@@ -527,7 +532,8 @@ def _decisions(
     bounds = [(each.get("low"), each.get("high")) for each in types]
     if not discrete and not (all(bounds[0]) and bounds.count(bounds[0]) == len(bounds)):
         raise ValueError(
-            f"{log.path}: expected every type in meta to have num_actions, or all the same low and high"
+            f"{log.path}: expected every type in meta to have num_actions, or all the same low and "
+            "high"
         )
     name = "action" if discrete else "action_values"
     if name not in rows:
@@ -561,7 +567,8 @@ def _decisions(
     forbidden = loss_mask & ~allowed
     refuse(
         forbidden,
-        "available: forbids the recorded action {}; say loss_mask=false where the agent did not choose it",
+        "available: forbids the recorded action {}; say loss_mask=false where the agent did not "
+        "choose it",
         taken,
     )
     masks |= ~masks.any(1, keepdims=True)  # no choice there
@@ -587,7 +594,8 @@ def _observations(
             "agents",
             order,
             strange,
-            f"observation: expected {', '.join(each['observations'])} numbers, got {{}}; say the blocks of "
+            f"observation: expected {', '.join(each['observations'])} numbers, got {{}}; say the "
+            f"blocks of "
             f"each length of type {name} in meta, or give these agents a type of their own",
             lengths,
         )
@@ -634,7 +642,10 @@ def coverage(store: Store) -> Iterator[str]:
             (equal.astype(np.uint64) + np.uint64(1)) * weights[agent[order]], first
         )
         counts = np.unique(joint, return_counts=True)[1]
-        return f"{len(counts):,} different, {100 * counts[counts > 1].sum() / len(first):.1f} % of steps repeat one"
+        return (
+            f"{len(counts):,} different, {100 * counts[counts > 1].sum() / len(first):.1f} % of "
+            "steps repeat one"
+        )
 
     sizes = np.bincount(np.diff(np.append(first, len(order))))
     shares = ", ".join(
@@ -642,11 +653,20 @@ def coverage(store: Store) -> Iterator[str]:
     )
     yield f"  agents       {shares} of the {len(first):,} joint steps"
     late, after = (store.start > 0).mean(), (store.return_after_exit != 0).mean()
-    yield f"  episodes     {100 * late:.1f} % begin late, {100 * after:.1f} % have rewards after their end"
+    yield (
+        f"  episodes     {100 * late:.1f} % begin late, {100 * after:.1f} % have rewards after "
+        "their end"
+    )
     yield f"  joint action {repeats(store.actions)}"
-    yield f"  joint both   {repeats(np.concatenate([store.observations, store.actions], 1))} (observations and actions)"
+    yield (
+        f"  joint both   {repeats(np.concatenate([store.observations, store.actions], 1))} "
+        "(observations and actions)"
+    )
     forbidden = 0 if store.action_masks is None else 1 - store.action_masks.mean()
-    yield f"  choice       {100 * forbidden:.1f} % of actions are masked, {100 * (1 - store.loss_mask.mean()):.1f} % of steps are no training targets"
+    yield (
+        f"  choice       {100 * forbidden:.1f} % of actions are masked, "
+        f"{100 * (1 - store.loss_mask.mean()):.1f} % of steps are no training targets"
+    )
 
 
 @register("export", "team")
@@ -657,6 +677,7 @@ def save(folder: str, store: Store) -> None:
     """
     if store.info.get("format") is None or store.agent is None:
         raise ValueError(
-            f"export=team: expected a dataset of many agents (dataset=team), got {store.info['name']}"
+            "export=team: expected a dataset of many agents (dataset=team), got "
+            f"{store.info['name']}"
         )
     write(folder, logs_of(*(store.info[name] for name in ("path", "meta", "cut")))())

@@ -85,13 +85,15 @@ class TeamSampler(Sampler):
             e = int(self.number.argmax())
             wanted = f"at most {POOL} agents (the identities there are), got {self.number[e] + 1}"
             raise ValueError(
-                f"group {groups[self.group[e]]}: expected {wanted}; train with team.execution=per_agent"
+                f"group {groups[self.group[e]]}: expected {wanted}; train with "
+                "team.execution=per_agent"
             )
         if (late := self.start + self.length).max() > store.spec.horizon:
             e = int(late.argmax())
             wanted = f"an end within the horizon of {store.spec.horizon} steps of its world"
             raise ValueError(
-                f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has {self.length[e]}"
+                f"episode {e}: expected {wanted}, it begins at step {self.start[e]} and has "
+                f"{self.length[e]}"
             )
 
     def __call__(self, step: int) -> Window:

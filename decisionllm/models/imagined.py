@@ -204,7 +204,8 @@ class ImaginedValue(nn.Module):
         for text in dict.fromkeys(texts):
             if not (code_of(text).to(self.known) == self.known).all(-1).any():
                 raise ValueError(
-                    f"planner.reads_text: expected a task text that the value was fitted to, got {text!r}; "
+                    "planner.reads_text: expected a task text that the value was fitted to, got "
+                    f"{text!r}; "
                     "act.planning_horizon=0 acts without the value"
                 )
         return torch.cat([observations, codes(texts).to(observations)], -1)

@@ -87,7 +87,9 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def fit_changes(self, blocks: Iterable[np.ndarray]) -> None:
-        """Fit to blocks of changes of the observation from one step to the next (m, S), raw units."""
+        """Fit to blocks of changes of the observation from one step to the next (m, S), raw
+        units.
+        """
         changes = Moments()
         for change in blocks:
             changes.add(change)

@@ -56,7 +56,8 @@ class SequenceModel(nn.Module):
         )
         if made.condition_on not in (None, options.condition_on):
             raise ValueError(
-                f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got {options.condition_on}"
+                f"{type(made).__name__}: expected model.condition_on={made.condition_on}, got "
+                f"{options.condition_on}"
             )
         self.normalizer = Normalizer(spec, options.hide_observations)
         self.tokenizer = TrajectoryTokenizer(
@@ -73,7 +74,8 @@ class SequenceModel(nn.Module):
         self.head: Head = build(head, backbone.width, spec)
         if not isinstance(self.head, Head):
             raise ValueError(
-                f"{head['_target_']}: expected a head with loss_floor and entities, see protocols.Head"
+                f"{head['_target_']}: expected a head with loss_floor and entities, see "
+                "protocols.Head"
             )
         self.planner: ImaginedValue | None = None
         if planner and planner["_target_"] != "none":

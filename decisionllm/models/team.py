@@ -23,7 +23,8 @@ class TeamSequenceModel(SequenceModel):
     def _team_tokenizer(self, options: ModelOptions) -> TeamTokenizer:
         if self.objective.predicts_return:
             raise ValueError(
-                f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or both"
+                f"{type(self.objective).__name__}: expected team.execution=per_agent, got joint or "
+                "both"
             )
         return TeamTokenizer(self.spec, self.backbone.width, hide_actions=options.hide_actions)
 

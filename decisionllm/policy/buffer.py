@@ -87,7 +87,9 @@ class EpisodeBuffer(Player):
         action_masks: np.ndarray | None = None,
         rows: Rows = ALL,
     ) -> None:
-        """Take in current observations, and rewards of the previous step, of these rows; see `act`."""
+        """Take in current observations, and rewards of the previous step, of these rows;
+        see `act`.
+        """
         now, each = self.now[rows], np.arange(len(self.now))[rows]
         if (now >= self.horizon).any():
             raise ValueError(

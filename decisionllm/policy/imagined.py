@@ -101,7 +101,8 @@ def load(
     ]
     if not made:
         raise ValueError(
-            f"dataset.run={run}: expected a model whose members agree about some first step, got none; train it for longer"
+            f"dataset.run={run}: expected a model whose members agree about some first step, got "
+            "none; train it for longer"
         )
     outside = round(1 - float(lengths.sum() / whole.sum()), 4)
     name = f"imagined({info['dataset']['name']})"
@@ -167,7 +168,10 @@ def support_faults(outside: float) -> list[str]:
     """
     if outside <= OUTSIDE:
         return []
-    what = f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's data and were left out"
+    what = (
+        f"{100 * outside:.1f} % of the imagined steps are outside of the support of the run's "
+        "data and were left out"
+    )
     return [f"{what}; imagine fewer steps (dataset.steps)"]
 
 

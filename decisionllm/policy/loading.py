@@ -80,7 +80,8 @@ def load_parts(
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(
-            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got {wrong!r}"
+            f"part: expected one of {', '.join(known) or 'none, the run is of one dataset'}, got "
+            f"{wrong!r}"
         )
     if "embodiments" in info and not parts:
         raise ValueError(
@@ -106,7 +107,9 @@ def load_parts(
 def _policy(
     model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]
 ) -> Policy:
-    """The policy that a run's config describes, with these fields of `Policy` in place of its own."""
+    """The policy that a run's config describes, with these fields of `Policy` in place of
+    its own.
+    """
     act, team, given = (
         config["act"],
         config["team"],

@@ -67,13 +67,15 @@ class Policy(WindowReader):
             )
         if self.planning_horizon and model.team is not None:
             raise ValueError(
-                f"act.planning_horizon: expected 0 with a model of teams, got {self.planning_horizon}"
+                "act.planning_horizon: expected 0 with a model of teams, got "
+                f"{self.planning_horizon}"
             )
         if self.planning_horizon and model.planner is None:
             raise ValueError("act.planning_horizon: needs a model trained with planner=value")
         if self.target_return is None and self.return_conditioned and not model.predicts_return:
             raise ValueError(
-                "target_return: expected a number, the model was trained without objective=max_return"
+                "target_return: expected a number, the model was trained without "
+                "objective=max_return"
             )
         model.eval()
         model.backbone.pack()
@@ -158,7 +160,8 @@ class Policy(WindowReader):
         """
         if self.execution == "joint" and groups is None:
             raise ValueError(
-                "team.execution=joint: the env names no groups of agents; take team.execution=per_agent"
+                "team.execution=joint: the env names no groups of agents; take "
+                "team.execution=per_agent"
             )
         if self.model.team is not None:
             return TeamSession(

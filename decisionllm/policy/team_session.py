@@ -57,7 +57,8 @@ class TeamSession(EpisodeBuffer):
         )
         if sizes.max() > POOL:
             raise ValueError(
-                f"groups: expected teams of at most {POOL}, got {sizes.max()}; take team.execution=per_agent"
+                f"groups: expected teams of at most {POOL}, got {sizes.max()}; take "
+                "team.execution=per_agent"
             )
         given = ranks(team)  # the number of each in its team
         generator = policy.generator or torch.Generator(policy.device).manual_seed(0)

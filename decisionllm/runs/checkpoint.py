@@ -1,4 +1,5 @@
-"""The weights of a run in and out: a folder of safetensors and JSON; only frozen weights are not in it.
+"""The weights of a run in and out: a folder of safetensors and JSON; only frozen weights are not in
+it.
 
 checkpoint/
   model.safetensors    trained weights but adapters, and the normaliser
@@ -124,7 +125,8 @@ def restore(path: str | Path, model: SequenceModel | Generalist, info: dict[str,
         raise ValueError(f"{folder}: not this model's weights; {why}{trained}")
     if info["frozen"] != fingerprint(model.backbone):
         raise ValueError(
-            f"{folder}: trained on a backbone whose frozen weights were different; load the one it was trained on"
+            f"{folder}: trained on a backbone whose frozen weights were different; load the one it "
+            "was trained on"
         )
     if adapter:
         set_peft_model_state_dict(model.backbone.model, adapter)
@@ -178,8 +180,10 @@ def start_from(
                 | {f"the run{f' ({n})' * bool(n)}": one.spec for n, one in known.items()}
             )
             raise ValueError(
-                f"init_from={path}: expected a run of the data's space, got {found}; a new space is a new label of "
-                f"dataset=embodiments, or takes the backbone alone by backbone=pretrained backbone.folder={path}"
+                f"init_from={path}: expected a run of the data's space, got {found}; a new space "
+                "is a new label of "
+                "dataset=embodiments, or takes the backbone alone by backbone=pretrained "
+                f"backbone.folder={path}"
             )
         if similar:
             _copy(path, "model", known[name if name in similar else similar[0]], member)

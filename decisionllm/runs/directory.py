@@ -32,7 +32,10 @@ from decisionllm.schema import Spec
 
 FORMAT = 3  # of run.json, config.yaml and the names of weights
 ROOM = "make room or choose another run=..."
-UPGRADE = "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md lists the options that were renamed"
+UPGRADE = (
+    "train again, or use the version that wrote it (run.json names its commit); CHANGELOG.md "
+    "lists the options that were renamed"
+)
 # options that may differ when a run is continued
 MAY_DIFFER = (
     "run",
@@ -105,11 +108,13 @@ def same_run(path: Path, config: dict[str, Any], stores: Mapping[str, Store]) ->
             f"{key} was {was!r}, is {now!r}" for key, (was, now) in different.items()
         )
         raise ValueError(
-            f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin again"
+            f"{path} holds another run ({changes}): choose another run=..., or fresh=true to begin "
+            "again"
         )
     if info["fingerprint"] != (data := fingerprint_of(stores)):
         raise ValueError(
-            f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., or fresh=true"
+            f"{path} was begun on data {info['fingerprint']}, not {data}: choose another run=..., "
+            "or fresh=true"
         )
     return info
 
@@ -121,7 +126,10 @@ def longer(path: Path, **different: tuple[Any, Any]) -> str:
     # The cosine of the learning rate ends at the last step: with another end, each step would have
     # had another rate.
     schedule = "the schedule of its learning rate ends there, so that it can't be moved"
-    another = f"begin another run with its weights, by init_from={path} run=..., or with new weights, by fresh=true"
+    another = (
+        f"begin another run with its weights, by init_from={path} run=..., or with new "
+        "weights, by fresh=true"
+    )
     return f"{path} was begun for {was}, not {now}: {schedule}. To train for longer, {another}"
 
 
@@ -141,7 +149,8 @@ def refuse_foreign(path: str | Path) -> None:
     if foreign:
         shown = ", ".join(foreign[:3]) + " ..." * (len(foreign) > 3)
         raise ValueError(
-            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; choose another run=..."
+            f"{path}: expected a new or empty folder or a run (with run.json), found {shown}; "
+            "choose another run=..."
         )
 
 
@@ -194,7 +203,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config, info = content(path / "config.yaml"), content(path / "run.json")
     if info.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; {UPGRADE}"
+            f"{path}: expected a run of format {FORMAT}, got format {info.get('format', 1)}; "
+            f"{UPGRADE}"
         )
     return config, info
 
@@ -244,7 +254,8 @@ def target(info: dict[str, Any], quantile: float) -> float:
     if str(float(quantile)) not in info["targets"]:
         known = ", ".join(info["targets"])
         raise ValueError(
-            f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] takes any return"
+            f"quantile: this run knows those of {known}, got {quantile}; target_returns=[...] "
+            "takes any return"
         )
     return float(info["targets"][str(float(quantile))])
 

@@ -10,7 +10,8 @@ def usable(device: str) -> str:
     one_of("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            "device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of torch"
+            "device=cuda: no GPU that torch can use was found; take device=cpu, or a CUDA build of "
+            "torch"
         )
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 

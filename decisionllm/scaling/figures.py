@@ -19,17 +19,20 @@ CAPTIONS = {
     "data": "Loss against data, one colour for each size.",
     "compute": ("Loss against compute. Ringed: the frontier, the runs that no cheaper run beats."),
     "isoflop": (
-        "Loss against parameters at equal compute, by the law; a cross marks the least. Points are runs, coloured by compute."
+        "Loss against parameters at equal compute, by the law; a cross marks the least. Points are "
+        "runs, coloured by compute."
     ),
     "intrinsic": (
         "Score against compute, one colour for each size. Black: the most that a run of so much "
         "compute reaches, means over seeds."
     ),
     "score": (
-        "Score against loss, one colour for each size, with the fitted logistic where there is a trend."
+        "Score against loss, one colour for each size, with the fitted logistic where there is a "
+        "trend."
     ),
     "crossover": (
-        "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the best size depends on the data."
+        "Score (or loss, without rollouts) of each size at each volume. Where lines cross, the "
+        "best size depends on the data."
     ),
     "quality": ("Score (or loss) by quality of the data at full volume, one colour for each size."),
     "shares": (

@@ -132,7 +132,10 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        description="A trained policy for bidders: campaigns with a journal, and stateless actions at /v1/act.",
+        description=(
+            "A trained policy for bidders: campaigns with a journal, and stateless actions "
+            "at /v1/act."
+        ),
         responses=errors(403, 421, usual=()),
     )
     app.state.service, app.state.ready = service, False
@@ -426,7 +429,9 @@ def checked_result(result: dict[str, float]) -> dict[str, float]:
 
 
 def parse_history(policy: Policy, request: dict[str, Any]) -> History:
-    """observations, actions, rewards, target_return, text and action_masks of a request -> History."""
+    """observations, actions, rewards, target_return, text and action_masks of a request ->
+    History.
+    """
     spec, masks = policy.model.spec, request["action_masks"]
     t = len(request["observations"]) - 1
     fields: dict[str, tuple[type, tuple[int, ...]]] = {

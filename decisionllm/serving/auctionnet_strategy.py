@@ -120,7 +120,8 @@ class DecisionLLMBiddingStrategy(BiddingStrategy):
         for name, steps in history.items():
             if len(steps) != timeStepIndex:
                 raise ValueError(
-                    f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got {len(steps)}"
+                    f"{name}: expected {timeStepIndex} steps before step {timeStepIndex}, got "
+                    f"{len(steps)}"
                 )
         if self.campaign is None or timeStepIndex < self.campaign.step:
             settings = self._settings() | {

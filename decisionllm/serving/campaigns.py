@@ -89,7 +89,8 @@ class CampaignManager:
     ) -> None:
         if policy.decode == "sample":
             raise ValueError(
-                "decode: expected mode or mean, got sample: a sampled answer would be another one after a restart"
+                "decode: expected mode or mean, got sample: a sampled answer would be another one "
+                "after a restart"
             )
         model = policy.model
         self.policy, self.observation, self.journal = (

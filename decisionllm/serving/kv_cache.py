@@ -127,7 +127,9 @@ class Cache:
         return rows
 
     def _holds(self, session: Session, row: int, history: History) -> bool:
-        """Whether a row holds this past, except for the last reward and possibly the last action."""
+        """Whether a row holds this past, except for the last reward and possibly the last
+        action.
+        """
         s, t = session, len(history.actions)
         n, target = s.now[row], self.policy.resolve_targets([history.target_return])[0]
         return bool(

@@ -46,7 +46,9 @@ def note_campaign(id: str) -> None:
 
 
 def on_response(scope: Mapping[str, Any], status: int, seconds: float) -> None:
-    """Log a request: its id, route, status and milliseconds, and its campaign where there is one."""
+    """Log a request: its id, route, status and milliseconds, and its campaign where there
+    is one.
+    """
     for writer in writers:
         route = scope["route"].path if "route" in scope else None
         known = {

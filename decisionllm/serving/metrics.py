@@ -101,7 +101,10 @@ class Metrics(Collector):
             "Age of the oldest answer that is not yet on the disk.",
             service.journal_writer.age,
         )
-        spent = "Currency: reported by results, and an equal share of the budget for each of these steps (even)."
+        spent = (
+            "Currency: reported by results, and an equal share of the budget for each of these "
+            "steps (even)."
+        )
         yield counter("spend", spent, manager.spend, "kind")
         yield counter("guards", "Answers lowered by a guard rail.", counts["guard"], "guard")
         late = "Answers by linear pacing: the decision was late (deadline) or failed (model)."
@@ -129,7 +132,10 @@ class Metrics(Collector):
             yield gauge("cache_rows", "Campaigns in the prefix cache.", len(manager.cache.taken))
 
         if (shadow := service.shadow) is not None:
-            ticks = "Ticks that the shadow policy decided, dropped since others waited for an answer, or failed at."
+            ticks = (
+                "Ticks that the shadow policy decided, dropped since others waited for an "
+                "answer, or failed at."
+            )
             yield counter(
                 "shadow_ticks",
                 ticks,

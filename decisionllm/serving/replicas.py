@@ -38,7 +38,8 @@ def run(serve: Callable[..., None], *arguments: Any, replicas: int) -> None:
             for process in [process for process in running if not process.is_alive()]:
                 if time.monotonic() - running.pop(process) < START:
                     raise OSError(
-                        f"replicas: one ended with exit code {process.exitcode} as it started; see its message above"
+                        f"replicas: one ended with exit code {process.exitcode} as it started; see "
+                        "its message above"
                     )
     except KeyboardInterrupt:
         pass

@@ -24,7 +24,8 @@ from decisionllm.serving.kv_cache import DecisionRequest
 
 logger = logging.getLogger("decisionllm.serving")
 TABLE = (
-    "CREATE TABLE IF NOT EXISTS decisions (campaign TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, answer TEXT NOT NULL,"
+    "CREATE TABLE IF NOT EXISTS decisions (campaign TEXT NOT NULL, step INTEGER NOT NULL, model "
+    "TEXT NOT NULL, answer TEXT NOT NULL,"
     " PRIMARY KEY (campaign, step, model)) WITHOUT ROWID"
 )
 PAUSE = 0.005  # seconds that an answer has to leave, and between two looks whether others wait

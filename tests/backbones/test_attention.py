@@ -98,7 +98,9 @@ def test_no_key_or_value_of_a_text_is_kept_for_each_row(index):
 
 
 def test_long_windows_after_short_texts_copy_the_text():
-    """With more than half as many queries as text tokens a copy is cheaper; see the comment there."""
+    """With more than half as many queries as text tokens a copy is cheaper; see the comment
+    there.
+    """
     numbers, _ = drawn([0, 1], (4, 2), torch.float32)
     q, _, _, K, V = numbers  # six queries for each key head
     texts = TextAttention([K], [V], torch.tensor([0, 1]))

@@ -44,7 +44,10 @@ def of_hub(name, address, home):
     """What another process says that takes this model of the hub at this address, with its cache in
     `home`.
     """
-    script = f"from decisionllm.backbones.build import pretrained; print(pretrained(0, hub_id={name!r}).width)"
+    script = (
+        "from decisionllm.backbones.build import pretrained; print(pretrained(0, "
+        f"hub_id={name!r}).width)"
+    )
     outside = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
         [sys.executable, "-c", script],
@@ -58,7 +61,10 @@ def of_hub(name, address, home):
 def test_a_hub_that_fails_is_tried_once(hub, tmp_path):
     address, requested = hub
     done = of_hub("me/tiny", address, tmp_path)
-    wanted = "backbone me/tiny: could not be loaded (no copy in the cache, and no network or no such model; backbone.folder=..."
+    wanted = (
+        "backbone me/tiny: could not be loaded (no copy in the cache, and no network or no "
+        "such model; backbone.folder=..."
+    )
     assert f"OSError: {wanted} reads a local folder): " in done.stderr.splitlines()[-1]
     assert [path for path in requested if "me/tiny" in path] == ["/api/models/me/tiny"]
 

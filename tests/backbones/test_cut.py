@@ -61,7 +61,9 @@ def test_text_and_trajectory_are_read_by_the_upper_blocks_as_the_library_reads_t
 
 
 def test_upper_blocks_attend_to_the_kept_states_of_a_text(folder):
-    """Their keys and values by the modules of the library, whose adapters have learned something."""
+    """Their keys and values by the modules of the library, whose adapters have learned
+    something.
+    """
     backbone = cut(folder)
     with torch.no_grad():
         for name, weight in backbone.named_parameters():
@@ -181,7 +183,10 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
     for given in ((2, -1), (-1, 3)):
         with pytest.raises(
             ValueError,
-            match="backbone.layers: expected 0 and 0, since the blocks of Module are not supported, got",
+            match=(
+                "backbone.layers: expected 0 and 0, since the blocks of Module are not "
+                "supported, got"
+            ),
         ):
             cut_at(core_of(4), *given, tune="lora", supported=False)
 
@@ -191,7 +196,8 @@ def test_a_model_that_cannot_be_cut_is_whole_by_default():
     [
         (
             {"text_layers": 4},
-            "expected text_layers below layers, and layers of at most 6, the blocks of this model, got 4 and 4",
+            "expected text_layers below layers, and layers of at most 6, the blocks of this model, "
+            "got 4 and 4",
         ),
         ({"layers": 7}, "layers of at most 6, the blocks of this model, got 2 and 7"),
         (
@@ -209,7 +215,9 @@ def test_what_stands_in_place_of_word_embeddings_is_refused(folder):
     config = {"text_encoder": {"_target_": "decisionllm.backbones.readers.FrozenFeatures"}}
     with pytest.raises(
         ValueError,
-        match="backbone.text_layers: expected 0, since text_encoder=features stands in place of word",
+        match=(
+            "backbone.text_layers: expected 0, since text_encoder=features stands in place of word"
+        ),
     ):
         attach(cut(folder), config)
 

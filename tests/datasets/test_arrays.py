@@ -169,7 +169,10 @@ def test_what_is_not_such_a_file_is_refused(tmp_path, changed, message):
 
 def test_a_file_that_marks_no_end_is_refused(tmp_path):
     unmarked = np.zeros(5, bool)
-    wanted = "expected a row where terminals or timeouts is set, got 5 rows without; .* dataset.horizon cuts nothing"
+    wanted = (
+        "expected a row where terminals or timeouts is set, got 5 rows without; .* "
+        "dataset.horizon cuts nothing"
+    )
     for name, timeouts in (("one", None), ("both", unmarked)):
         path = put(tmp_path / f"{name}.npz", terminals=unmarked, timeouts=timeouts)
         with pytest.raises(ValueError, match=f"{path}: {wanted}"):
@@ -212,7 +215,8 @@ GYMNASIUM = {"rewards": None, "terminals": None, "timeouts": None, "observations
                 "terminations": np.ones(5),
                 "truncations": np.ones(5),
             },
-            "observations, rewards, terminals, timeouts not among .*; rename obs: observations, reward: rewards, terminations: terminals, "
+            "observations, rewards, terminals, timeouts not among .*; rename obs: observations, "
+            "reward: rewards, terminations: terminals, "
             "truncations: timeouts$",
         ),
         (

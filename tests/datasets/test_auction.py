@@ -303,7 +303,8 @@ def test_the_texts(tmp_path):
         tasks["informative"][1]
         == task_text(4350, 70, 0)
         == (
-            "Auction, advertiser of category 0. Bid for impressions over one day of 48 steps. Get as many conversions as you can "
+            "Auction, advertiser of category 0. Bid for impressions over one day of 48 steps. Get "
+            "as many conversions as you can "
             "within a large budget of 4350, at a strict cost limit of 70 for each."
         )
     )
@@ -639,7 +640,10 @@ def test_an_advertiser_without_a_budget_is_refused(tmp_path):
         "" if a == 1 else b
         for a, b in zip(columns["advertiserNumber"], columns["budget"], strict=True)
     ]
-    message = "row 2, budget: expected a number, got none; so it is in every row of period 3, advertiser 1"
+    message = (
+        "row 2, budget: expected a number, got none; so it is in every row of period 3, "
+        "advertiser 1"
+    )
     with pytest.raises(ValueError, match=message):
         auctionnet.read(put(tmp_path / "log.csv", columns))
     with pytest.raises(ValueError, match="expected rows with all their numbers, got none"):
@@ -709,7 +713,10 @@ def test_a_budget_that_grows_is_two_days_in_one(tmp_path):
             columns["remainingBudget"][i] = 95.0
     with pytest.raises(
         ValueError,
-        match="advertiser 0: expected a remaining budget that never grows, got 90 before step 9 and 95",
+        match=(
+            "advertiser 0: expected a remaining budget that never grows, got 90 before step 9 "
+            "and 95"
+        ),
     ):
         auctionnet.read(put(tmp_path / "log.csv", columns))
 
@@ -724,7 +731,10 @@ def test_a_missing_or_renamed_column_is_named(tmp_path, make, name, kind):
         ({k: v for k, v in columns.items() if k != name}, "nothing"),
         ({"price" if k == name else k: v for k, v in columns.items()}, "price"),
     ):
-        message = f"expected the columns of a {kind} log, {name} not among them; it has {besides} besides the known ones"
+        message = (
+            f"expected the columns of a {kind} log, {name} not among them; it has {besides} "
+            "besides the known ones"
+        )
         with pytest.raises(ValueError, match=message):
             auctionnet.read(put(tmp_path / "log.csv", table))
 
@@ -787,7 +797,8 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
     [
         (
             {"text": "goal"},
-            "dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'",
+            "dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got "
+            "'goal'",
         ),
         (
             {"context_features": "all"},
@@ -806,7 +817,8 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, name, content, message):
         ({"periods": "7,9-10"}, r"dataset.periods: .* has no period 9-10, only 7-8"),
         (
             {"path": "", "behaviour": "kind"},
-            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, oracle, teacher, got 'kind'",
+            "behaviour: expected one of reference, shuffled_bidders, constant_bidders, oracle, "
+            "teacher, got 'kind'",
         ),
         (
             {"behaviour": "oracle", "relabel": 2},
@@ -946,7 +958,10 @@ def test_market_prices_of_the_published_traffic_become_replayable_days(tmp_path,
             export(tmp_path, put_prices(**columns))
     with pytest.raises(
         ValueError,
-        match="expected a traffic log or a file of market prices, leastWinningCost not among its columns",
+        match=(
+            "expected a traffic log or a file of market prices, leastWinningCost not among its "
+            "columns"
+        ),
     ):
         export(tmp_path, TRAJECTORY_LOG)
 

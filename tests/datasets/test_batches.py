@@ -12,7 +12,8 @@ from decisionllm.protocols import Source
 from decisionllm.schema import Spec
 from tests.conftest import episode, make_store, node
 
-# columns of velocity and place, and of the places of six landmarks and six agents after their presence
+# columns of velocity and place, and of the places of six landmarks and six agents after their
+# presence
 VECTORS = [
     0,
     2,

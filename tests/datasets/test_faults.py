@@ -39,7 +39,8 @@ def test_repeated_episodes_are_counted_and_placed(tmp_path):
     # two extra copies of one, one of another
     episodes = [walk(0), walk(0), walk(1, seed=0), walk(2), walk(3), walk(3)]
     assert found(tmp_path / "s", episodes) == [
-        "3 of 6 episodes repeat another one, 2 different ones; 1 of them in several groups, of which one may be held out"
+        "3 of 6 episodes repeat another one, 2 different ones; 1 of them in several groups, of "
+        "which one may be held out"
     ]
 
 

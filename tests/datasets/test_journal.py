@@ -118,7 +118,10 @@ def test_a_step_belongs_to_an_episode_once_its_result_is_known(tmp_path):
     serve(tmp_path / "j.sqlite", steps=5, close=False)
     with pytest.raises(
         ValueError,
-        match="expected campaigns that have ended, got none among 4; dataset.unfinished=true reads open ones",
+        match=(
+            "expected campaigns that have ended, got none among 4; dataset.unfinished=true reads "
+            "open ones"
+        ),
     ):
         load(path=str(tmp_path / "j.sqlite"))
     assert [
@@ -174,7 +177,10 @@ def test_the_commands_read_a_journal_and_its_later_ticks(tmp_path, monkeypatch, 
 def test_another_file_is_refused(tmp_path):
     with pytest.raises(
         FileNotFoundError,
-        match="dataset.path: expected a journal that a server wrote, got .*no.sqlite: there is no such file",
+        match=(
+            "dataset.path: expected a journal that a server wrote, got .*no.sqlite: there is no "
+            "such file"
+        ),
     ):
         load(path=str(tmp_path / "no.sqlite"))
     assert not (tmp_path / "no.sqlite").exists()

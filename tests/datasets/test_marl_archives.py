@@ -139,8 +139,10 @@ def test_rows_of_b_are_never_joined(vaults):
 
 def test_a_vault_needs_neither_jax_nor_flashbax(vaults):
     code = (
-        "import sys; from pathlib import Path; from decisionllm.datasets.formats import marl_archives; "
-        f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
+        "import sys; from pathlib import Path; from decisionllm.datasets.formats import "
+        "marl_archives; "
+        f"list(marl_archives.logs(Path({str(vaults / 'toy.vlt/units')!r}), 'vault')); "
+        f"sys.exit(bool({{'jax', 'flashbax'}} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -185,7 +187,10 @@ def test_a_vault_of_another_version_or_without_a_column_is_refused(vaults):
     (folder / "metadata.json").write_text(json.dumps(card))
     with pytest.raises(
         ValueError,
-        match="expected a Vault's columns, rewards not among actions, infos, infos.legals, infos.state",
+        match=(
+            "expected a Vault's columns, rewards not among actions, infos, infos.legals, "
+            "infos.state"
+        ),
     ):
         joined(folder)
 
@@ -309,7 +314,8 @@ def test_a_pymarl_file_that_does_not_fit_is_refused(tmp_path):
         ),
         (
             "key",
-            "expected PyMARL's keys, reward not among obs, actions, terminated, filled, avail_actions",
+            "expected PyMARL's keys, reward not among obs, actions, terminated, filled, "
+            "avail_actions",
             {"reward": None},
         ),
         ("size", "expected as many worlds and steps under each key, got", {"filled": filled[:1]}),

@@ -114,10 +114,14 @@ def test_a_ball_at_full_speed_does_not_jump():
 def test_goals_in_words_relabel_the_rewards(tmp_path):
     episodes = cut_by(put(tmp_path / "log.hdf5"), text="goal")
     assert [e.task for e in episodes] == [
-        "Maze2D umaze. Push the ball to the goal at the top centre, row 1, column 2 (x = 1.0, y = 2.0), and keep it there.",
-        "Maze2D umaze. Push the ball to the goal at the bottom left, row 3, column 1 (x = 3.0, y = 1.0), and keep it there.",
-        "Maze2D umaze. Push the ball to the goal at the top left, row 1, column 1 (x = 1.0, y = 1.0), and keep it there.",
-        "Maze2D umaze. Push the ball to the goal at the bottom right, row 3, column 3 (x = 3.0, y = 3.0), and keep it there.",
+        "Maze2D umaze. Push the ball to the goal at the top centre, row 1, column 2 (x = 1.0, y = "
+        "2.0), and keep it there.",
+        "Maze2D umaze. Push the ball to the goal at the bottom left, row 3, column 1 (x = 3.0, y = "
+        "1.0), and keep it there.",
+        "Maze2D umaze. Push the ball to the goal at the top left, row 1, column 1 (x = 1.0, y = "
+        "1.0), and keep it there.",
+        "Maze2D umaze. Push the ball to the goal at the bottom right, row 3, column 3 (x = 3.0, y "
+        "= 3.0), and keep it there.",
     ]
     assert [e.rewards.tolist() for e in episodes] == [[0, 0, 1, 1], [0, 0, 0], [0], [1, 1]]
     dense = cut_by(tmp_path / "log.hdf5", text="goal", dense=True)

@@ -321,7 +321,10 @@ def test_each_text_option_makes_its_text(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="dataset.text: expected one of none, constant, informative, paraphrased, shuffled, got 'goal'",
+        match=(
+            "dataset.text: expected one of none, constant, informative, paraphrased, shuffled, "
+            "got 'goal'"
+        ),
     ):
         source(toy((2,)), text="goal")
 
@@ -689,8 +692,8 @@ def test_the_card_says_how_agents_come_go_and_repeat(tmp_path, capsys):
     assert "joint action 5 different, 83.3 % of steps repeat one" in said
     assert "joint both 12 different, 0.0 % of steps repeat one" in said
     assert (
-        f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are no training targets"
-        in said
+        f"{100 / (3 * 26):.1f} % of actions are masked, {100 / 26:.1f} % of steps are no training "
+        "targets" in said
     )
     assert read(tmp_path / "copy").meta == read(tmp_path / "log").meta
 

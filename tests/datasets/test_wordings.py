@@ -1,4 +1,6 @@
-"""Wordings: libraries that are refused, texts by hand, draws that repeat, and every shipped frame."""
+"""Wordings: libraries that are refused, texts by hand, draws that repeat, and every shipped
+frame.
+"""
 
 import re
 
@@ -257,8 +259,8 @@ def test_every_text_of_an_auction_names_one_campaign_and_a_contrast_another_amou
     assert "Not 2900, but 2900 is the budget" not in " ".join(named)
     assert "In cents: the budget is 98700, a conversion may cost 8730. The category is 0." in named
     assert (
-        "Category zero: spend nine hundred eighty-seven, at eighty-seven point three for each conversion."
-        in named
+        "Category zero: spend nine hundred eighty-seven, at eighty-seven point three for each "
+        "conversion." in named
     )
     assert "A budget of 10.4 thousand and a target CPA of 87.3, for category 5." in named
 

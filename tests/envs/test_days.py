@@ -57,7 +57,9 @@ def test_a_day_is_read_as_it_was_written(tmp_path):
 
 @pytest.mark.numeric
 def test_the_replay_of_curves_agrees_with_that_of_rows():
-    """On the grid to rounding; between two of its points within what 2.5 % of the multiplier buy."""
+    """On the grid to rounding; between two of its points within what 2.5 % of the
+    multiplier buy.
+    """
     day = linear()
     rows, curves = price_period(2, day.traffic(), day.by_step(day.market_price)), Curves([day])
     advertiser, rng = np.arange(48), np.random.default_rng(0)

@@ -52,12 +52,14 @@ def trained(tasks=("",), **changes):
         (
             Small(size=3),
             20,
-            "env: expected observations of 2 numbers, as in the data, got 3; give the environment of the data",
+            "env: expected observations of 2 numbers, as in the data, got 3; give the environment "
+            "of the data",
         ),
         (
             Small(horizon=1000),
             200,
-            "env: expected episodes of at most 200 steps, .*got 1,000; give env.horizon=200, dataset.horizon=1000",
+            "env: expected episodes of at most 200 steps, .*got 1,000; give env.horizon=200, "
+            "dataset.horizon=1000",
         ),
         (
             Small(text="Go."),
@@ -165,7 +167,10 @@ def test_parts_that_share_an_environment_build_it_once(tmp_path):
         name="log",
         spec=Spec(2, 1, 20, (-1.0,), (1.0,)),
     )
-    part = f"{{_target_: decisionllm.datasets.arrays.open_folder, path: {tmp_path / 'log'}, env: {{_target_: {__name__}.Small}}}}"
+    part = (
+        f"{{_target_: decisionllm.datasets.arrays.open_folder, path: {tmp_path / 'log'}, env: "
+        f"{{_target_: {__name__}.Small}}}}"
+    )
     before = Small.built
     words = [
         "dataset=mixture",

@@ -26,7 +26,9 @@ from tests.conftest import LOOP, NANO, command, episode, node
 
 
 class Lean:
-    """Pushes the cart towards the side to which the pole leans; swings the pendulum by its speed."""
+    """Pushes the cart towards the side to which the pole leans; swings the pendulum by its
+    speed.
+    """
 
     def act(self, observations, rewards=None, action_masks=None):
         assert action_masks is None
@@ -166,7 +168,10 @@ def test_a_run_of_another_action_space_is_refused(env_id, space, tmp_path, capsy
     assert command("train", *words) == 0
     env = ["env=gymnasium", f"env.id={env_id}", "env.horizon=5", "env.text=none"]
     assert command("evaluate", f"run={tmp_path}/run", "episodes=2", *env) == 1
-    message = f"run: trained on 5 discrete actions, the environment has {space} ones; evaluate it in one like that of its data"
+    message = (
+        f"run: trained on 5 discrete actions, the environment has {space} ones; evaluate it "
+        "in one like that of its data"
+    )
     assert message in capsys.readouterr().err and not (tmp_path / "results.jsonl").read_text()
 
 
@@ -383,7 +388,9 @@ def test_pointmaze_observations_are_those_of_its_dataset(goal, size):
 
 
 class Reach(gym.Env):
-    """A place and where to go; the keywords of its observation are not in the order of their names."""
+    """A place and where to go; the keywords of its observation are not in the order of
+    their names.
+    """
 
     observation_space = spaces.Dict(
         pos=spaces.Box(-9, 9, (2,), np.float64), goal=spaces.Box(-9, 9, (1,), np.float64)
@@ -496,7 +503,10 @@ def test_a_run_whose_data_are_laid_out_otherwise_is_refused(tmp_path, monkeypatc
     (tmp_path / "run/run.json").write_text(json.dumps(card))
     (tmp_path / "run" / DIGESTS).unlink()  # as a run of before
     assert command(*evaluated) == 0
-    noted = "the data do not name the parts of an observation, the environment lays them out as goal 1, pos 2"
+    noted = (
+        "the data do not name the parts of an observation, the environment lays them out as "
+        "goal 1, pos 2"
+    )
     assert noted in " ".join(capsys.readouterr().out.split())
 
 

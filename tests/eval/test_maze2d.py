@@ -137,7 +137,9 @@ def test_reaching_and_keeping_the_goal_are_measured():
 
 
 def test_steps_after_the_first_touch_count_where_the_score_is_latched():
-    """Touches from step 1 and from step 3 of 4, and none: 3, 1 and 0 steps instead of 2, 1 and 0."""
+    """Touches from step 1 and from step 3 of 4, and none: 3, 1 and 0 steps instead of 2, 1
+    and 0.
+    """
     episodes = [episode([0, 1, 0, 1]), episode([0, 0, 0, 1]), episode([0, 0, 0, 0])]
     latched = 100 * (4 / 3 - 23.85) / (161.86 - 23.85)
     assert Maze2D(3, maze="umaze").metrics(episodes) == {

@@ -319,7 +319,9 @@ def test_groups_of_a_log_are_played_in_turn():
 
 
 def test_a_world_is_won_by_return():
-    """Fishers have (2 + 12 + 6 + 6) = 26 and 2 + 12 + 12 + 12 = 38, see above, the thief nothing."""
+    """Fishers have (2 + 12 + 6 + 6) = 26 and 2 + 12 + 12 + 12 = 38, see above, the thief
+    nothing.
+    """
     for team, won in ((0, [0, 100]), (1, [100, 0])):
         partners = {0: f"{ISLAND}.fish", 1: f"{ISLAND}.steal"}
         env = PettingZooTeams(
@@ -403,7 +405,10 @@ def test_a_run_as_a_partner_plays_as_the_policy_does(island_run):
 def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
     with pytest.raises(
         ValueError,
-        match="to play fisher_0, fisher_1, thief_0, got a run that plays fisher_0, fisher_1 or thief_0",
+        match=(
+            "to play fisher_0, fisher_1, thief_0, got a run that plays fisher_0, fisher_1 or "
+            "thief_0"
+        ),
     ):
         PettingZooTeams(
             1,
@@ -415,7 +420,9 @@ def test_a_run_that_does_not_fit_is_refused_as_a_partner(island_run, tmp_path):
         )
     with pytest.raises(
         ValueError,
-        match="id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'",
+        match=(
+            "id=mpe2.simple_tag_v3, type in the log: expected one of fisher, thief, got 'adversary'"
+        ),
     ):
         PettingZooTeams(
             1, id="mpe2.simple_tag_v3", horizon=4, teams={"agent": 1}, partners={1: str(island_run)}

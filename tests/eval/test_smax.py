@@ -1,4 +1,6 @@
-"""SMAX: a recorded log compared with JaxMARL's own numbers, and a small battle worked out by hand."""
+"""SMAX: a recorded log compared with JaxMARL's own numbers, and a small battle worked out
+by hand.
+"""
 
 import json
 import sys

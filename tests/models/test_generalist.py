@@ -239,7 +239,8 @@ def test_new_adapters_on_the_frozen_backbone_of_a_run_begin_as_the_run(run, tmp_
         (("model.timesteps=learned",), "the model differs: .*timesteps"),
         (
             ("dataset=maze2d-umaze", "dataset.steps=600", "dataset.source=regenerate"),
-            "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the run [(]plane[)]: 2 numbers seen",
+            "expected a run of the data's space, got the data: 4 numbers seen, 2 actions .* the "
+            "run [(]plane[)]: 2 numbers seen",
         ),
         (("init_from=nowhere",), "nowhere: expected a run directory"),
     ],

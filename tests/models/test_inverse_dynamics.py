@@ -131,7 +131,10 @@ def test_past_actions_that_are_missing_are_never_read(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="window=2 reads past actions, which 3 of 3 episodes lack at some steps; take data.fill_actions",
+        match=(
+            "window=2 reads past actions, which 3 of 3 episodes lack at some steps; take "
+            "data.fill_actions"
+        ),
     ):
         opened(store, window=2)
     window = opened(store).sampler(0)

@@ -71,7 +71,9 @@ def test_below_planning_value_the_policy_acts_itself(run):
 
 @pytest.mark.parametrize("allowed", range(4))
 def test_a_plan_takes_allowed_actions_only(allowed):
-    """In a session and from a history; the policy's own action and the best plan may be other ones."""
+    """In a session and from a history; the policy's own action and the best plan may be
+    other ones.
+    """
     moves = Spec(observation_dim=1, action_dim=1, horizon=50, num_actions=4)
     policy, masks = (
         make_policy(
@@ -133,7 +135,9 @@ def test_one_value_for_many_texts(monkeypatch, tmp_path):
     assert len(imagined.tasks) > 1 and imagined.info["text"] == "goal"
     with pytest.raises(
         ValueError,
-        match="dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal",
+        match=(
+            "dataset.text=none: .*run reads text=goal, and so must what imitates it; give text=goal"
+        ),
     ):
         prepare(chosen | {"text": "none"}, tmp_path)
     with pytest.raises(
@@ -212,7 +216,9 @@ def test_a_run_imagines_a_dataset(run, tmp_path):
 def test_a_run_without_texts_imagines_none(run, tmp_path):
     with pytest.raises(
         ValueError,
-        match="dataset.text=goal: .*run reads text=none, and so must what imitates it; give text=none",
+        match=(
+            "dataset.text=goal: .*run reads text=none, and so must what imitates it; give text=none"
+        ),
     ):
         prepare(
             node("dataset", "imagined", run=str(run), episodes=6, steps=4, text="goal"), tmp_path
@@ -221,7 +227,10 @@ def test_a_run_without_texts_imagines_none(run, tmp_path):
 
 def test_many_steps_outside_of_the_support_are_a_fault():
     assert support_faults(0.1) == [] == support_faults(0.0)
-    wanted = "12.5 % of the imagined steps are outside of the support of the run's data and were left out"
+    wanted = (
+        "12.5 % of the imagined steps are outside of the support of the run's data and were "
+        "left out"
+    )
     assert support_faults(0.125) == [f"{wanted}; imagine fewer steps (dataset.steps)"]
 
 

@@ -378,7 +378,9 @@ def test_what_a_policy_cannot_read_is_refused_by_name():
     policy, world = make_policy(CONTINUOUS), World(CONTINUOUS, steps=16)
     with pytest.raises(
         ValueError,
-        match="history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4",
+        match=(
+            "history 1: expected observations of 3 and actions of 2 numbers.*got observations of 4"
+        ),
     ):
         policy.act(
             [

@@ -184,7 +184,10 @@ def test_teams_that_do_not_fit_are_refused(tmp_path):
         sampler(tmp_path / "a", DISCRETE, [[(0, 2)] * 3, [(0, 2)] * 17])
     with pytest.raises(
         ValueError,
-        match="episode 1: expected an end within the horizon of 12 steps of its world, it begins at step 9 and has 4",
+        match=(
+            "episode 1: expected an end within the horizon of 12 steps of its world, it begins "
+            "at step 9 and has 4"
+        ),
     ):
         sampler(tmp_path / "b", DISCRETE, [[(0, 2), (9, 13)]])
 
@@ -424,7 +427,9 @@ def test_a_team_acts_as_it_was_trained_to(spec, tmp_path):
 
 
 def test_a_session_per_agent_equals_the_plain_policy():
-    """The same weights in execution per agent: no groups are needed, and each row is a team of one."""
+    """The same weights in execution per agent: no groups are needed, and each row is a team
+    of one.
+    """
     for spec in (DISCRETE, CONTINUOUS):
         world = World(spec)
         world.ends[:] = 10

@@ -60,7 +60,9 @@ def die(folder, job):
 
 
 def fill(folder, job):
-    """Leave this process no file to open, so that the result cannot be written, as on a full disk."""
+    """Leave this process no file to open, so that the result cannot be written, as on a
+    full disk.
+    """
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return {}
 

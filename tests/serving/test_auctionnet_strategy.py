@@ -248,7 +248,9 @@ def test_a_period_begins_with_the_settings_of_the_simulator():
         for strategy in (first, again)
     )
     assert ours == fresh and again.session.tasks == [
-        "Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as many conversions as you can within a medium budget of 3000, at a moderate cost limit of 90 for each."
+        "Auction, advertiser of category 4. Bid for impressions over one day of 48 steps. Get as "
+        "many conversions as you can within a medium budget of 3000, at a moderate cost limit "
+        "of 90 for each."
     ]
 
 

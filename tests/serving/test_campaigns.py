@@ -84,7 +84,9 @@ def policy_of(**changes):
 
 
 def by_hand(policy, campaign, answers, step):
-    """The answer of Policy.act to a campaign with these answers so far, its history assembled here."""
+    """The answer of Policy.act to a campaign with these answers so far, its history
+    assembled here.
+    """
     totals = Campaigns(
         [settings(campaign)["budget"]], [settings(campaign)["target_cpa"]], steps=STEPS
     )
@@ -99,8 +101,10 @@ def by_hand(policy, campaign, answers, step):
     f = settings(campaign)
     size = "small" if f["budget"] < 2500 else "medium"
     task = (
-        f"Auction, advertiser of category {f['category']}. Bid for impressions over one day of 48 steps. Get as many conversions as you "
-        f"can within a {size} budget of {f['budget']:g}, at a strict cost limit of {f['target_cpa']:g} for each."
+        f"Auction, advertiser of category {f['category']}. Bid for impressions over one day of 48 "
+        "steps. Get as many conversions as you "
+        f"can within a {size} budget of {f['budget']:g}, at a strict cost limit of "
+        f"{f['target_cpa']:g} for each."
     )
     done = np.array(answers[:step], np.float32).reshape(-1, 1)
     return float(

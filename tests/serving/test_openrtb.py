@@ -241,7 +241,9 @@ def test_bids_between_two_ticks_stay_within_the_budget():
 
 
 def opened_with(client, budget):
-    """An open campaign with one tick: its id, and the value of an impression for which it bids 3."""
+    """An open campaign with one tick: its id, and the value of an impression for which it
+    bids 3.
+    """
     id = client.post(
         "/v1/campaigns", json={"budget": budget, "target_cpa": 40, "horizon": STEPS}
     ).json()["id"]

@@ -89,7 +89,10 @@ class Page:
         """Wait until this element shows these words. Returns its text."""
         from selenium.webdriver.support.wait import WebDriverWait
 
-        script = "const it = document.querySelector(arguments[0]); return it && it.checkVisibility() ? it.textContent : ''"
+        script = (
+            "const it = document.querySelector(arguments[0]); return it && "
+            "it.checkVisibility() ? it.textContent : ''"
+        )
         WebDriverWait(self.chromium, PATIENCE, 0.05).until(
             lambda browser: words in browser.execute_script(script, css),
             f"{css} does not say {words!r}",

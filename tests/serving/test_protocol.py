@@ -15,8 +15,14 @@ from tests.serving.test_campaigns import SPEC, policy_of
 from tests.serving.test_http import MODEL_INFO, Slow, serving
 
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
-POST = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-CHUNKED = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+POST = (
+    b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
+    b"application/json\r\ncontent-length: 100\r\n\r\n"
+)
+CHUNKED = (
+    b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
+    b"application/json\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+)
 
 
 class Hasty(BoundedProtocol):

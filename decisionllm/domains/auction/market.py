@@ -29,7 +29,9 @@ Traffic = Iterable[tuple[np.ndarray, np.ndarray]]
 
 
 def industries(advertisers: int) -> np.ndarray:
-    """The industry of each advertiser, (N,) int, six blocks of neighbours: 48 -> 0 eight times ..."""
+    """The industry of each advertiser, (N,) int, six blocks of neighbours: 48 -> 0 eight
+    times ...
+    """
     return np.arange(advertisers) * CATEGORIES // advertisers
 
 
