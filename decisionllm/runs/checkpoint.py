@@ -1,5 +1,4 @@
-"""The weights of a run in and out: a folder of safetensors and JSON; only frozen weights are not in
-it.
+"""The weights of a run in and out: a folder of safetensors and JSON, without frozen weights.
 
 checkpoint/
   model.safetensors    trained weights but adapters, and the normaliser

@@ -65,45 +65,64 @@ class TeamTokenizer(nn.Module):
             Tokens (W, L, D), padded on the right, and the place of each q in its team's list (B,
             T).
         """
-        T, with_returns = mask.shape[1], each.returns is not None
+        T = mask.shape[1]
+        with_returns = each.returns is not None
         present, base, size, first = arrange(mask, team, with_returns)
+        members = team_sum(mask.long(), team)  # (W, T), present at each step
         places = base[team] + with_returns + present  # of o
-        queries = places + team_sum(mask.long(), team)[team]  # of q
-        row = torch.arange(len(team), device=team.device)[:, None]
-        # the row of the member before
-        last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)
-        alone = (last < first[team, None]) | (row == 0)
-        last = last.clamp(min=0)
-
-        moves = numbers(actions, each.num_actions)
-        visible = F.pad(loss_mask, (1, -1))
-        if self.hide_actions and (self.training or self.hide_actions == 1):
-            visible = visible & (
-                torch.rand(visible.shape, device=visible.device) >= self.hide_actions
-            )
-        x = each.observations(observations) + self.identities(identity)[:, None]
-        own = F.pad(each.actions(moves), (0, 0, 1, -1))
-        o = x + torch.where(visible[..., None], own, self.unknown[0])
-        known_before = loss_mask.gather(0, last) & ~alone
-        before = self.before(moves.gather(0, last[..., None].expand(-1, -1, moves.shape[-1])))
-        q = x + torch.where(known_before[..., None], before, self.unknown[1])
-        # (embedding, place, timestep, list, real) of each kind of token
-        streams = [(o, places, timesteps, team[:, None].expand(-1, T), mask)]
-        streams.append((q, queries, *streams[0][2:]))
+        queries = places + members[team]  # of q
+        o, q = self._embedded(each, observations, actions, mask, loss_mask, team, first, identity)
+        lists = team[:, None].expand(-1, T)
+        # (embedding, list, place in it, timestep, whether it is there) of each kind of token
+        kinds = [(o, lists, places, timesteps, mask), (q, lists, queries, timesteps, mask)]
         if each.returns is not None:
-            n = team_sum(mask.long(), team).clamp(min=1)
-            mean = team_sum(torch.where(mask, returns_to_go, 0), team) / n
-            times = team_sum(torch.where(mask, timesteps, 0), team) // n
-            lists = torch.arange(len(first), device=team.device)[:, None].expand(-1, T)
-            streams.append((each.returns(mean[..., None]), base, times, lists, size > 0))
-        tokens, place, time, index, real = (
-            torch.cat(parts) for parts in zip(*streams, strict=True)
-        )
+            divisor = members.clamp(min=1)
+            mean = team_sum(torch.where(mask, returns_to_go, 0), team) / divisor
+            times = team_sum(torch.where(mask, timesteps, 0), team) // divisor
+            of_teams = torch.arange(len(first), device=team.device)[:, None].expand(-1, T)
+            kinds.append((each.returns(mean[..., None]), of_teams, base, times, members > 0))
+        tokens, index, place, time, real = (torch.cat(parts) for parts in zip(*kinds, strict=True))
         if each.timesteps is not None:
             tokens = tokens + each.timesteps(time)
         tokens = each.norm(tokens[real])
         out = tokens.new_zeros(len(first), int(size.sum(1).max()), tokens.shape[-1])
-        return out.index_put((index[real], place[real]), tokens), torch.where(mask, queries, 0)
+        out = out.index_put((index[real], place[real]), tokens)
+        return out, torch.where(mask, queries, 0)
+
+    def _embedded(
+        self,
+        each: TrajectoryTokenizer,
+        observations: Tensor,
+        actions: Tensor,
+        mask: Tensor,
+        loss_mask: Tensor,
+        team: Tensor,
+        first: Tensor,
+        identity: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings of o and q of every row (B, T, D); see `forward`. first: (W,) first row of each
+        team.
+        """
+        moves = numbers(actions, each.num_actions)
+        x = each.observations(observations) + self.identities(identity)[:, None]
+
+        # o: the member's own last action
+        own = F.pad(each.actions(moves), (0, 0, 1, -1))
+        visible = F.pad(loss_mask, (1, -1))
+        if self.hide_actions and (self.training or self.hide_actions == 1):
+            drawn = torch.rand(visible.shape, device=visible.device)
+            visible = visible & (drawn >= self.hide_actions)
+        o = x + torch.where(visible[..., None], own, self.unknown[0])
+
+        # q: the action of the member before it at the same step
+        row = torch.arange(len(team), device=team.device)[:, None]
+        last = torch.where(mask, row, -1).cummax(0).values.roll(1, 0)  # its row
+        alone = (last < first[team, None]) | (row == 0)
+        last = last.clamp(min=0)
+        known = loss_mask.gather(0, last) & ~alone
+        before = self.before(moves.gather(0, last[..., None].expand(-1, -1, moves.shape[-1])))
+        q = x + torch.where(known[..., None], before, self.unknown[1])
+        return o, q
 
 
 def team_sum(x: Tensor, team: Tensor) -> Tensor:
@@ -115,7 +134,8 @@ def arrange(
     mask: Tensor, team: Tensor, with_returns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Places of tokens: members of its team before each row (B, T), first place and number of
-    tokens of each step of a team's list (W, T) twice, and the first row of each team (W,)."""
+    tokens of each step of a team's list (W, T) twice, and the first row of each team (W,).
+    """
     n = team_sum(mask.long(), team)
     size = 2 * n + (n > 0) * with_returns
     first = torch.searchsorted(team, torch.arange(len(n), device=team.device))
