@@ -88,9 +88,12 @@ class LogOptions:
     every: int = 100  # steps
     save_every: int = 1000  # steps
     validation_batches: int = 4
-    # act with the weights of the lowest held-out loss, measured every log.every steps; false: the
-    # last
-    keep_best: bool = False
+    # steps between short rollouts in the run's environment, whose score is logged; 0: none
+    rollout_every: int = 0
+    rollout_episodes: int = 20
+    # act with the weights of the lowest held-out loss, `loss`, or of the highest score of a rollout,
+    # `score`; empty: with the last ones
+    keep_best: str = ""
     tracker: str = "tensorboard"  # wandb, none
 
 

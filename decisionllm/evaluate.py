@@ -18,11 +18,11 @@ from decisionllm.baselines.d3rlpy import Baseline
 from decisionllm.config import Node, env_options_of, listed, merged, with_defaults
 from decisionllm.eval import attention, layout, report
 from decisionllm.eval.identity import nearest, options_of, resolved
-from decisionllm.eval.rollout import rollout
+from decisionllm.eval.rollout import begin_in, rollout
 from decisionllm.files import explained
 from decisionllm.policy import loading
 from decisionllm.policy.policy import Policy
-from decisionllm.protocols import Begin, Env, Player
+from decisionllm.protocols import Begin, Env
 from decisionllm.registry import build
 from decisionllm.runs import directory, hardware
 from decisionllm.schema import Episode, Report, Spec
@@ -292,7 +292,7 @@ def policy_contenders(
             "options": options_of(loaded.config),
         }
         label = f"{name}+max-return" if predicted else name
-        begin = partial(begin_policy, policy, env, each)
+        begin = partial(begin_in, policy, env, each)
         contenders.append(Contender(label, False, begin, about, columns))
     return contenders
 
@@ -318,17 +318,6 @@ def targets(loaded: Loaded, env: Env, config: dict[str, Any]) -> dict[float | No
 def headline(policy: Policy | Baseline) -> float | None:
     """The target return that is fixed before the run; None: no target, or the predicted maximum."""
     return policy.target_return if policy.return_conditioned else None
-
-
-def begin_policy(
-    policy: Policy | Baseline,
-    env: Env,
-    target_returns: Any,
-    tasks: Sequence[str],
-) -> Player:
-    """A session of the policy. The groups are read here, since a reset may change them."""
-    horizon, groups = env.horizon, env.groups
-    return policy.begin(tasks, horizon=horizon, target_returns=target_returns, groups=groups)
 
 
 def policy_columns(loaded: Loaded, env: Env) -> dict[str, Any]:

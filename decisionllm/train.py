@@ -27,6 +27,7 @@ from decisionllm.datasets.batches import Data, open_data, to_batch
 from decisionllm.datasets.faults import reported
 from decisionllm.datasets.store import Store
 from decisionllm.eval.before import check_environments
+from decisionllm.eval.watching import LOOKS, ScoreWatch, first_stall
 from decisionllm.models import inverse_dynamics
 from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
@@ -55,6 +56,9 @@ class Loop:
     step: int = 0
     elapsed: float = 0.0  # seconds of training, over all continuations
     lowest: float = math.inf  # held-out loss
+    # of each look of the watch: the held-out loss, or that of training where nothing is held out
+    losses: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
     rate: float = 0.0  # learning rate
     printed: float = -math.inf  # seconds, of the last line on the console
     count: int = 0  # steps since the last log line
@@ -76,6 +80,7 @@ class Training:
         inner: the model itself.
         optimizer: of torch, whose state is saved.
         wrapped: the optimizer as accelerate wraps it.
+        watch: of the score, with log.rollout_every.
     """
 
     c: TrainConfig
@@ -88,6 +93,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     wrapped: Any
     loop: Loop
+    watch: ScoreWatch | None
 
     @property
     def main(self) -> bool:
@@ -172,9 +178,13 @@ def fit(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> Pa
             loop.elapsed = time.monotonic() - began
             progress, stopped = position(training, bool(stop))
             over = progress >= 1 or stopped
-            due = loop.step % c.log.every == 0 or loop.step % c.log.save_every == 0
-            if loop.count and (over or due):
+            # an interruption is no reason for a look, so that a resumed run has the same ones
+            look = progress >= 1 or is_due(loop.step, c.log.rollout_every)
+            due = over or is_due(loop.step, c.log.every) or is_due(loop.step, c.log.save_every)
+            if loop.count and (due or look):
                 values = measure(training)
+                if look and training.watch is not None:
+                    values |= watched(training, training.watch, values)
                 record(training, values, progress, over=over)
             if over:
                 break
@@ -212,11 +222,17 @@ def begin(c: TrainConfig, options: dict[str, Any], accelerator: Accelerator) -> 
     if begun:
         resume(loop, run, inner, optimizer)
     if main:
-        loop.lowest = trim(run / "metrics.jsonl", loop.step)
+        trim(run / "metrics.jsonl", loop.step)
+        remember(loop, run / "metrics.jsonl")
     if c.log.tracker != "none":
         accelerator.init_trackers("decisionllm")
+    watch = None
+    if c.log.rollout_every:
+        accelerator.wait_for_everyone()  # until run.json is written
+        _, info = directory.read(run)
+        watch = ScoreWatch(options, info, c.log.rollout_episodes, str(accelerator.device))
     training = Training(
-        c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop
+        c, accelerator, console, data, shares, model, inner, optimizer, wrapped, loop, watch
     )
     announce(training)
     return training
@@ -297,7 +313,14 @@ def check(c: TrainConfig, options: dict[str, Any]) -> None:
     for key in POSITIVE:
         if not options[key] > 0:
             raise ValueError(f"{key}: expected more than 0, got {options[key]}")
-    if c.log.keep_best and not (c.data.held_out and c.log.validation_batches):
+    one_of("log.keep_best", c.log.keep_best, ("", "loss", "score"))
+    if c.log.rollout_every < 0 or c.log.rollout_episodes < 1:
+        got = f"{c.log.rollout_every} and {c.log.rollout_episodes}"
+        wanted = "0 or more, and at least 1"
+        raise ValueError(f"log.rollout_every, log.rollout_episodes: expected {wanted}, got {got}")
+    if c.log.keep_best == "score" and not c.log.rollout_every:
+        raise ValueError("log.keep_best=score: expected log.rollout_every above 0, got 0")
+    if c.log.keep_best == "loss" and not (c.data.held_out and c.log.validation_batches):
         got = f"{c.data.held_out} and {c.log.validation_batches}"
         raise ValueError(
             f"log.keep_best: expected data.held_out and log.validation_batches above 0, got {got}"
@@ -478,9 +501,9 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
     if training.main:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": loop.step} | values) + "\n")
-    if c.log.keep_best and broadcast_object_list([values["held_out_nll"] < loop.lowest])[0]:
-        loop.lowest = values["held_out_nll"]
+    if broadcast_object_list([is_best(training, values)])[0]:
         checkpoint.save(run / "best", training.inner, {}, {"step": loop.step}, write=training.main)
+    take_note(loop, values)
     if training.console is not None and (
         over or training.console.is_terminal or loop.elapsed - loop.printed > 10
     ):
@@ -494,6 +517,52 @@ def record(training: Training, values: dict[str, float], progress: float, *, ove
         state = {"step": loop.step, "elapsed": loop.elapsed, "finished": progress >= 1}
         tensors = trainer_state(training.inner, training.optimizer)
         checkpoint.save(run, training.inner, tensors, state, write=training.main)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something is done after this step; never if `every` is 0."""
+    return every > 0 and step % every == 0
+
+
+def is_best(training: Training, values: Mapping[str, float]) -> bool:
+    """Whether a log line has the lowest held-out loss, or the highest score, as log.keep_best says."""
+    loop = training.loop
+    if training.c.log.keep_best == "loss":
+        return values["held_out_nll"] < loop.lowest
+    if training.c.log.keep_best == "score" and "score" in values:
+        return values["score"] > max(loop.scores, default=-math.inf)
+    return False
+
+
+def take_note(loop: Loop, values: Mapping[str, float]) -> None:
+    """Remember the lowest held-out loss, and the loss and score of each look of the watch."""
+    loop.lowest = min(loop.lowest, values.get("held_out_nll", math.inf))
+    if "score" in values:
+        loop.losses.append(values.get("held_out_nll", values["nll"]))
+        loop.scores.append(values["score"])
+
+
+def remember(loop: Loop, path: Path) -> None:
+    """Take note of the lines of a log, as when they were written."""
+    for line in path.read_text().splitlines():
+        take_note(loop, json.loads(line))
+
+
+def watched(training: Training, watch: ScoreWatch, values: Mapping[str, float]) -> dict[str, float]:
+    """Roll the policy out, and warn once where the loss falls and the score does not rise."""
+    loop = training.loop
+    training.model.eval()
+    found = watch.look(training.inner)
+    training.model.train()
+    distributed.reshard(training.inner)
+    losses = [*loop.losses, values.get("held_out_nll", values["nll"])]
+    scores = [*loop.scores, found["score"]]
+    if first_stall(losses, scores) == len(scores):
+        since = f"the loss fell from {losses[-1 - LOOKS]:.4f} to {losses[-1]:.4f}"
+        score = f"the score did not rise above {max(scores[:-LOOKS]):.1f}"
+        remedy = "log.keep_best=score keeps the weights of the highest score"
+        training.say(f"warning: in the last {LOOKS} rollouts {since}, and {score}; {remedy}")
+    return found
 
 
 @contextmanager
@@ -564,14 +633,13 @@ def resume(loop: Loop, run: Path, model: Any, optimizer: torch.optim.Optimizer) 
     loop.elapsed = state["elapsed"]
 
 
-def trim(path: Path, step: int) -> float:
+def trim(path: Path, step: int) -> None:
     """Remove log lines after this step, which a continued run writes again, and a line that was cut
     short.
-
-    Returns the lowest held-out loss of the lines that are left, infinity without any.
     """
     lines = path.read_text().splitlines() if path.is_file() and step else []
-    rows = [(line, json.loads(line)) for line in lines if line.endswith("}")]
-    kept = [(line, row) for line, row in rows if row["step"] <= step]
-    path.write_text("".join(line + "\n" for line, _ in kept))
-    return min((row.get("held_out_nll", math.inf) for _, row in kept), default=math.inf)
+    kept = []
+    for line in lines:
+        if line.endswith("}") and json.loads(line)["step"] <= step:
+            kept.append(line + "\n")
+    path.write_text("".join(kept))

@@ -34,7 +34,7 @@ LORA = (
     "backbone.tune=lora",
     "text=goal",
     "model.gradient_checkpointing=true",
-    "log.keep_best=true",
+    "log.keep_best=loss",
     "data.held_out=0.1",
 )
 

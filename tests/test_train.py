@@ -86,7 +86,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         "train",
         *LOOP,
         *NANO,
-        "log.keep_best=true",
+        "log.keep_best=loss",
         "data.held_out=0.2",
         "log.every=1",
         "optim.lr=0.3",
@@ -117,7 +117,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_those_that_act_and_outlast_
         assert command(*worse, f"run={tmp_path}/resumed") == 130
     assert command(*worse, f"run={tmp_path}/resumed") == 0
     assert same_bits(best, load_file(tmp_path / "resumed/best/checkpoint/model.safetensors"))
-    assert command(*worse, f"run={tmp_path}/resumed", "log.keep_best=false", "fresh=true") == 0
+    assert command(*worse, f"run={tmp_path}/resumed", "log.keep_best=", "fresh=true") == 0
     assert not (tmp_path / "resumed/best").exists()
 
 
@@ -129,7 +129,7 @@ def test_training_leaves_the_smallest_numbers_as_they_were(tmp_path):
 def test_the_best_of_nothing_held_out_is_refused(tmp_path, capsys):
     assert (
         command(
-            "train", *LOOP, *NANO, "log.keep_best=true", "data.held_out=0", f"run={tmp_path}/run"
+            "train", *LOOP, *NANO, "log.keep_best=loss", "data.held_out=0", f"run={tmp_path}/run"
         )
         == 1
     )

@@ -78,7 +78,7 @@ def open_data(
         of_part_held_out = np.intersect1d(part, held_out)
         if len(of_part_held_out):
             validators[label] = make(measured, episodes=of_part_held_out, seed=0, weights=None)
-    if c.log.keep_best and not validators:
+    if c.log.keep_best == "loss" and not validators:
         raise ValueError(
             f"log.keep_best: expected held-out actions, data.held_out={c.data.held_out} leaves "
             "none; give more"

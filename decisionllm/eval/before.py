@@ -45,16 +45,27 @@ def check_environments(config: TrainConfig, stores: Mapping[str, Store]) -> list
 
     Raises:
         ValueError: an environment can't be built, or its observations, actions, horizon or texts
-            are not those of the data.
+            are not those of the data; or log.rollout_every needs one and there is none.
     """
     notes: list[str] = []
     for trained in parts(config, stores):
         if trained.env["_target_"] == "none":
+            check_unwatched(config, trained.label)
             continue
         with explained("env: could not be built", ValueError, ImportError, OSError, remedy=WITHOUT):
             env = one_copy(json.dumps(trained.env, sort_keys=True))
         notes += compare(env, trained, longest=longest_episode(config, trained.spec))
     return notes
+
+
+def check_unwatched(config: TrainConfig, label: str) -> None:
+    """Raise a ValueError if the score of a run without an environment is to be watched."""
+    if config.log.rollout_every:
+        of_part = f" of the part {label}" if label else ""
+        raise ValueError(
+            f"log.rollout_every={config.log.rollout_every}: expected an environment{of_part} to roll "
+            "out in, got env=none; give one, or log.rollout_every=0"
+        )
 
 
 # Some are slow to build, and the parts of a mixture or the runs of a study share them.

@@ -311,18 +311,27 @@ def draw_tables(tables: Mapping[str, Mapping[str, Any]]) -> "Figure":
 
 
 def draw_curves(runs: Mapping[str, str]) -> "Figure":
-    """The loss of each run over its steps, on training data and held out."""
-    made = figure(8, 3.5)
-    axis = made.subplots()
-    for i, (run, policy) in enumerate(sorted(runs.items())):
-        lines = read_lines(Path(run) / "metrics.jsonl")
+    """The loss of each run over its steps, on training data and held out, and below it the score of
+    its rollouts where it has any.
+    """
+    logs = {run: read_lines(Path(run) / "metrics.jsonl") for run in sorted(runs)}
+    watched = any("score" in line for lines in logs.values() for line in lines)
+    made = figure(8, 6 if watched else 3.5)
+    panels = made.subplots(2 if watched else 1, squeeze=False, sharex=True)[:, 0]
+    for i, (run, lines) in enumerate(logs.items()):
         steps = [line["step"] for line in lines]
-        training = [line["nll"] for line in lines]
-        held_out = [line.get("held_out_nll", np.nan) for line in lines]
         color = f"C{i % 10}"
-        axis.plot(steps, training, color=color, alpha=0.35)
-        axis.plot(steps, held_out, color=color, label=f"{policy} ({Path(run).name})")
+        label = f"{runs[run]} ({Path(run).name})"
+        panels[0].plot(steps, [line["nll"] for line in lines], color=color, alpha=0.35)
+        held_out = [line.get("held_out_nll", np.nan) for line in lines]
+        panels[0].plot(steps, held_out, color=color, label=label)
+        looks = [(line["step"], line["score"]) for line in lines if "score" in line]
+        if looks:
+            panels[1].plot(*zip(*looks, strict=True), color=color, marker=".", label=label)
     unit = "negative log-likelihood, nats an action"
-    axis.set(xlabel="step", ylabel=f"{unit}\n(faint: training, full: held out)")
-    axis.legend(fontsize=7)
+    panels[0].set(ylabel=f"{unit}\n(faint: training, full: held out)")
+    if watched:
+        panels[1].set(ylabel="score of the rollouts in training")
+    panels[-1].set(xlabel="step")
+    panels[0].legend(fontsize=7)
     return made

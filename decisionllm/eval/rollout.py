@@ -1,6 +1,7 @@
 """N episodes played in lock-step by one player."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,17 @@ def rollout(
         )
         episodes.append(episode)
     return episodes
+
+
+def begin_in(policy: Any, env: Env, target_returns: Any, tasks: Sequence[str]) -> Player:
+    """A session of a `Policy`, or of a baseline, in an environment.
+
+    The groups are read here, since a reset may change them.
+    """
+    player: Player = policy.begin(
+        tasks, horizon=env.horizon, target_returns=target_returns, groups=env.groups
+    )
+    return player
 
 
 def check_shape(observations: np.ndarray, N: int, size: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decisionllm.models.generalist import members
+from decisionllm.models.generalist import Generalist, members
 from decisionllm.models.sequence import SequenceModel
 from decisionllm.policy.policy import Policy
 from decisionllm.registry import build
@@ -66,17 +66,11 @@ def load_parts(
         FileNotFoundError: there is no run, or no checkpoint.
         ValueError: a file is damaged or does not fit the others, or an option or a part cannot be.
     """
-    (config, info), device = read(path), usable(device)
+    config, info = read(path)
+    device = usable(device)
     if "policy" in config:
-        return [
-            (
-                build(
-                    config["policy"], content(checkpoint_folder(path) / "model.safetensors"), device
-                ),
-                config,
-                info,
-            )
-        ]
+        tensors = content(checkpoint_folder(path) / "model.safetensors")
+        return [(build(config["policy"], tensors, device), config, info)]
     known = info.get("parts", {})
     if wrong := next((part for part in parts if part not in known), None):
         raise ValueError(
@@ -87,24 +81,33 @@ def load_parts(
         raise ValueError(
             f"{path}: its parts have spaces of their own; give part=, one of {', '.join(known)}"
         )
-    model = load_model(path, config, info)
-    views = (
-        [("", config, info)]
-        if not parts
-        else [
-            (
-                name := known[part]["embodiment"],
-                of_part(config, part, known[part]),
-                info | info.get("embodiments", {}).get(name, {}) | known[part],
-            )
-            for part in parts
-        ]
-    )
-    each = members(model.to(device))
-    return [(_policy(each[name], c, i, acting | {"device": device}), c, i) for name, c, i in views]
+    model = load_model(path, config, info).to(device)
+    return policies_of(model, config, info, parts, acting | {"device": device})
 
 
-def _policy(
+def policies_of(
+    model: SequenceModel | Generalist,
+    config: dict[str, Any],
+    info: dict[str, Any],
+    parts: Sequence[str],
+    acting: dict[str, Any],
+) -> list[tuple[Policy, dict[str, Any], dict[str, Any]]]:
+    """The policy of a model in each of these parts of its data, or as a whole; see `load_parts`."""
+    each = members(model)
+    if not parts:
+        return [(policy_of(each[""], config, info, acting), config, info)]
+    found = []
+    for part in parts:
+        known = info["parts"][part]
+        name = known["embodiment"]
+        config_of_part = of_part(config, part, known)
+        info_of_part = info | info.get("embodiments", {}).get(name, {}) | known
+        policy = policy_of(each[name], config_of_part, info_of_part, acting)
+        found.append((policy, config_of_part, info_of_part))
+    return found
+
+
+def policy_of(
     model: SequenceModel, config: dict[str, Any], info: dict[str, Any], acting: dict[str, Any]
 ) -> Policy:
     """The policy that a run's config describes, with these fields of `Policy` in place of

@@ -346,7 +346,8 @@ def seconds_per_step(config: Node, steps: int) -> float:
             "every": steps,
             "save_every": steps,
             "validation_batches": 0,
-            "keep_best": False,
+            "keep_best": "",
+            "rollout_every": 0,
             "tracker": "none",
         }
         changes = {"run": folder, "steps": steps, "fresh": True, "log": config["log"] | log}

@@ -374,7 +374,7 @@ def test_every_file_of_a_run_that_acts_is_checked(tmp_path, capsys):
         *NANO,
         "backbone.tune=lora",
         "data.held_out=0.2",
-        "log.keep_best=true",
+        "log.keep_best=loss",
         f"run={run}",
     )
     assert command(*words) == 0
