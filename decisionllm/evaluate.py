@@ -100,7 +100,8 @@ def evaluate(config: dict[str, Any]) -> Path:
                     console.print(line(row))
                     if config["report"]:
                         draw(row, part, contender, env, loaded, out, drawn)
-    console.print(report.table(report.summarise(report.read_rows(out))))
+    for table in report.tables(report.summarise(report.read_rows(out))):
+        console.print(table, soft_wrap=False)
     if config["report"]:
         console.print(f"report: {report.write_report(out, published, units)}")
     return out / "results.jsonl"

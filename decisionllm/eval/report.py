@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from decisionllm.eval import identity
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 Row = dict[str, Any]
 Published = Mapping[str, Mapping[str, float]]  # {dataset: {name: score}}
@@ -34,9 +36,7 @@ KEYS = (
 )
 SCORES = ["score", "iqm", "low", "high", "return", "latched", "seeds", "n", "seconds"]
 COLUMNS = [*KEYS[:5], *SCORES, "headline"]
-NAMES = ("dataset", "protocol", "policy")
-TITLES = (*NAMES, "target", "score", "95 % interval", "return", "latched", "seeds x episodes")
-LINE = "{:34s} {:36s} {:{}s} {:>7s} {:>7s}  {:>16s} {:>8s} {:>8s}  {}"
+CELL = 10  # letters of a table's narrowest column of scores: 32.3..34.3
 NORMALISED = "normalised score (0: random policy, 100: reference controller)"
 
 
@@ -116,20 +116,75 @@ def policy_names(rows: Sequence[Row]) -> list[str]:
     return [named[id(row)] for row in rows]
 
 
-def table(results: Sequence[Row]) -> str:
-    """Results as text, one line for each."""
-    width = max([24, *(len(r["policy"]) for r in results)])
-    lines = [LINE.format(*NAMES, width, *TITLES[3:])]
-    for r in results:
-        names = [r[name] for name in NAMES]
-        numbers = [one_digit(r["target_return"]), one_digit(r["score"])]
-        numbers.append(f"{r['low']:.1f} .. {r['high']:5.1f}")
-        numbers += [one_digit(r["return"]), one_digit(r["latched"])]
-        count = f"{r['seeds']} x {r['n'] // r['seeds']}"
-        if not r["headline"]:
-            count += "  (sweep)"
-        lines.append(LINE.format(*names, width, *numbers, count))
-    return "\n".join(lines)
+def tables(results: Sequence[Row]) -> list["Table"]:
+    """Results as one table for each dataset: a row for each policy, a column for each protocol or
+    condition, such as a share of the budget. They fit into the width of the terminal.
+    """
+    found = []
+    for dataset in dict.fromkeys(result["dataset"] for result in results):
+        found.append(table(dataset, [r for r in results if r["dataset"] == dataset]))
+    return found
+
+
+def table(dataset: str, results: Sequence[Row]) -> "Table":
+    """The table of one dataset, the best policies first; see `tables`.
+
+    A cell has the mean score and, below it, its 95 % interval.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    protocols = sorted({result["protocol"] for result in results}, key=by_number)
+    shared = shared_words(protocols)
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}  # of a policy, its target and episodes
+    for result in results:
+        policy = result["policy"] if result["headline"] else f"{result['policy']} (sweep)"
+        count = f"{result['seeds']} x {result['n'] // result['seeds']}"
+        of_policy = cells.setdefault((policy, one_digit(result["target_return"]), count), {})
+        interval_of = f"{result['low']:.1f}..{result['high']:.1f}"
+        of_policy[result["protocol"]] = f"{result['score']:.1f}\n{interval_of}"
+
+    # What all rows have alike needs no column.
+    _, targets, counts = (sorted(set(column)) for column in zip(*cells, strict=True))
+    title = [dataset, shared]
+    if len(counts) == 1:
+        title.append(f"{counts[0]} episodes")
+    title_line = ", ".join(filter(None, title))
+    made = Table(title=title_line, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made.add_column("policy", overflow="fold")
+    if targets != ["-"]:
+        made.add_column("target", justify="right", no_wrap=True)
+    if len(counts) > 1:
+        made.add_column("episodes", justify="right", no_wrap=True)
+    for protocol in protocols:
+        name = protocol.removeprefix(shared).lstrip(", ")
+        made.add_column(name or "score", justify="right", min_width=CELL)
+    for (policy, target, count), scores in cells.items():
+        names = [policy]
+        if targets != ["-"]:
+            names.append(target)
+        if len(counts) > 1:
+            names.append(count)
+        made.add_row(*names, *(scores.get(protocol, "") for protocol in protocols))
+    return made
+
+
+def by_number(protocol: str) -> tuple[str, float, str]:
+    """The key that sorts protocols by the number after their last comma; first one without any."""
+    begin, _, last = protocol.rpartition(", ")
+    number = re.match(r"[\d.]+", last)
+    if number is None:
+        return protocol, -np.inf, ""
+    return begin, float(number[0]), last
+
+
+def shared_words(protocols: Sequence[str]) -> str:
+    """What several protocols begin with, up to a comma; the whole of a single one."""
+    parts = [protocol.split(", ") for protocol in protocols]
+    count = 0
+    while all(len(part) > count for part in parts) and len({part[count] for part in parts}) == 1:
+        count += 1
+    return ", ".join(parts[0][:count])
 
 
 def one_digit(number: float | None) -> str:
